@@ -1,0 +1,320 @@
+"""Everything that touches a model's weights: loading a policy and its tokenizer, and sampling from it.
+
+Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C, V vocabulary.
+"""
+
+import copy
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.cache_utils import DynamicLayer
+from transformers.utils import is_flash_attn_2_available
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loading
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False):
+    """Load a policy in float32 (the master weights) and its tokenizer, by hub name or path.
+
+    Only safetensors, never code from the model's repository. Attention is flash-attention 2 where CUDA and the package
+    allow it, else PyTorch's SDPA.
+
+    Raises:
+        ValueError: in one line, when the model can't be found or loaded.
+    """
+    if os.path.sep in model_name and model_name.startswith((".", "/", "tiny/")) and not os.path.isdir(model_name):
+        raise ValueError(f"--model_name {model_name}: there is no such directory")
+    attention = "flash_attention_2" if torch.device(device).type == "cuda" and is_flash_attn_2_available() else "sdpa"
+    try:
+        config = AutoConfig.from_pretrained(model_name)
+        tokenizer = AutoTokenizer.from_pretrained(model_name)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_name, config=config, dtype=torch.float32, attn_implementation=attention, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"--model_name {model_name}: cannot be loaded. Give a directory with safetensors weights, or the name of a"
+            f" model on a hub that this machine can reach. ({reason})"
+        ) from error
+    if getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_scaling", 1) != 1:
+        raise ValueError(f"--model_name {model_name}: models that rescale their logits are not supported")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"--model_name {model_name}: its tokenizer has no EOS token, so a completion could never end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # harmless: masks here go by position, never by token id
+    tokenizer.padding_side = "left"
+    if gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    print(f"{model_name}: {sum(p.numel() for p in model.parameters()):,} parameters, attention {attention}, {device}")
+    return model.to(device).train(), tokenizer
+
+
+def get_base_model(model):
+    """The frozen reference policy: a copy of the model that is never updated."""
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def get_sampler(model, dtype="auto"):
+    """The weights that sample: the policy itself, or its copy in bfloat16 ("auto": on CUDA, where it is faster)."""
+    if dtype == "float32" or (dtype == "auto" and model.device.type != "cuda"):
+        return model
+    return copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16).eval()
+
+
+@torch.no_grad()
+def refresh_sampler(sampler, model):
+    """Give a sampling copy the policy's present weights."""
+    if sampler is not model:
+        torch._foreach_copy_(list(sampler.parameters()), list(model.parameters()))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rollout:
+    """B sampled completions, as they cross from sampling to the loss: the ids that were sampled, never re-tokenized."""
+
+    prompt_ids: torch.Tensor  # (B, P) left-padded
+    completion_ids: torch.Tensor  # (B, C) right-padded
+    attention_mask: torch.Tensor  # (B, T) 1 on the prompt's and the completion's own tokens
+    completion_mask: torch.Tensor  # (B, C) 1 through the first terminator (an EOS, or the end of a stop string)
+    sampled_logps: torch.Tensor  # (B, C) float32 log-probs at the sampling temperature (at 1 if greedy), 0 where masked
+    finished: torch.Tensor  # (B,) False where the completion was cut at max_new_tokens
+    texts: list[str]  # B completions as text, without the EOS token and up to the end of a stop string
+
+    @property
+    def prompt_completion_ids(self):  # (B, T)
+        return torch.cat([self.prompt_ids, self.completion_ids], dim=1)
+
+    @property
+    def lengths(self):  # (B,) completion tokens, the terminator included
+        return self.completion_mask.sum(1)
+
+    def select(self, rows):
+        """The given rows, with the padding columns that none of them needs cut off on both sides."""
+        rows = torch.as_tensor(rows, device=self.prompt_ids.device)
+        prompt_mask = self.attention_mask[rows, : self.prompt_ids.shape[1]]
+        P, C = int(prompt_mask.sum(1).max()), max(1, int(self.lengths[rows].max()))
+        return Rollout(
+            prompt_ids=self.prompt_ids[rows, -P:],
+            completion_ids=self.completion_ids[rows, :C],
+            attention_mask=torch.cat([prompt_mask[:, -P:], self.completion_mask[rows, :C]], dim=1),
+            completion_mask=self.completion_mask[rows, :C],
+            sampled_logps=self.sampled_logps[rows, :C],
+            finished=self.finished[rows],
+            texts=[self.texts[i] for i in rows.tolist()],
+        )
+
+
+@torch.no_grad()
+def generate(
+    model,
+    tokenizer,
+    prompts,
+    *,
+    num_samples=1,
+    max_new_tokens=512,
+    temperature=1.0,
+    stop_strings=(),
+    max_concurrent_sequences=512,
+    progress=None,
+):
+    """Sample num_samples completions of each prompt from softmax(logits / temperature): the project's one sampler.
+
+    The whole distribution is sampled (no top-k, top-p or penalties, whatever the model's own generation_config says),
+    so that its log-probs are those that the loss recomputes. Each prompt runs once and its cache is shared by its
+    samples; sequences that have ended leave the batch.
+
+    Args:
+        prompts: texts, chat template already applied.
+        temperature: 0 is greedy.
+        stop_strings: a completion also ends with the token that completes one of these in its text.
+        max_concurrent_sequences: the memory bound; more than these are sampled in turns.
+        progress: called with a number of completions each time so many are done.
+
+    Returns:
+        A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
+    """
+    was_training, device = model.training, model.device
+    model.eval()
+    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    stop = _Stopper(model, tokenizer, stop_strings)
+    B = len(prompts) * num_samples
+    out = SimpleNamespace(
+        completion_ids=torch.full((B, max_new_tokens), tokenizer.pad_token_id, device=device),
+        sampled_logps=torch.zeros((B, max_new_tokens), device=device),
+        lengths=torch.full((B,), max_new_tokens, device=device),
+        finished=torch.zeros(B, dtype=torch.bool, device=device),
+    )
+    # Prompts of similar length share a turn, the longest first: if memory runs out, it does so at once.
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompt_ids[i]))
+    per_turn = max(1, max_concurrent_sequences // num_samples)
+    for start in range(0, len(prompts), per_turn):
+        turn = order[start : start + per_turn]
+        ids, mask = _left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
+        rows = torch.tensor([i * num_samples + j for i in turn for j in range(num_samples)], device=device)
+        _decode(model, ids, mask, rows, num_samples, temperature, stop, out)
+        if progress:
+            progress(len(rows))
+    model.train(was_training)
+
+    C = int(out.lengths.max())
+    completion_mask = (torch.arange(C, device=device) < out.lengths.unsqueeze(1)).long()
+    ids, mask = _left_pad([p for p in prompt_ids for _ in range(num_samples)], tokenizer.pad_token_id, device)
+    return Rollout(
+        prompt_ids=ids,
+        completion_ids=out.completion_ids[:, :C],
+        attention_mask=torch.cat([mask, completion_mask], dim=1),
+        completion_mask=completion_mask,
+        sampled_logps=out.sampled_logps[:, :C],
+        finished=out.finished,
+        texts=stop.texts(out.completion_ids.tolist(), out.lengths.tolist(), out.finished.tolist()),
+    )
+
+
+def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
+    """Sample num_samples completions of each prompt in ids (N, P) to their end, writing `rows` of out."""
+    body, output_layer = model.get_decoder(), model.get_output_embeddings()
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    prefill = body(ids, attention_mask=mask, position_ids=position_ids, use_cache=True)
+    cache = prefill.past_key_values
+    cache.batch_repeat_interleave(num_samples)
+    cache.layers = [_BlockLayer(layer) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    hidden = prefill.last_hidden_state[:, -1].repeat_interleave(num_samples, dim=0)  # (rows, H)
+    mask = mask.repeat_interleave(num_samples, dim=0)
+    position = mask.sum(1)  # (rows,) of the next token
+    alive = torch.ones_like(rows, dtype=torch.bool)
+    max_new_tokens = out.completion_ids.shape[1]
+    for step in range(max_new_tokens):
+        logits = output_layer(hidden).float()  # (rows, V)
+        logps = (logits / (temperature or 1.0)).log_softmax(-1)
+        # Gumbel-max: argmax(log p - log E) with E ~ Exp(1) is a draw from p; without the noise it is greedy.
+        scores = logps - torch.empty_like(logps).exponential_().log() if temperature else logps
+        token = scores.argmax(-1)  # (rows,)
+        out.completion_ids[rows[alive], step] = token[alive]
+        out.sampled_logps[rows[alive], step] = logps.gather(1, token.unsqueeze(1)).squeeze(1)[alive]
+        done = alive & stop(token, out.completion_ids[rows, : step + 1])
+        out.lengths[rows[done]], out.finished[rows[done]] = step + 1, True
+        alive &= ~done
+        if step + 1 == max_new_tokens or not alive.any():
+            return
+        if alive.sum() <= 0.75 * len(rows):  # leaving copies the cache: worth it for a quarter of the rows
+            keep = alive.nonzero().squeeze(1)
+            cache.batch_select_indices(keep)
+            rows, token, position, mask, alive = rows[keep], token[keep], position[keep], mask[keep], alive[keep]
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        hidden = body(
+            token.unsqueeze(1),
+            attention_mask=mask,
+            position_ids=position.unsqueeze(1),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
+        position = position + 1
+
+
+class _BlockLayer(DynamicLayer):
+    """One layer's cache that grows by blocks, so that a new token is written in place and the rest is not copied."""
+
+    BLOCK = 64
+
+    def __init__(self, layer):
+        super().__init__()
+        self.lazy_initialization(layer.keys, layer.values)
+        self.buffers = [layer.keys, layer.values]  # (rows, heads, room, head_dim) each
+        self._show(layer.keys.shape[2])
+
+    def _show(self, length):
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self.buffers)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        start, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
+        for i, states in enumerate((key_states, value_states)):
+            if end > self.buffers[i].shape[2]:
+                rows, heads, _, head_dim = states.shape
+                room = states.new_empty(rows, heads, states.shape[2] + self.BLOCK, head_dim)
+                self.buffers[i] = torch.cat([self.buffers[i][:, :, :start], room], dim=2)
+            self.buffers[i][:, :, start:end] = states
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        length = self.keys.shape[2]
+        self.buffers = [buffer[indices] for buffer in self.buffers]
+        self._show(length)
+
+
+def _left_pad(sequences, pad_token_id, device):
+    """(N, P) ids and mask from lists of unequal length."""
+    P = max(len(s) for s in sequences)
+    ids = torch.tensor([[pad_token_id] * (P - len(s)) + s for s in sequences], device=device)
+    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in sequences], device=device)
+    return ids, mask
+
+
+def eos_token_ids(model, tokenizer):
+    """Every id that ends a completion: the tokenizer's EOS and the generation_config's (Qwen2 has two)."""
+    listed = model.generation_config.eos_token_id
+    listed = listed if isinstance(listed, list) else [listed]
+    return sorted({tokenizer.eos_token_id, *(i for i in listed if i is not None)})
+
+
+class _Stopper:
+    """Knows where a completion ends: at an EOS id, or with the token that completes a stop string in its text."""
+
+    def __init__(self, model, tokenizer, stop_strings):
+        self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
+        self.eos_ids = eos_token_ids(model, tokenizer)
+        self.eos = torch.tensor(self.eos_ids, device=model.device)
+        if self.stop_strings:
+            table = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
+            table[: len(tokenizer)] = torch.tensor(_may_complete(tokenizer, self.stop_strings))
+            self.may_complete = table.to(model.device)  # (V,)
+            # Every token adds at least one byte of text, save special ones: a little room for these.
+            self.window = max(len(s.encode()) for s in self.stop_strings) + 8
+
+    def __call__(self, token, completion_ids):
+        """(rows,) whether each row ends with its last token, given that token and all (rows, n) so far."""
+        done = torch.isin(token, self.eos)
+        if self.stop_strings:
+            candidates = self.may_complete[token].nonzero().squeeze(1)
+            texts = self.tokenizer.batch_decode(completion_ids[candidates, -self.window :])
+            hits = [any(s in text for s in self.stop_strings) for text in texts]
+            done[candidates] |= torch.tensor(hits, dtype=torch.bool, device=token.device)
+        return done
+
+    def texts(self, completion_ids, lengths, finished):
+        """Completions as text: without the final EOS, up to the end of the stop string; other special tokens stay."""
+        ids = [row[:n] for row, n in zip(completion_ids, lengths, strict=True)]
+        texts = self.tokenizer.batch_decode([row[:-1] if row[-1] in self.eos_ids else row for row in ids])
+        for i, text in enumerate(texts):
+            ends = [text.index(s) + len(s) for s in self.stop_strings if s in text]
+            texts[i] = text[: min(ends)] if ends and finished[i] else text
+        return texts
+
+
+@lru_cache(maxsize=8)
+def _may_complete(tokenizer, stop_strings):
+    """For each token id, whether its text holds the last character of a stop string: only then is decoding needed.
+
+    A character outside ASCII can be split over several tokens, so then every token may complete the string.
+    """
+    last = [s[-1] for s in stop_strings]
+    if not all(c.isascii() for c in last):
+        return [True] * len(tokenizer)
+    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+    return [any(c in text for c in last) for text in texts]

@@ -1,0 +1,607 @@
+"""GRPO (Group Relative Policy Optimization, arXiv:2402.03300) for language models, in plain PyTorch.
+
+`train` is the algorithm: 1 sample groups of completions, 2 reward them, 3 turn rewards into advantages, 4 keep the old
+and reference log-probs, 5 compute the loss, 6 step, 7 log. `compute_loss` and its parts follow, then evaluation, flags.
+
+Where this departs from the paper, and the flag that restores it:
+  1. One update per rollout batch, so the ratio is 1 and the clip idle: --epochs_per_rollout_batch, --train_batch_size.
+  2. The reward is computed by rules, not by a reward model: --evaluator names a class of evaluator.py.
+  3. The reference stays the initial policy; the paper's iterative variant renews it: start again from a checkpoint.
+  4. The standard deviation of a group is unbiased, and a group of equal rewards has advantage exactly 0.
+  5. On CUDA a bfloat16 copy of the float32 weights samples, refreshed after each update; `sampling_logp_gap` is logged:
+     --sampling_dtype float32 samples from the weights themselves, --importance_cap corrects for the gap.
+
+Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N rewards of a rollout batch.
+"""
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from tqdm import tqdm
+
+import llms
+import utils
+from evaluator import EVALUATORS, get_evaluator
+from rl_datasets import DATASETS, PROMPTS, get_dataloaders
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The algorithm
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def train(args, run):
+    """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
+    save_evaluation(args, run, step=0)
+    for step in tqdm(range(1, args.num_train_iters + 1), desc="GRPO", unit="step", dynamic_ncols=True):
+        with run.stages("sample"):  # 1. G completions for each of several prompts
+            examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
+            rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
+
+        with run.stages("reward"):  # 2. one weighted reward per completion
+            repeated = [example for example in examples for _ in range(args.group_size)]
+            rewards = reward(run.evaluator, repeated, rollout)
+
+        # 3. advantages: how much better than its own group each completion is
+        advantages, metrics = compute_group_normalized_rewards(
+            rewards.total, args.group_size, args.advantage_eps, args.use_std_normalization
+        )
+        weights = rewards.total if args.loss_type == "no_baseline" else advantages
+
+        with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
+            updates = split_into_updates(args)
+            old_logps = rollout_logps(run.model, rollout, args) if len(updates) > 1 else None
+            ref_logps = rollout_logps(run.base_model, rollout, args) if len(updates) > 1 and args.beta else None
+
+        taken = []
+        for rows in updates:  # once when on-policy
+            with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
+                taken.append(
+                    accumulate_gradient(run, args, rollout, weights.to(args.device), rows, old_logps, ref_logps)
+                )
+            with run.stages("step"):  # 6. one optimiser step
+                norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm)
+                taken[-1] |= {"grad_norm": norm.item(), "learning_rate": run.scheduler.get_last_lr()[0]}
+                run.optimizer.step()
+                run.optimizer.zero_grad()  # to None: where no row has a gradient, the next step moves nothing
+                run.scheduler.step()
+                llms.refresh_sampler(run.sampler, run.model)
+
+        # 7. what the steps that were taken did
+        metrics |= utils.average_metrics(taken) | utils.rollout_metrics(run.evaluator, rewards, rollout)
+        save_iteration(args, run, step, metrics, repeated, rollout, rewards, weights)
+        if step % args.eval_iterations == 0 or step == args.num_train_iters:
+            save_evaluation(args, run, step)
+        if step % args.save_iterations == 0 or step == args.num_train_iters:
+            utils.save_checkpoint(args.output_dir, step, run.model, run.tokenizer, training_state(run))
+
+
+def sample(run, args, examples, num_samples, temperature, progress=None):
+    """num_samples completions of each example's prompt: a Rollout of len(examples) * num_samples rows."""
+    return llms.generate(
+        run.sampler,
+        run.tokenizer,
+        [example["prompt"] for example in examples],
+        num_samples=num_samples,
+        max_new_tokens=args.max_completion_length,
+        temperature=temperature,
+        stop_strings=run.train_loader.prompt.stop_strings,
+        max_concurrent_sequences=args.max_concurrent_sequences,
+        progress=progress,
+    )
+
+
+def reward(evaluator, examples, rollout):
+    """The evaluator's Rewards for one completion per example, with `total` (N,): their weighted sum, NaN if missing."""
+    prompts, answers = [e["prompt"] for e in examples], [e["answer"] for e in examples]
+    rewards = evaluator.compute_rewards(prompts, rollout.texts, answers)
+    rewards.total = rewards.per_function @ torch.tensor(evaluator.reward_weights)
+    return rewards
+
+
+def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, normalize_by_std=True):
+    """(r - mean) / (std + eps) within each group of group_size consecutive rewards; not divided unless by std.
+
+    The standard deviation is unbiased (over n - 1). A group whose rewards are all equal, or with fewer than two, has
+    advantage exactly 0. A missing reward (NaN) counts in no mean or std and has advantage NaN.
+
+    Args:
+        rewards: (N,) with N a multiple of group_size.
+
+    Returns:
+        advantages (N,), and metadata: mean reward, mean std within groups, share of groups of equal rewards.
+    """
+    groups = rewards.float().view(-1, group_size)  # (groups, G)
+    present = ~groups.isnan()
+    count = present.sum(1, keepdim=True)  # (groups, 1)
+    mean = utils.masked_mean(groups, present, dim=1).unsqueeze(1)
+    centred = torch.where(present, groups - mean, 0.0)
+    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    # Equality is tested, not computed: a rounding residue in the std would be amplified by the division.
+    highest = groups.masked_fill(~present, -torch.inf).amax(1, keepdim=True)
+    lowest = groups.masked_fill(~present, torch.inf).amin(1, keepdim=True)
+    flat = (count < 2) | (highest == lowest)  # (groups, 1)
+    scaled = centred / (std + advantage_eps) if normalize_by_std else centred
+    advantages = torch.where(flat, 0.0, scaled).masked_fill(~present, torch.nan)
+    metadata = {
+        "reward": utils.masked_mean(groups, present).item(),
+        "reward_std": torch.where(flat, 0.0, std).mean().item(),
+        "zero_std_fraction": flat.float().mean().item(),
+    }
+    return advantages.view(-1), metadata
+
+
+def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_logps=None):
+    """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
+
+    Denominators are those of the whole update, so that shares of loss, gradient and metrics simply add. With beta 0 a
+    group whose weights are all 0 has no gradient and skips its passes; its sequences still count in the denominators.
+    """
+    loss_mask = rollout.completion_mask
+    if args.mask_truncated_completions:
+        loss_mask = loss_mask * rollout.finished.unsqueeze(1)
+    counted = ~weights[rows].isnan()  # a missing reward leaves the denominators
+    num_sequences, num_tokens = int(counted.sum()), int(loss_mask[rows][counted].sum())
+    useful = torch.ones_like(counted) if args.beta else weights[rows].nan_to_num() != 0
+    rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
+
+    total, extremes, trained_tokens = {}, {}, 0
+    for part, group_size in micro_batches(rollout, rows, args):
+        batch = rollout.select(part)
+        C = batch.completion_ids.shape[1]
+        with utils.autocast(args.device):
+            loss, metrics = compute_loss(
+                run.model,
+                run.base_model,
+                batch.prompt_completion_ids,
+                batch.completion_ids,
+                batch.attention_mask,
+                loss_mask[part, :C],
+                weights[part],
+                group_size=group_size,
+                old_per_token_logps=None if old_logps is None else old_logps[part, :C],
+                ref_per_token_logps=None if ref_logps is None else ref_logps[part, :C],
+                sampled_per_token_logps=batch.sampled_logps,
+                num_sequences=num_sequences,
+                num_tokens=num_tokens,
+                normalization_constant=args.max_completion_length,
+                **{name: getattr(args, name) for name in LOSS_FLAGS},
+            )
+        loss.backward()
+        trained_tokens += int(loss_mask[part, :C][~weights[part].isnan()].sum())
+        for key, value in (metrics | {"loss": loss.item()}).items():
+            if key.endswith(("_min", "_max")):
+                extremes[key] = (min if key.endswith("_min") else max)(extremes.get(key, value), value)
+            else:
+                total[key] = total.get(key, 0.0) + value
+    # Skipped tokens have no entropy or ratio: means over tokens are over those that went through the model.
+    for key in total.keys() - {"loss", "kl", "response_length"}:
+        total[key] *= num_tokens / max(1, trained_tokens)
+    return {"loss": 0.0} | total | extremes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loss
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def compute_loss(
+    model, base_model, prompt_completion_ids, completion_ids, attention_mask, completion_mask, advantages, *,
+    group_size=1, temperature=1.0, beta=0.04, loss_type="grpo_clip", cliprange=0.2, cliprange_high=None,
+    length_normalization="masked_mean", normalization_constant=None, old_per_token_logps=None, ref_per_token_logps=None,
+    sampled_per_token_logps=None, importance_cap=None, num_sequences=None, num_tokens=None,
+):  # fmt: skip
+    """The GRPO loss: per token -(ratio * advantage - beta * KL), averaged over tokens and over sequences.
+
+    Args:
+        base_model: the frozen reference; None when beta is 0.
+        prompt_completion_ids, attention_mask: (B, T); completion_ids, completion_mask: (B, C), the last C columns.
+        advantages: (B,), raw rewards for "no_baseline"; a row with NaN (missing reward) contributes nothing.
+        group_size: consecutive rows that share their prompt, which is then run once.
+        normalization_constant: for "masked_normalize", the maximum completion length; None means C.
+        old_per_token_logps, ref_per_token_logps: (B, C); None: the policy's own, and computed here.
+        sampled_per_token_logps: (B, C) what the sampler said; for `sampling_logp_gap` and importance_cap.
+        num_sequences, num_tokens: denominators of the whole update; None means that this call is the whole update.
+
+    Returns:
+        (loss, metrics): a scalar with gradient, and floats: `kl` with the loss's own reduction (absent with beta 0),
+        `response_length` per sequence, and means over completion tokens. Shares of an update, save _min and _max.
+    """
+    B, C = completion_ids.shape
+    assert prompt_completion_ids.shape == attention_mask.shape and completion_mask.shape == (B, C)
+    assert advantages.shape == (B,), advantages.shape
+    counted = ~advantages.isnan()  # (B,)
+    mask = completion_mask.bool() & counted.unsqueeze(1)  # (B, C)
+    num_sequences = int(counted.sum()) if num_sequences is None else num_sequences
+    num_tokens = int(mask.sum()) if num_tokens is None else num_tokens
+    advantages = advantages.nan_to_num().unsqueeze(1)  # (B, 1)
+
+    def logps(model, **options):  # (B, C)
+        return utils.get_per_token_logps(
+            model, prompt_completion_ids, attention_mask, C, group_size=group_size, temperature=temperature, **options
+        )
+
+    policy_logps, entropy = logps(model, return_entropy=True)
+    old_logps = policy_logps.detach() if old_per_token_logps is None else old_per_token_logps
+
+    per_token_loss, clipped = compute_policy_gradient_loss(
+        policy_logps, loss_type, advantages, advantages, old_logps, cliprange, cliprange_high
+    )  # (B, C)
+    if importance_cap is not None:  # truncated importance sampling: the sampler is not quite the policy (2508.13181)
+        per_token_loss = per_token_loss * (old_logps - sampled_per_token_logps).exp().clamp(max=importance_cap)
+
+    per_token_kl = None
+    if beta:
+        if ref_per_token_logps is None:
+            with torch.inference_mode():
+                ref_per_token_logps = logps(base_model)
+        # k3 estimator of KL(policy || reference), unbiased and never negative: http://joschu.net/blog/kl-approx.html
+        log_ratio = ref_per_token_logps - policy_logps
+        per_token_kl = log_ratio.exp() - log_ratio - 1
+        per_token_loss = per_token_loss + beta * per_token_kl
+
+    def reduce(per_token):  # (B, C) -> scalar
+        if length_normalization == "masked_mean":  # mean over each sequence's tokens, then over sequences
+            per_sequence = utils.masked_sum(per_token, mask, dim=1) / mask.sum(1).clamp(min=1)
+            return per_sequence.sum() / max(1, num_sequences)
+        if length_normalization == "masked_normalize":  # sum over tokens by a constant, then mean over sequences
+            per_sequence = utils.masked_normalize(per_token, mask, normalization_constant or C, dim=1)
+            return per_sequence.sum() / max(1, num_sequences)
+        if length_normalization == "token_mean":  # mean over all tokens of the update
+            return utils.masked_sum(per_token, mask) / max(1, num_tokens)
+        raise ValueError(f"unknown length_normalization {length_normalization!r}")
+
+    def token_mean(per_token):  # metrics: over all tokens of the update
+        return (utils.masked_sum(per_token, mask) / max(1, num_tokens)).item()
+
+    with torch.no_grad():
+        ratio = (policy_logps - old_logps).exp()
+        metrics = {"response_length": mask.sum().item() / max(1, num_sequences), "entropy": token_mean(entropy)}
+        metrics |= {"ratio_mean": token_mean(ratio)} | {name: token_mean(x.float()) for name, x in clipped.items()}
+        if mask.any():
+            metrics |= {"ratio_min": ratio[mask].min().item(), "ratio_max": ratio[mask].max().item()}
+        if beta:
+            metrics["kl"] = reduce(per_token_kl).item()
+        if sampled_per_token_logps is not None:
+            metrics["sampling_logp_gap"] = token_mean((old_logps - sampled_per_token_logps).abs())
+    return reduce(per_token_loss), metrics
+
+
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_logps):
+    """REINFORCE, per token: -A log pi. (B, 1), (B, C) -> (B, C)."""
+    return -raw_rewards_or_advantages * policy_logps
+
+
+def compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, cliprange_high=None):
+    """PPO's clipped objective, per token: -min(ratio A, clip(ratio, 1 - low, 1 + high) A). high None means low.
+
+    Returns:
+        (B, C) losses, and masks (B, C) of the tokens whose gradient the clip stopped, at each side.
+    """
+    high = cliprange if cliprange_high is None else cliprange_high
+    ratio = (policy_logps - old_logps).exp()
+    clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
+    clip_low = (ratio < 1 - cliprange) & (advantages < 0)
+    clip_high = (ratio > 1 + high) & (advantages > 0)
+    metadata = {"clip_fraction": clip_low | clip_high, "clip_fraction_low": clip_low, "clip_fraction_high": clip_high}
+    return -torch.min(ratio * advantages, clipped_ratio * advantages), metadata
+
+
+def compute_policy_gradient_loss(
+    policy_logps, loss_type, raw_rewards=None, advantages=None, old_logps=None, cliprange=0.2, cliprange_high=None
+):
+    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1)."""
+    if loss_type == "grpo_clip":
+        return compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, cliprange_high)
+    if loss_type == "grpo_no_clip":
+        return -(policy_logps - old_logps).exp() * advantages, {}
+    if loss_type == "reinforce_with_baseline":
+        return compute_naive_policy_gradient_loss(advantages, policy_logps), {}
+    if loss_type == "no_baseline":
+        return compute_naive_policy_gradient_loss(raw_rewards, policy_logps), {}
+    raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
+
+
+LOSS_FLAGS = (
+    "temperature",
+    "beta",
+    "loss_type",
+    "cliprange",
+    "cliprange_high",
+    "length_normalization",
+    "importance_cap",
+)
+LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline")
+LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def split_into_updates(args):
+    """The rows of each update over one rollout batch: epochs x batches of train_batch_size, whole groups, shuffled.
+
+    A single update over everything keeps the order.
+    """
+    n, size = args.rollout_batch_size, args.train_batch_size
+    if args.epochs_per_rollout_batch == 1 and size == n:
+        return [list(range(n))]
+    updates = []
+    for _ in range(args.epochs_per_rollout_batch):
+        groups = torch.randperm(n // args.group_size).tolist()
+        rows = [g * args.group_size + i for g in groups for i in range(args.group_size)]
+        updates += [rows[i : i + size] for i in range(0, n, size)]
+    return updates
+
+
+def micro_batches(rollout, rows, args):
+    """The given rows (whole groups) as (rows, group_size) pieces of at most micro_batch_tokens tokens."""
+    rows = torch.as_tensor(rows)
+    P = rollout.prompt_ids.shape[1]
+    prompt_lengths = rollout.attention_mask[:, :P].sum(1).cpu()[rows].tolist()
+    pieces = utils.split_into_micro_batches(
+        prompt_lengths, rollout.lengths.cpu()[rows].tolist(), args.group_size, args.micro_batch_tokens
+    )
+    return [(rows[piece], group_size) for piece, group_size in pieces]
+
+
+@torch.no_grad()
+def rollout_logps(model, rollout, args):
+    """(B, C) log-probs of a whole rollout under a model, without gradient."""
+    logps = torch.zeros_like(rollout.sampled_logps)
+    for rows, group_size in micro_batches(rollout, range(len(logps)), args):
+        batch = rollout.select(rows)
+        C = batch.completion_ids.shape[1]
+        with utils.autocast(args.device):
+            logps[rows, :C] = utils.get_per_token_logps(
+                model,
+                batch.prompt_completion_ids,
+                batch.attention_mask,
+                C,
+                group_size=group_size,
+                temperature=args.temperature,
+            )
+    return logps
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation and logs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(run, args):
+    """Complete and score every example of the test loader, at args.eval_temperature and with a seed of its own.
+
+    Returns:
+        metrics: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals, rewards, lengths;
+        records: one dict per example.
+    """
+    examples, start = list(run.test_loader), time.perf_counter()
+    with (
+        utils.isolated_seed(args.seed),
+        tqdm(total=len(examples), desc="evaluating", unit="problem", leave=False, dynamic_ncols=True) as bar,
+    ):
+        rollout = sample(run, args, examples, num_samples=1, temperature=args.eval_temperature, progress=bar.update)
+    rewards = reward(run.evaluator, examples, rollout)
+    metrics = {"n": len(examples)}
+    for name, key in (("accuracy", "correct_strict"), ("accuracy_flexible", "correct_flexible")):
+        correct = sum(detail[key] for detail in rewards.details)
+        low, high = utils.wilson_interval(correct, len(examples))
+        metrics |= {name: correct / len(examples), f"{name}_low": low, f"{name}_high": high}
+    metrics |= {"reward": rewards.total.nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
+    metrics |= {
+        "response_length": rollout.lengths.float().mean().item(),
+        "truncated_fraction": (~rollout.finished).float().mean().item(),
+        "time/total": time.perf_counter() - start,
+    }
+    return metrics, utils.completion_records(run.evaluator, examples, rollout, rewards)
+
+
+def save_iteration(args, run, step, metrics, examples, rollout, rewards, weights):
+    """Append to train_log.jsonl, write the transcript of every completion, print one line."""
+    run.total_tokens += metrics["sampled_tokens"]
+    seconds = run.stages.flush()
+    progress = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
+    totals = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    utils.append_jsonl(args.output_dir / "train_log.jsonl", progress | metrics | totals | seconds)
+    records = utils.completion_records(run.evaluator, examples, rollout, rewards, advantage=weights)
+    utils.write_jsonl(args.output_dir / "rollouts" / f"step_{step:06d}.jsonl", records)
+    kl = f"kl {metrics['kl']:.4f} | " if "kl" in metrics else ""
+    tqdm.write(
+        f"step {step:4d} | reward {metrics['reward']:.3f} | accuracy {metrics['accuracy']:6.1%} strict"
+        f" {metrics['accuracy_flexible']:6.1%} flexible | {kl}length {metrics['response_length']:.1f} |"
+        f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
+    )
+
+
+def save_evaluation(args, run, step):
+    """Evaluate, append to eval_log.jsonl, write every problem with its completion, print one line."""
+    metrics, records = evaluate(run, args)
+    totals = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    utils.write_jsonl(args.output_dir / "eval" / f"step_{step:06d}.jsonl", records)
+    utils.append_jsonl(args.output_dir / "eval_log.jsonl", {"step": step} | metrics | totals)
+    tqdm.write(
+        f"evaluation at step {step}: accuracy {metrics['accuracy']:.1%}"
+        f" [{metrics['accuracy_low']:.1%}, {metrics['accuracy_high']:.1%}] strict, {metrics['accuracy_flexible']:.1%}"
+        f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
+        f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
+    )
+
+
+def training_state(run):
+    """What a checkpoint holds beside the weights, to continue from."""
+    return {
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": run.scheduler.state_dict(),
+        "train_loader": run.train_loader.state_dict(),
+        "rng": utils.get_rng_state(),
+        "total_tokens": run.total_tokens,
+        "elapsed": time.perf_counter() - run.start,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = utils.ArgumentParser(description="Train a language model with GRPO.")
+    add = parser.add_argument_group("model").add_argument
+    add("--model_name", default="Qwen/Qwen2-0.5B-Instruct", help="hub name or directory with safetensors weights")
+    add(
+        "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
+    )
+
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
+    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
+    add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
+    add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
+    add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
+
+    add = parser.add_argument_group("rollout").add_argument
+    add("--rollout_batch_size", type=int, default=256, help="sequences sampled per iteration: prompts x group_size")
+    add("--group_size", type=int, default=8, help="completions per prompt")
+    add("--temperature", type=float, default=1.0, help="of sampling and of the log-probs in the loss")
+    add("--max_completion_length", type=int, default=512, help="tokens")
+    add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time: bounds the memory of the cache")
+    add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
+
+    add = parser.add_argument_group("loss").add_argument
+    add("--loss_type", default="grpo_clip", choices=LOSS_TYPES, help="form of the policy term")
+    add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
+    add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
+    add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
+    add("--length_normalization", default="masked_mean", choices=LENGTH_NORMALIZATIONS, help="mean over tokens")
+    add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
+    add("--advantage_eps", type=float, default=1e-6, help="added to the std")
+    add("--mask_truncated_completions", action="store_true", help="no loss on completions cut at the maximum length")
+    add("--importance_cap", type=float, help="weight tokens by min(policy / sampler probability, cap) (default: off)")
+
+    add = parser.add_argument_group("optimisation").add_argument
+    add("--num_train_iters", type=int, default=1000, help="rollout batches")
+    add("--epochs_per_rollout_batch", type=int, default=1, help="passes over each rollout batch; more is off-policy")
+    add("--train_batch_size", type=int, help="sequences per optimiser step (default: rollout_batch_size)")
+    add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass: memory only, not the gradient")
+    add("--learning_rate", type=float, default=1e-6, help="peak, constant after the warm-up")
+    add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
+    add("--weight_decay", type=float, default=0.0)
+    add("--adam_beta1", type=float, default=0.9)
+    add("--adam_beta2", type=float, default=0.95)
+    add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
+
+    add = parser.add_argument_group("evaluation and output").add_argument
+    add("--eval_iterations", type=int, default=100, help="evaluate every so many iterations, and first and last")
+    add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
+    add("--eval_temperature", type=float, default=0.0, help="0 is greedy")
+    add("--eval_only", action="store_true", help="evaluate the model and stop")
+    add("--save_iterations", type=int, default=100, help="checkpoint every so many iterations, and last")
+    add("--output_dir", type=Path, default=Path("output/grpo"), help="logs, transcripts, checkpoints; must hold no run")
+
+    add = parser.add_argument_group("runtime").add_argument
+    add("--seed", type=int, default=0)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
+    args = parser.parse_args(argv)
+    args.train_batch_size = args.train_batch_size or args.rollout_batch_size
+    return args
+
+
+def check_args(args):
+    """Raise ValueError, in one line, for flags that cannot work together."""
+    for name, value in vars(args).items():
+        zero_is_fine = name in ("seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature")
+        if type(value) in (int, float) and (value < 0 or (value == 0 and not zero_is_fine) or not math.isfinite(value)):
+            raise ValueError(f"--{name} must be {'at least' if zero_is_fine else 'more than'} 0, not {value}")
+    rollouts, group, batch = args.rollout_batch_size, args.group_size, args.train_batch_size
+    if rollouts % group:
+        raise ValueError(
+            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {group};"
+            f" {max(1, rollouts // group) * group} or {(rollouts // group + 1) * group} would be"
+        )
+    if batch > rollouts or rollouts % batch or batch % group:
+        fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]
+        raise ValueError(
+            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of {group}:"
+            f" one of {', '.join(fitting)}"
+        )
+    if group == 1 and args.loss_type != "no_baseline":
+        raise ValueError(
+            "--group_size 1 has no group to compare with: every advantage would be 0; use"
+            " --loss_type no_baseline, or a group_size of at least 2"
+        )
+    if args.evaluator and args.evaluator not in EVALUATORS:
+        raise ValueError(f"unknown evaluator {args.evaluator!r}; known: {', '.join(EVALUATORS)}")
+    if any(args.output_dir.glob("*.jsonl")):
+        raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory or move that one")
+
+
+def setup(args):
+    """Everything a run works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
+    check_args(args)
+    utils.seed_everything(args.seed)
+    model, tokenizer = llms.get_llm_tokenizer(
+        args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
+    )
+    train_loader, test_loader = get_dataloaders(
+        args.dataset_name,
+        tokenizer,
+        prompt=args.prompt,
+        dataset_path=args.dataset_path,
+        max_prompt_length=args.max_prompt_length,
+        seed=args.seed,
+        eval_size=args.eval_size,
+    )
+    evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=train_loader.prompt.name)
+    for split, loader in (("training", train_loader), ("test", test_loader)):
+        dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
+        print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        weight_decay=args.weight_decay,
+    )
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    utils.write_json(args.output_dir / "args.json", utils.run_description(args, model))
+    return SimpleNamespace(
+        model=model,
+        base_model=llms.get_base_model(model) if args.beta else None,
+        sampler=llms.get_sampler(model, args.sampling_dtype),
+        tokenizer=tokenizer,
+        train_loader=train_loader,
+        test_loader=test_loader,
+        evaluator=evaluator,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / max(1, args.warmup_steps))),
+        stages=utils.Stages(args.device),
+        total_tokens=0,
+        start=time.perf_counter(),
+    )
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    try:
+        run = setup(args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.eval_only:
+        save_evaluation(args, run, step=0)
+    else:
+        train(args, run)
+    print(
+        f"done: logs and checkpoints are in {args.output_dir}; plot them: python plotter.py --log_dir {args.output_dir}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What the tests share: small random models, ragged batches, and where real data can be found."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+VOCAB = 48
+
+
+def random_model(seed=0, **overrides):
+    """A Qwen2 of some 20,000 random weights, wide enough in scale that its distributions are far from uniform."""
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = Qwen2Config(
+        **sizes | dict(num_key_value_heads=2, initializer_range=0.25, tie_word_embeddings=True) | overrides
+    )
+    config.eos_token_id, config.pad_token_id = 1, 0
+    model = Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = 1
+    return model
+
+
+def small_tokenizer():
+    """One token per character, and some of several characters that only sampling can bring up; its EOS is no pad."""
+    pieces = ["<pad>", "<eos>", "</answer", ">", "><", "é", "<end>"] + list(
+        "abcdefghijklmnopqrstuvwxyz 0123456789</.\n"
+    )
+    vocabulary = {piece: i for i, piece in enumerate(pieces[:VOCAB])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", additional_special_tokens=["<end>"]
+    )
+
+
+@pytest.fixture
+def tokenizer():
+    return small_tokenizer()
+
+
+@pytest.fixture
+def model():
+    return random_model(0)
+
+
+@pytest.fixture
+def base_model():
+    return random_model(1).requires_grad_(False)
+
+
+@pytest.fixture
+def batch():
+    return ragged_batch()
+
+
+def ragged_batch(groups=3, group_size=4, seed=0):
+    """A batch as sampling leaves it: left-padded prompts of unequal length, shared by group_size rows each, completions
+    from 1 token (ended at once) to the full 7 (never ended), in the arguments that compute_loss takes."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randint(2, VOCAB, shape, generator=generator)  # noqa: E731
+    P, C, B = 6, 7, groups * group_size
+    prompt_lengths = torch.tensor([2 + (3 * g) % 5 for g in range(groups)]).repeat_interleave(group_size)
+    lengths = torch.tensor([1 + (i * 5) % C for i in range(B)])
+    prompts = draw(groups, P).repeat_interleave(group_size, dim=0)
+    prompt_mask = (torch.arange(P) >= P - prompt_lengths.unsqueeze(1)).long()
+    completion_mask = (torch.arange(C) < lengths.unsqueeze(1)).long()
+    completion_ids = draw(B, C) * completion_mask
+    return dict(
+        prompt_completion_ids=torch.cat([prompts * prompt_mask, completion_ids], dim=1),
+        completion_ids=completion_ids,
+        attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
+        completion_mask=completion_mask,
+        advantages=torch.randn(B, generator=generator),
+    )
+
+
+def gradients(model, loss):
+    """All parameters' gradients of a loss as one float64 vector; the model is left without gradients."""
+    model.zero_grad()
+    loss.backward()
+    flat = torch.cat([p.grad.double().flatten() for p in model.parameters()])
+    model.zero_grad()
+    return flat
+
+
+def assert_same_gradient(actual, expected, tolerance=1e-5):
+    """Relative distance of two gradients. Float32 rounding of these small models stays near 1e-6."""
+    assert expected.norm() > 0, "a zero gradient proves nothing"
+    distance = ((actual - expected).norm() / expected.norm()).item()
+    assert distance < tolerance, distance
+
+
+@pytest.fixture
+def data_folder():
+    """The folder that GRPO_LITE_DATA names: data/gsm8k, data/math, models/qwen2, models/stories260K."""
+    folder = os.environ.get("GRPO_LITE_DATA")
+    if not folder:
+        pytest.skip("set GRPO_LITE_DATA to a folder with data/ and models/ to test on real GSM8K, MATH and Qwen2 files")
+    return Path(folder).resolve()

@@ -1,0 +1,373 @@
+"""Log-prob and mask mathematics, seeding, intervals, run logs and checkpoints: what every other room stands on.
+
+Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size, V vocabulary.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+
+# Logits are made for this many (token, vocabulary) pairs at a time: 64 MiB in float32.
+LOGITS_CHUNK = 2**24
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Log-probabilities
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def get_per_token_logps(
+    model, prompt_completion_ids, attention_mask, logits_to_keep, *, group_size=1, temperature=1.0, return_entropy=False
+):
+    """Log-probability of each completion token under softmax(logits / temperature), in float32.
+
+    Args:
+        prompt_completion_ids, attention_mask: (B, T), prompts left-padded, completions right-padded.
+        logits_to_keep: C, the number of completion columns.
+        group_size: that many consecutive rows share their prompt, which is then run only once per group.
+        return_entropy: also return the entropy in nats of each token's distribution, without gradient.
+
+    Returns:
+        (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of (B, C).
+    """
+    B, T = prompt_completion_ids.shape
+    assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
+    assert 0 < logits_to_keep < T and B % group_size == 0, (logits_to_keep, T, B, group_size)
+
+    hidden = _completion_hidden_states(model, prompt_completion_ids, attention_mask, logits_to_keep, group_size)
+    real = attention_mask[:, -logits_to_keep:].bool()  # (B, C)
+    states = hidden[real]  # (N, H): padding never meets the output layer
+    targets = prompt_completion_ids[:, -logits_to_keep:][real]  # (N,)
+
+    # The output layer and log-softmax run chunk by chunk and are recomputed in the backward pass, so that logits of
+    # more than LOGITS_CHUNK elements never exist; a single chunk is within the bound and need not be recomputed.
+    output_layer = model.get_output_embeddings()
+    rows = max(1, LOGITS_CHUNK // output_layer.weight.shape[0])
+    logps, entropies = [], []
+    for chunk, target in zip(states.split(rows), targets.split(rows), strict=True):
+        recompute = torch.is_grad_enabled() and len(states) > rows
+        run = partial(checkpoint, _token_logps, use_reentrant=False) if recompute else _token_logps
+        logp, entropy = run(output_layer, chunk, target, temperature, return_entropy)
+        logps.append(logp)
+        entropies.append(entropy)
+
+    def scatter(values):  # (N,) back to (B, C)
+        return torch.zeros(real.shape, device=states.device).masked_scatter(real, torch.cat(values))
+
+    return (scatter(logps), scatter(entropies)) if return_entropy else scatter(logps)
+
+
+def _completion_hidden_states(model, ids, attention_mask, C, group_size):
+    """(B, C, H): the last hidden state before each completion token, which predicts that token."""
+    body = model.get_decoder()
+    P = ids.shape[1] - C
+    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    if group_size == 1 or model.is_activation_checkpointing:  # checkpointing drops the cache, so nothing can be shared
+        hidden = body(ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False).last_hidden_state
+        return hidden[:, P - 1 : -1]
+
+    # The prompt once per group, with its keys and values kept in the graph; then only the completions, on top of it.
+    prompt = body(
+        ids[::group_size, :P],
+        attention_mask=attention_mask[::group_size, :P],
+        position_ids=position_ids[::group_size, :P],
+        use_cache=True,
+    )
+    cache = prompt.past_key_values
+    assert cache is not None and cache.get_seq_length() == P, "the prompt pass returned no cache to share"
+    cache.batch_repeat_interleave(group_size)
+    first = prompt.last_hidden_state[:, -1:].repeat_interleave(group_size, dim=0)  # predicts the first token
+    if C == 1:
+        return first
+    completion = body(
+        ids[:, P:-1],
+        attention_mask=attention_mask[:, :-1],
+        position_ids=position_ids[:, P:-1],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return torch.cat([first, completion.last_hidden_state], dim=1)
+
+
+def _token_logps(output_layer, states, targets, temperature, with_entropy):
+    """(N,) log-probs of the targets and (N,) entropies (or None) from (N, H) states."""
+    logits = output_layer(states).float() / temperature  # (N, V)
+    logps = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    return logps, compute_entropy(logits.detach()) if with_entropy else None
+
+
+def compute_entropy(logits):
+    """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v, stable for any shift."""
+    z = logits - logits.amax(-1, keepdim=True)
+    return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
+
+
+def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
+    """Tokenize prompts and outputs apart and join them, so that no token spans the border (CS336 A5, section 4.2).
+
+    Returns:
+        dict of input_ids (B, L - 1), labels (B, L - 1: input_ids shifted by one) and response_mask (B, L - 1: True
+        where the label is an output token), right-padded; L is the longest prompt plus output.
+    """
+    prompts = tokenizer(list(prompt_strs), add_special_tokens=False)["input_ids"]
+    outputs = tokenizer(list(output_strs), add_special_tokens=False)["input_ids"]
+    L = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
+    ids = torch.full((len(prompts), L), tokenizer.pad_token_id)
+    mask = torch.zeros((len(prompts), L), dtype=torch.bool)
+    for i, (p, o) in enumerate(zip(prompts, outputs, strict=True)):
+        ids[i, : len(p) + len(o)] = torch.tensor(p + o)
+        mask[i, len(p) : len(p) + len(o)] = True
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Masked reductions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def masked_sum(values, mask, dim=None):
+    """Sum of values where mask is true. `where`, not multiplication: a masked NaN or inf adds exactly 0."""
+    return torch.where(mask.bool(), values, 0.0).sum(dim)
+
+
+def masked_mean(values, mask, dim=None):
+    """Mean of values where mask is true, over the number of true entries; NaN where there is none."""
+    return masked_sum(values, mask, dim) / mask.sum(dim)
+
+
+def masked_normalize(values, mask, constant, dim=None):
+    """Sum of values where mask is true, over a constant (Dr. GRPO, arXiv:2503.20783)."""
+    return masked_sum(values, mask, dim) / constant
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Micro-batches
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def split_into_micro_batches(prompt_lengths, completion_lengths, group_size, max_tokens):
+    """Group rows into micro-batches of at most max_tokens padded tokens, with a shared prompt counted once per group.
+
+    Groups of similar length go together, so that little is padded; a group too long for the budget is cut into parts.
+
+    Args:
+        prompt_lengths, completion_lengths: one number per row; each group is group_size consecutive rows.
+
+    Returns:
+        list of (rows, group_size): row numbers, and how many consecutive ones of them share a prompt.
+    """
+    groups = [list(range(i, i + group_size)) for i in range(0, len(prompt_lengths), group_size)]
+    longest = {g[0]: max(1, max(completion_lengths[i] for i in g)) for g in groups}
+    micro_batches, current, P, C = [], [], 0, 0
+    for group in sorted(groups, key=lambda g: (longest[g[0]], prompt_lengths[g[0]])):
+        p, c = prompt_lengths[group[0]], longest[group[0]]
+        fitting = min(group_size, max(1, (max_tokens - p) // c))
+        if fitting < group_size:
+            parts = [group[i : i + fitting] for i in range(0, group_size, fitting)]
+            micro_batches += [(part, len(part)) for part in parts]
+            continue
+        if current and (len(current) // group_size + 1) * (max(P, p) + group_size * max(C, c)) > max_tokens:
+            micro_batches.append((current, group_size))
+            current, P, C = [], 0, 0
+        current, P, C = current + group, max(P, p), max(C, c)
+    return micro_batches + ([(current, group_size)] if current else [])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Statistics and seeds
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def wilson_interval(successes, n, z=1.959963984540054):
+    """Wilson's 95 % score interval (low, high) for a proportion; unlike p +- 1.96 s it holds near 0 and 1."""
+    if n == 0:
+        return math.nan, math.nan
+    p, denominator = successes / n, 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / denominator
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / denominator
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def seed_everything(seed):
+    """Seed Python, NumPy and torch (every device)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def isolated_seed(seed):
+    """Seed torch inside the block and restore its random state after it: evaluation must not disturb training."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def get_rng_state():
+    """Every random state that a run draws from, in types that a checkpoint may hold."""
+    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Devices and time
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def autocast(device):
+    """bfloat16 autocast on CUDA, over float32 master weights; nothing elsewhere."""
+    return torch.autocast("cuda", torch.bfloat16) if torch.device(device).type == "cuda" else nullcontext()
+
+
+class Stages:
+    """Seconds spent per named stage: `with stages("sample"): ...`, then `stages.flush()` -> {"time/sample": 1.2}."""
+
+    def __init__(self, device="cpu"):
+        self.cuda, self.seconds = torch.device(device).type == "cuda", defaultdict(float)
+
+    def _now(self):
+        if self.cuda:
+            torch.cuda.synchronize()  # kernels run behind Python: wait, or the next stage pays for this one
+        return time.perf_counter()
+
+    @contextmanager
+    def __call__(self, name):
+        start = self._now()
+        yield
+        self.seconds[f"time/{name}"] += self._now() - start
+
+    def flush(self):
+        seconds = dict(self.seconds, **{"time/total": sum(self.seconds.values())})
+        self.seconds.clear()
+        return seconds
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Logs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _jsonable(value):
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None  # NaN is no JSON: a missing number is null
+    if isinstance(value, dict):
+        return {k: _jsonable(v) for k, v in value.items()}
+    return [_jsonable(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def append_jsonl(path, row):
+    """Append one row to a log in a single write and flush it: a killed run tears at most its last line."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(_jsonable(row), ensure_ascii=True) + "\n")
+
+
+def write_jsonl(path, rows):
+    """Write a whole file of rows under a temporary name and rename it: it is complete or absent."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(_jsonable(row), ensure_ascii=True) + "\n" for row in rows), "utf-8")
+    os.replace(temporary, path)
+
+
+def rollout_metrics(evaluator, rewards, rollout):
+    """What a rollout batch looks like: reward parts, accuracies, lengths, share cut at the maximum length."""
+    lengths = rollout.lengths.float().cpu()
+    correct = torch.tensor([detail["correct_strict"] for detail in rewards.details])
+    return evaluator.get_reward_breakdown(rewards) | {
+        "accuracy": correct.float().mean().item(),
+        "accuracy_flexible": sum(detail["correct_flexible"] for detail in rewards.details) / len(correct),
+        "response_length": lengths.mean().item(),
+        "response_length_correct": masked_mean(lengths, correct).item(),
+        "response_length_incorrect": masked_mean(lengths, ~correct).item(),
+        "truncated_fraction": (~rollout.finished).float().mean().item(),
+        "sampled_tokens": int(lengths.sum()),
+    }
+
+
+def completion_records(evaluator, examples, rollout, rewards, **columns):
+    """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
+    records = []
+    for i, (example, detail) in enumerate(zip(examples, rewards.details, strict=True)):
+        parts = dict(zip(evaluator.reward_names, rewards.per_function[i].tolist(), strict=True))
+        records.append(
+            {
+                "id": example["id"],
+                "prompt": example["prompt"],
+                "completion": rollout.texts[i],
+                "gold": example["answer"],
+            }
+            | detail
+            | {f"rewards/{name}": value for name, value in parts.items()}
+            | {"reward": rewards.total[i], "length": rollout.lengths[i], "finished": rollout.finished[i]}
+            | {name: column[i] for name, column in columns.items()}
+        )
+    return records
+
+
+def average_metrics(updates):
+    """Metrics of one iteration from those of its updates: means, but the least _min and the greatest _max."""
+    merged = {}
+    for key in updates[0]:
+        values = [update[key] for update in updates if key in update]
+        pick = min if key.endswith("_min") else max if key.endswith("_max") else lambda v: sum(v) / len(v)
+        merged[key] = pick(values)
+    return merged
+
+
+def write_json(path, value):
+    """Write one JSON file, complete or not at all."""
+    temporary = Path(path).with_suffix(".tmp")
+    temporary.write_text(json.dumps(_jsonable(value), indent=2, default=str) + "\n", "utf-8")
+    os.replace(temporary, path)
+
+
+def run_description(args, model):
+    """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "args": vars(args),
+        "command": " ".join(sys.argv),
+        "commit": git.stdout.strip() or None,
+        "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
+        "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads()},
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def save_checkpoint(output_dir, step, model, tokenizer, state):
+    """Write checkpoints/step_NNNNNN: a Hugging Face directory, and `trainer.pt` with the trainer's state."""
+    path = Path(output_dir) / "checkpoints" / f"step_{step:06d}"
+    temporary = path.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    torch.save(state, temporary / "trainer.pt")
+    os.replace(temporary, path)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Flags whose --help shows the defaults, and whose errors are one line with exit code 2."""
+
+    def __init__(self, **kwargs):
+        super().__init__(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **kwargs)
+
+    def error(self, message):
+        self.exit(2, f"error: {message} (--help lists every flag)\n")
