@@ -15,6 +15,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
+import utils
+
 transformers_logging.disable_progress_bar()
 
 
@@ -118,6 +120,17 @@ class Rollout:
             finished=self.finished[rows],
             texts=[self.texts[i] for i in rows.tolist()],
         )
+
+    def micro_batches(self, rows, group_size, max_tokens):
+        """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, group_size) each.
+
+        The group_size that comes back is how many consecutive rows of the piece share a prompt.
+        """
+        rows = torch.as_tensor(rows)
+        prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
+        lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
+        for piece, size in utils.split_into_micro_batches(*lengths, group_size, max_tokens):
+            yield rows[piece], self.select(rows[piece]), size
 
 
 @torch.no_grad()
@@ -225,6 +238,19 @@ def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
             use_cache=True,
         ).last_hidden_state[:, -1]
         position = position + 1
+
+
+@torch.no_grad()
+def score(model, rollout, *, group_size, temperature, micro_batch_tokens):
+    """(B, C) log-probs of a whole rollout's completions under a model, without gradient; 0 where masked."""
+    logps = torch.zeros_like(rollout.sampled_logps)
+    for rows, batch, size in rollout.micro_batches(range(len(logps)), group_size, micro_batch_tokens):
+        C = batch.completion_ids.shape[1]
+        with utils.autocast(model.device):
+            logps[rows, :C] = utils.get_per_token_logps(
+                model, batch.prompt_completion_ids, batch.attention_mask, C, group_size=size, temperature=temperature
+            )
+    return logps
 
 
 class _BlockLayer(DynamicLayer):

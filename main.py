@@ -15,6 +15,7 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 """
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -25,6 +26,7 @@ import torch
 from tqdm import tqdm
 
 import llms
+import runs
 import utils
 from evaluator import EVALUATORS, get_evaluator
 from rl_datasets import DATASETS, PROMPTS, get_dataloaders
@@ -36,8 +38,9 @@ from rl_datasets import DATASETS, PROMPTS, get_dataloaders
 
 def train(args, run):
     """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
-    save_evaluation(args, run, step=0)
-    for step in tqdm(range(1, args.num_train_iters + 1), desc="GRPO", unit="step", dynamic_ncols=True):
+    if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
+        runs.save_evaluation(args, run, *evaluate(run, args))
+    for step in runs.progress_bar(args, run):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
             rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
@@ -50,34 +53,35 @@ def train(args, run):
         advantages, metrics = compute_group_normalized_rewards(
             rewards.total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
-        weights = rewards.total if args.loss_type == "no_baseline" else advantages
+        weights = (rewards.total if args.loss_type == "no_baseline" else advantages).to(args.device)  # (N,)
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
             updates = split_into_updates(args)
-            old_logps = rollout_logps(run.model, rollout, args) if len(updates) > 1 else None
-            ref_logps = rollout_logps(run.base_model, rollout, args) if len(updates) > 1 and args.beta else None
+            scoring = {name: getattr(args, name) for name in ("group_size", "temperature", "micro_batch_tokens")}
+            old_logps = llms.score(run.model, rollout, **scoring) if len(updates) > 1 else None
+            ref_logps = llms.score(run.base_model, rollout, **scoring) if len(updates) > 1 and args.beta else None
 
         taken = []
-        for rows in updates:  # once when on-policy
+        for rows in updates:  # a single one when on-policy
             with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
-                taken.append(
-                    accumulate_gradient(run, args, rollout, weights.to(args.device), rows, old_logps, ref_logps)
-                )
+                loss_metrics = accumulate_gradient(run, args, rollout, weights, rows, old_logps, ref_logps)
+            run.interrupts.hold()  # once the weights move, an iteration is finished before the run may stop
             with run.stages("step"):  # 6. one optimiser step
-                norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm)
-                taken[-1] |= {"grad_norm": norm.item(), "learning_rate": run.scheduler.get_last_lr()[0]}
-                run.optimizer.step()
-                run.optimizer.zero_grad()  # to None: where no row has a gradient, the next step moves nothing
-                run.scheduler.step()
-                llms.refresh_sampler(run.sampler, run.model)
+                taken.append(loss_metrics | take_step(args, run, loss_metrics["loss"]))
 
         # 7. what the steps that were taken did
         metrics |= utils.average_metrics(taken) | utils.rollout_metrics(run.evaluator, rewards, rollout)
-        save_iteration(args, run, step, metrics, repeated, rollout, rewards, weights)
-        if step % args.eval_iterations == 0 or step == args.num_train_iters:
-            save_evaluation(args, run, step)
-        if step % args.save_iterations == 0 or step == args.num_train_iters:
-            utils.save_checkpoint(args.output_dir, step, run.model, run.tokenizer, training_state(run))
+        runs.save_iteration(args, run, step, metrics, repeated, rollout, rewards, weights)
+        run.interrupts.release()
+        if is_due(step, args.eval_iterations, args):
+            runs.save_evaluation(args, run, *evaluate(run, args))
+        if is_due(step, args.save_iterations, args):
+            runs.save_checkpoint(args, run)
+
+
+def is_due(step, every, args):
+    """At the start, every so many iterations, and at the end."""
+    return step % every == 0 or step == args.num_train_iters
 
 
 def sample(run, args, examples, num_samples, temperature, progress=None):
@@ -150,8 +154,7 @@ def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_l
     rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
 
     total, extremes, trained_tokens = {}, {}, 0
-    for part, group_size in micro_batches(rollout, rows, args):
-        batch = rollout.select(part)
+    for part, batch, group_size in rollout.micro_batches(rows, args.group_size, args.micro_batch_tokens):
         C = batch.completion_ids.shape[1]
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
@@ -182,6 +185,20 @@ def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_l
     for key in total.keys() - {"loss", "kl", "response_length"}:
         total[key] *= num_tokens / max(1, trained_tokens)
     return {"loss": 0.0} | total | extremes
+
+
+def take_step(args, run, loss):
+    """Clip the accumulated gradient and apply it, unless it or the loss is not finite; returns metrics of the step."""
+    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm)
+    metrics = {"grad_norm": norm.item(), "learning_rate": run.scheduler.get_last_lr()[0], "skipped_updates": 0}
+    if norm.isfinite() and math.isfinite(loss):
+        run.optimizer.step()
+    else:
+        metrics["skipped_updates"] = 1
+    run.optimizer.zero_grad()  # to None: where every row was skipped, the optimiser moves nothing, not even by momentum
+    run.scheduler.step()
+    llms.refresh_sampler(run.sampler, run.model)
+    return metrics
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -244,16 +261,9 @@ def compute_loss(
         per_token_kl = log_ratio.exp() - log_ratio - 1
         per_token_loss = per_token_loss + beta * per_token_kl
 
-    def reduce(per_token):  # (B, C) -> scalar
-        if length_normalization == "masked_mean":  # mean over each sequence's tokens, then over sequences
-            per_sequence = utils.masked_sum(per_token, mask, dim=1) / mask.sum(1).clamp(min=1)
-            return per_sequence.sum() / max(1, num_sequences)
-        if length_normalization == "masked_normalize":  # sum over tokens by a constant, then mean over sequences
-            per_sequence = utils.masked_normalize(per_token, mask, normalization_constant or C, dim=1)
-            return per_sequence.sum() / max(1, num_sequences)
-        if length_normalization == "token_mean":  # mean over all tokens of the update
-            return utils.masked_sum(per_token, mask) / max(1, num_tokens)
-        raise ValueError(f"unknown length_normalization {length_normalization!r}")
+    def reduce(per_token):  # (B, C) -> scalar: this call's share of the update's mean
+        constant = normalization_constant or C
+        return utils.aggregate_tokens(per_token, mask, length_normalization, constant, num_sequences, num_tokens)
 
     def token_mean(per_token):  # metrics: over all tokens of the update
         return (utils.masked_sum(per_token, mask) / max(1, num_tokens)).item()
@@ -316,7 +326,6 @@ LOSS_FLAGS = (
     "importance_cap",
 )
 LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline")
-LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -340,36 +349,6 @@ def split_into_updates(args):
     return updates
 
 
-def micro_batches(rollout, rows, args):
-    """The given rows (whole groups) as (rows, group_size) pieces of at most micro_batch_tokens tokens."""
-    rows = torch.as_tensor(rows)
-    P = rollout.prompt_ids.shape[1]
-    prompt_lengths = rollout.attention_mask[:, :P].sum(1).cpu()[rows].tolist()
-    pieces = utils.split_into_micro_batches(
-        prompt_lengths, rollout.lengths.cpu()[rows].tolist(), args.group_size, args.micro_batch_tokens
-    )
-    return [(rows[piece], group_size) for piece, group_size in pieces]
-
-
-@torch.no_grad()
-def rollout_logps(model, rollout, args):
-    """(B, C) log-probs of a whole rollout under a model, without gradient."""
-    logps = torch.zeros_like(rollout.sampled_logps)
-    for rows, group_size in micro_batches(rollout, range(len(logps)), args):
-        batch = rollout.select(rows)
-        C = batch.completion_ids.shape[1]
-        with utils.autocast(args.device):
-            logps[rows, :C] = utils.get_per_token_logps(
-                model,
-                batch.prompt_completion_ids,
-                batch.attention_mask,
-                C,
-                group_size=group_size,
-                temperature=args.temperature,
-            )
-    return logps
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluation and logs
 # ---------------------------------------------------------------------------------------------------------------------
@@ -379,71 +358,34 @@ def evaluate(run, args):
     """Complete and score every example of the test loader, at args.eval_temperature and with a seed of its own.
 
     Returns:
-        metrics: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals, rewards, lengths;
-        records: one dict per example.
+        metrics: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals over the problems, rewards,
+        lengths, and with several samples per problem pass@k; records: one dict per completion.
     """
     examples, start = list(run.test_loader), time.perf_counter()
+    n, k = len(examples), args.eval_samples
     with (
         utils.isolated_seed(args.seed),
-        tqdm(total=len(examples), desc="evaluating", unit="problem", leave=False, dynamic_ncols=True) as bar,
+        tqdm(total=n * k, desc="evaluating", unit="completion", leave=False, dynamic_ncols=True) as bar,
     ):
-        rollout = sample(run, args, examples, num_samples=1, temperature=args.eval_temperature, progress=bar.update)
-    rewards = reward(run.evaluator, examples, rollout)
-    metrics = {"n": len(examples)}
+        rollout = sample(run, args, examples, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
+    repeated = [example for example in examples for _ in range(k)]
+    rewards = reward(run.evaluator, repeated, rollout)
+    metrics = {"n": n}
     for name, key in (("accuracy", "correct_strict"), ("accuracy_flexible", "correct_flexible")):
-        correct = sum(detail[key] for detail in rewards.details)
-        low, high = utils.wilson_interval(correct, len(examples))
-        metrics |= {name: correct / len(examples), f"{name}_low": low, f"{name}_high": high}
+        correct = torch.tensor([detail[key] for detail in rewards.details]).view(n, k).sum(1)  # (n,) of k samples
+        solved = correct.sum().item() / k
+        low, high = utils.wilson_interval(solved, n)
+        metrics |= {name: solved / n, f"{name}_low": low, f"{name}_high": high}
+        if k > 1:
+            prefix = name.replace("accuracy", "pass")
+            metrics |= {f"{prefix}@{i}": utils.pass_at_k(correct.tolist(), k, i) for i in range(1, k + 1)}
     metrics |= {"reward": rewards.total.nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
     metrics |= {
         "response_length": rollout.lengths.float().mean().item(),
         "truncated_fraction": (~rollout.finished).float().mean().item(),
         "time/total": time.perf_counter() - start,
     }
-    return metrics, utils.completion_records(run.evaluator, examples, rollout, rewards)
-
-
-def save_iteration(args, run, step, metrics, examples, rollout, rewards, weights):
-    """Append to train_log.jsonl, write the transcript of every completion, print one line."""
-    run.total_tokens += metrics["sampled_tokens"]
-    seconds = run.stages.flush()
-    progress = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
-    totals = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
-    utils.append_jsonl(args.output_dir / "train_log.jsonl", progress | metrics | totals | seconds)
-    records = utils.completion_records(run.evaluator, examples, rollout, rewards, advantage=weights)
-    utils.write_jsonl(args.output_dir / "rollouts" / f"step_{step:06d}.jsonl", records)
-    kl = f"kl {metrics['kl']:.4f} | " if "kl" in metrics else ""
-    tqdm.write(
-        f"step {step:4d} | reward {metrics['reward']:.3f} | accuracy {metrics['accuracy']:6.1%} strict"
-        f" {metrics['accuracy_flexible']:6.1%} flexible | {kl}length {metrics['response_length']:.1f} |"
-        f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
-    )
-
-
-def save_evaluation(args, run, step):
-    """Evaluate, append to eval_log.jsonl, write every problem with its completion, print one line."""
-    metrics, records = evaluate(run, args)
-    totals = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
-    utils.write_jsonl(args.output_dir / "eval" / f"step_{step:06d}.jsonl", records)
-    utils.append_jsonl(args.output_dir / "eval_log.jsonl", {"step": step} | metrics | totals)
-    tqdm.write(
-        f"evaluation at step {step}: accuracy {metrics['accuracy']:.1%}"
-        f" [{metrics['accuracy_low']:.1%}, {metrics['accuracy_high']:.1%}] strict, {metrics['accuracy_flexible']:.1%}"
-        f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
-        f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
-    )
-
-
-def training_state(run):
-    """What a checkpoint holds beside the weights, to continue from."""
-    return {
-        "optimizer": run.optimizer.state_dict(),
-        "scheduler": run.scheduler.state_dict(),
-        "train_loader": run.train_loader.state_dict(),
-        "rng": utils.get_rng_state(),
-        "total_tokens": run.total_tokens,
-        "elapsed": time.perf_counter() - run.start,
-    }
+    return metrics, utils.completion_records(run.evaluator, repeated, rollout, rewards)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -479,7 +421,7 @@ def parse_args(argv=None):
     add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
     add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
     add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
-    add("--length_normalization", default="masked_mean", choices=LENGTH_NORMALIZATIONS, help="mean over tokens")
+    add("--length_normalization", default="masked_mean", choices=utils.LENGTH_NORMALIZATIONS, help="mean over tokens")
     add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
     add("--advantage_eps", type=float, default=1e-6, help="added to the std")
     add("--mask_truncated_completions", action="store_true", help="no loss on completions cut at the maximum length")
@@ -501,16 +443,32 @@ def parse_args(argv=None):
     add("--eval_iterations", type=int, default=100, help="evaluate every so many iterations, and first and last")
     add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
     add("--eval_temperature", type=float, default=0.0, help="0 is greedy")
+    add("--eval_samples", type=int, default=1, help="completions per test problem; several give pass@k")
     add("--eval_only", action="store_true", help="evaluate the model and stop")
     add("--save_iterations", type=int, default=100, help="checkpoint every so many iterations, and last")
+    add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
+    add("--resume", action="store_true", help="continue the run in output_dir; give the run's own flags again")
     add("--output_dir", type=Path, default=Path("output/grpo"), help="logs, transcripts, checkpoints; must hold no run")
 
     add = parser.add_argument_group("runtime").add_argument
+    add(
+        "--max_kl",
+        type=float,
+        default=10.0,
+        help="nats; a mean KL above it 3 times in a row ends the run as diverged",
+    )
     add("--seed", type=int, default=0)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
     args = parser.parse_args(argv)
     args.train_batch_size = args.train_batch_size or args.rollout_batch_size
     return args
+
+
+# The flags that a resumed run may have otherwise than before: none of them changes what is learnt.
+MAY_CHANGE = (
+    "num_train_iters", "eval_iterations", "save_iterations", "keep_checkpoints", "max_kl", "output_dir", "resume",
+    "device", "micro_batch_tokens", "max_concurrent_sequences",
+)  # fmt: skip
 
 
 def check_args(args):
@@ -536,10 +494,33 @@ def check_args(args):
             "--group_size 1 has no group to compare with: every advantage would be 0; use"
             " --loss_type no_baseline, or a group_size of at least 2"
         )
-    if args.evaluator and args.evaluator not in EVALUATORS:
-        raise ValueError(f"unknown evaluator {args.evaluator!r}; known: {', '.join(EVALUATORS)}")
-    if any(args.output_dir.glob("*.jsonl")):
-        raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory or move that one")
+    known_names = {
+        "dataset_name": ("data set", DATASETS),
+        "evaluator": ("evaluator", EVALUATORS),
+        "prompt": ("prompt", PROMPTS),
+    }
+    for flag, (what, known) in known_names.items():
+        name = getattr(args, flag)
+        if name is not None and name not in known:
+            raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+    try:
+        usable = torch.device(args.device).type != "cuda" or torch.cuda.is_available()
+    except RuntimeError:
+        usable = False
+    if not usable:
+        raise ValueError(f"--device {args.device} cannot be used here; use cpu{', cuda' * torch.cuda.is_available()}")
+    holds_a_run = (args.output_dir / "args.json").exists()
+    if holds_a_run and not args.resume:
+        raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory, or --resume it")
+    if args.resume and not holds_a_run:
+        raise ValueError(f"--resume: there is no run in --output_dir {args.output_dir}")
+    if args.resume:
+        before = json.loads((args.output_dir / "args.json").read_text("utf-8"))["args"]
+        now = json.loads(json.dumps(vars(args), default=str))
+        changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
+        if changed:
+            was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
+            raise ValueError(f"--resume continues a run with its own flags: {was}")
 
 
 def setup(args):
@@ -568,9 +549,7 @@ def setup(args):
         betas=(args.adam_beta1, args.adam_beta2),
         weight_decay=args.weight_decay,
     )
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    utils.write_json(args.output_dir / "args.json", utils.run_description(args, model))
-    return SimpleNamespace(
+    run = SimpleNamespace(
         model=model,
         base_model=llms.get_base_model(model) if args.beta else None,
         sampler=llms.get_sampler(model, args.sampling_dtype),
@@ -581,9 +560,20 @@ def setup(args):
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / max(1, args.warmup_steps))),
         stages=utils.Stages(args.device),
+        interrupts=runs.Interrupts(),
+        guard=runs.Guard(args.max_kl),
+        step=0,
+        evaluated_step=None,
+        accuracy=None,
         total_tokens=0,
         start=time.perf_counter(),
     )
+    run.boundary = runs.resumable_state(run)
+    if args.resume:
+        runs.resume(args, run)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    utils.write_json(args.output_dir / "args.json", utils.run_description(args, model))
+    return run
 
 
 def main(argv=None):
@@ -593,10 +583,23 @@ def main(argv=None):
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if args.eval_only:
-        save_evaluation(args, run, step=0)
-    else:
-        train(args, run)
+    run.interrupts.install()
+    try:
+        if args.eval_only:
+            runs.save_evaluation(args, run, *evaluate(run, args))
+        else:
+            train(args, run)
+    except runs.Interrupted as interrupt:
+        run.interrupts.ignore()
+        if not args.eval_only:
+            runs.save_checkpoint(args, run)
+        print(
+            f"stopped by {interrupt} after step {run.step}; the same command with --resume continues", file=sys.stderr
+        )
+        return 130
+    except runs.Diverged as diverged:
+        print(f"error: {diverged}; logs and earlier checkpoints are in {args.output_dir}", file=sys.stderr)
+        return 1
     print(
         f"done: logs and checkpoints are in {args.output_dir}; plot them: python plotter.py --log_dir {args.output_dir}"
     )

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -155,6 +154,28 @@ def masked_normalize(values, mask, constant, dim=None):
     return masked_sum(values, mask, dim) / constant
 
 
+def aggregate_tokens(per_token, mask, length_normalization, constant, num_sequences, num_tokens):
+    """Sum of a per-token loss (B, C) over this call's tokens, divided as the update's mean asks; shares simply add.
+
+    "masked_mean": mean over each sequence's own tokens, then over sequences (GRPO, arXiv:2402.03300).
+    "masked_normalize": sum over tokens by a constant, then mean over sequences (Dr. GRPO, arXiv:2503.20783).
+    "token_mean": mean over all tokens of the update (DAPO, arXiv:2503.14476).
+
+    Args:
+        num_sequences, num_tokens: those of the whole update, over all its micro-batches.
+    """
+    if length_normalization == "masked_mean":
+        return (masked_sum(per_token, mask, dim=1) / mask.sum(1).clamp(min=1)).sum() / max(1, num_sequences)
+    if length_normalization == "masked_normalize":
+        return masked_normalize(per_token, mask, constant, dim=1).sum() / max(1, num_sequences)
+    if length_normalization == "token_mean":
+        return masked_sum(per_token, mask) / max(1, num_tokens)
+    raise ValueError(f"unknown length_normalization {length_normalization!r}; known: {LENGTH_NORMALIZATIONS}")
+
+
+LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Micro-batches
 # ---------------------------------------------------------------------------------------------------------------------
@@ -223,6 +244,21 @@ def get_rng_state():
     return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
 
 
+def set_rng_state(state):
+    """Put back what get_rng_state returned; CUDA states only where there are as many devices as before."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def pass_at_k(correct, n, k):
+    """Mean over problems of the chance that k of its n samples, drawn without repeats, hold a correct one.
+
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) of arXiv:2107.03374; correct: c of each problem.
+    """
+    return sum(1 - math.comb(n - c, k) / math.comb(n, k) for c in correct) / len(correct)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Devices and time
 # ---------------------------------------------------------------------------------------------------------------------
@@ -277,6 +313,12 @@ def append_jsonl(path, row):
         file.write(json.dumps(_jsonable(row), ensure_ascii=True) + "\n")
 
 
+def read_jsonl(path):
+    """The rows of a complete log; none where there is no such file."""
+    path = Path(path)
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
 def write_jsonl(path, rows):
     """Write a whole file of rows under a temporary name and rename it: it is complete or absent."""
     path = Path(path)
@@ -324,7 +366,7 @@ def completion_records(evaluator, examples, rollout, rewards, **columns):
 def average_metrics(updates):
     """Metrics of one iteration from those of its updates: means, but the least _min and the greatest _max."""
     merged = {}
-    for key in updates[0]:
+    for key in dict.fromkeys(key for update in updates for key in update):
         values = [update[key] for update in updates if key in update]
         pick = min if key.endswith("_min") else max if key.endswith("_max") else lambda v: sum(v) / len(v)
         merged[key] = pick(values)
@@ -350,17 +392,6 @@ def run_description(args, model):
         "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads()},
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-
-
-def save_checkpoint(output_dir, step, model, tokenizer, state):
-    """Write checkpoints/step_NNNNNN: a Hugging Face directory, and `trainer.pt` with the trainer's state."""
-    path = Path(output_dir) / "checkpoints" / f"step_{step:06d}"
-    temporary = path.with_suffix(".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    torch.save(state, temporary / "trainer.pt")
-    os.replace(temporary, path)
 
 
 class ArgumentParser(argparse.ArgumentParser):

@@ -1,18 +1,41 @@
 """What the tests share: small random models, ragged batches, and where real data can be found."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
 
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from evaluator import EVALUATORS, RewardEvaluator, Rewards
+
 VOCAB = 48
+
+
+class LettersEvaluator(RewardEvaluator):
+    """A reward that even a random model can learn: the share of vowels. It spreads in every group."""
+
+    reward_names = ("vowels", "long")
+
+    def __init__(self, **_):
+        pass
+
+    def compute_rewards(self, prompts, completions, answers):
+        vowels = [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
+        rows = [[v, float(len(text) > 3)] for v, text in zip(vowels, completions, strict=True)]
+        details = [{"parsed": text[:1], "correct_strict": v > 0.3, "correct_flexible": v > 0.2} for v, text in
+                   zip(vowels, completions, strict=True)]  # fmt: skip
+        return Rewards(torch.tensor(rows), details)
+
+
+EVALUATORS["letters"] = LettersEvaluator
 
 
 def random_model(seed=0, **overrides):
@@ -106,3 +129,31 @@ def data_folder():
     if not folder:
         pytest.skip("set GRPO_LITE_DATA to a folder with data/ and models/ to test on real GSM8K, MATH and Qwen2 files")
     return Path(folder).resolve()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A random model and its tokenizer on disk, small enough that a run of several iterations takes a second."""
+    folder = tmp_path_factory.mktemp("model")
+    random_model(max_position_embeddings=1024).save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def run_flags(model_folder, output_dir, **flags):
+    """main.py's flags for a small run on `arithmetic`, as a list of text."""
+    small = dict(model_name=model_folder, output_dir=output_dir, dataset_name="arithmetic", evaluator="letters")
+    small |= dict(
+        rollout_batch_size=8, group_size=4, max_completion_length=6, eval_size=4, num_train_iters=4, eval_iterations=2
+    )
+    small |= dict(save_iterations=2, learning_rate=1e-3, device="cpu") | flags
+    return [
+        text for name, value in small.items() for text in ([f"--{name}", str(value)] if value != "" else [f"--{name}"])
+    ]
+
+
+def run_script(script, *flags, **options):
+    """Run one of the project's scripts as its users do, in a subprocess."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    command = [sys.executable, str(ROOT / script), *map(str, flags)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)

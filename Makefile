@@ -1,0 +1,30 @@
+# make demo       install, train the built-in tiny model with GRPO, plot the run
+# make test       install, lint, run the tests (under ten minutes on 2 cores)
+# make test-slow  the tests that take longer (under 45 minutes)
+PYTHON = .venv/bin/python
+DEMO = output/demo
+
+.PHONY: demo test test-slow
+demo: .venv/installed
+	@if [ -e $(DEMO) ]; then old=$(DEMO)-$$(date +%Y%m%d-%H%M%S); mv $(DEMO) $$old; echo "the last demo is now in $$old"; fi
+	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) \
+		--num_train_iters 100 --rollout_batch_size 128 --max_completion_length 96 --learning_rate 1e-4 \
+		--eval_iterations 50 --save_iterations 100
+	$(PYTHON) plotter.py --log_dir $(DEMO)
+
+test: .venv/installed-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	$(PYTHON) -m pytest -q -m "not slow"
+
+test-slow: .venv/installed-dev
+	$(PYTHON) -m pytest -q -m slow
+
+.venv/installed: requirements.txt
+	python3 -m venv .venv
+	$(PYTHON) -m pip install -r requirements.txt
+	touch $@
+
+.venv/installed-dev: requirements-dev.txt .venv/installed
+	$(PYTHON) -m pip install -r requirements-dev.txt
+	touch $@

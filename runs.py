@@ -1,0 +1,321 @@
+"""What a run leaves behind, and how it can stop at any moment and go on: logs, checkpoints, signals, guards.
+
+`args` are main.py's flags; `run` is what its `setup` made.
+"""
+
+import json
+import math
+import os
+import shutil
+import signal
+import time
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tqdm import tqdm
+
+import llms
+import utils
+
+LOGS = ("train_log.jsonl", "eval_log.jsonl")
+TRANSCRIPTS = ("rollouts", "eval")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a run writes after each step, and how it goes on from there
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def progress_bar(args, run):
+    """The steps still to be taken."""
+    steps, total = range(run.step + 1, args.num_train_iters + 1), args.num_train_iters
+    run.bar = tqdm(steps, initial=run.step, total=total, desc="GRPO", unit="step", dynamic_ncols=True)
+    return run.bar
+
+
+def save_iteration(args, run, step, metrics, examples, rollout, rewards, weights):
+    """Append to train_log.jsonl, write the transcript of every completion, print one line, warn; may raise Diverged."""
+    run.step, run.total_tokens = step, run.total_tokens + metrics["sampled_tokens"]
+    seconds = run.stages.flush()
+    head = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
+    tail = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    records = utils.completion_records(run.evaluator, examples, rollout, rewards, advantage=weights)
+    utils.write_jsonl(args.output_dir / "rollouts" / f"step_{step:06d}.jsonl", records)
+    utils.append_jsonl(args.output_dir / "train_log.jsonl", head | metrics | tail | seconds)
+    run.boundary = resumable_state(run)
+    kl = f"kl {metrics['kl']:.4f} | " if "kl" in metrics else ""
+    run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
+    tqdm.write(
+        f"step {step:4d} | reward {metrics['reward']:.3f} | accuracy {metrics['accuracy']:6.1%} strict"
+        f" {metrics['accuracy_flexible']:6.1%} flexible | {kl}length {metrics['response_length']:.1f} |"
+        f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
+    )
+    if metrics["skipped_updates"]:
+        tqdm.write(
+            f"warning: an update was skipped, its loss or gradient is not finite; see rollouts/step_{step:06d}.jsonl"
+        )
+    for warning in run.guard.check(metrics):
+        tqdm.write(f"warning: {warning}")
+
+
+def save_evaluation(args, run, metrics, records):
+    """Append to eval_log.jsonl, write every problem with its completion, print one line."""
+    totals = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    utils.write_jsonl(args.output_dir / "eval" / f"step_{run.step:06d}.jsonl", records)
+    utils.append_jsonl(args.output_dir / "eval_log.jsonl", {"step": run.step} | metrics | totals)
+    run.evaluated_step, run.accuracy = run.step, metrics["accuracy"]
+    tqdm.write(
+        f"evaluation at step {run.step}: accuracy {metrics['accuracy']:.1%}"
+        f" [{metrics['accuracy_low']:.1%}, {metrics['accuracy_high']:.1%}] strict, {metrics['accuracy_flexible']:.1%}"
+        f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
+        f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
+    )
+
+
+def save_checkpoint(args, run):
+    """Write the state after run.step updates, from which --resume continues as if the run had never stopped."""
+    run.interrupts.hold()
+    state = run.boundary | {
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": run.scheduler.state_dict(),
+        "elapsed": time.perf_counter() - run.start,
+    }
+    accuracy = run.accuracy if run.evaluated_step == run.step else None
+    write_checkpoint(
+        args.output_dir, run.step, run.model, run.tokenizer, state, accuracy=accuracy, keep=args.keep_checkpoints
+    )
+    run.interrupts.release()
+
+
+def resumable_state(run):
+    """What sampling moves on: taken after each iteration, so that a run can be stopped in the middle of the next."""
+    return {
+        "rng": utils.get_rng_state(),
+        "train_loader": run.train_loader.state_dict(),
+        "total_tokens": run.total_tokens,
+    }
+
+
+def resume(args, run):
+    """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
+    found = find_checkpoint(args.output_dir)
+    if found is None:
+        print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
+        rewind(args.output_dir, -1, {})
+        return
+    path, manifest = found
+    state = load_checkpoint(path, run.model)
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.scheduler.load_state_dict(state["scheduler"])
+    run.train_loader.load_state_dict(state["train_loader"])
+    utils.set_rng_state(state["rng"])
+    llms.refresh_sampler(run.sampler, run.model)
+    rewind(args.output_dir, manifest["step"], manifest["log_sizes"])
+    run.step, run.total_tokens, run.start = manifest["step"], state["total_tokens"], run.start - state["elapsed"]
+    run.boundary = resumable_state(run)
+    evaluations = utils.read_jsonl(args.output_dir / "eval_log.jsonl")
+    if evaluations:
+        run.evaluated_step, run.accuracy = evaluations[-1]["step"], evaluations[-1]["accuracy"]
+    print(f"continuing after step {run.step} from {path}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(output_dir, step, model, tokenizer, state, *, accuracy=None, keep=3):
+    """Write checkpoints/step_NNNNNN: a Hugging Face directory, the trainer's state, and a manifest, last.
+
+    All is written and synced under a temporary name, then renamed: a checkpoint is complete or absent. Then only the
+    newest `keep` and the one of the highest accuracy are kept. A full disk is said, and training goes on.
+
+    Args:
+        state: of types that `torch.load(weights_only=True)` reads: tensors, numbers, text, lists and dicts.
+    """
+    folder = Path(output_dir) / "checkpoints"
+    path, temporary = folder / f"step_{step:06d}", folder / f"step_{step:06d}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        torch.save(state, temporary / "trainer.pt")
+        checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
+        log_sizes = {name: _size(Path(output_dir) / name) for name in LOGS}
+        manifest = {"step": step, "accuracy": accuracy, "log_sizes": log_sizes, "crc32": checksums}
+        utils.write_json(temporary / "manifest.json", manifest)
+        for file in [*temporary.iterdir(), temporary]:
+            _sync(file)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+        _sync(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library reports it
+        shutil.rmtree(temporary, ignore_errors=True)
+        print(f"warning: no checkpoint written at step {step} ({error}); the one before remains")
+        return None
+
+    kept = sorted(checkpoints(output_dir))
+    accuracies = {p: json.loads((p / "manifest.json").read_text("utf-8"))["accuracy"] for p in kept}
+    measured = [p for p in kept if accuracies[p] is not None]
+    best = [max(measured, key=accuracies.get)] if measured else []
+    for old in set(kept[:-keep]) - set(best):
+        shutil.rmtree(old)
+    return path
+
+
+def checkpoints(output_dir):
+    """Paths of the checkpoints whose writing was finished, in no order."""
+    return [path.parent for path in Path(output_dir).glob("checkpoints/step_??????/manifest.json")]
+
+
+def find_checkpoint(output_dir):
+    """The newest intact checkpoint as (path, manifest), or None; damaged ones are said and passed over."""
+    for path in sorted(checkpoints(output_dir), reverse=True):
+        try:
+            manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+            damaged = [name for name, crc in manifest["crc32"].items() if _crc32(path / name) != crc]
+        except (OSError, ValueError, KeyError) as error:
+            damaged = [str(error)]
+        if not damaged:
+            return path, manifest
+        print(f"checkpoint {path} is damaged ({', '.join(damaged)}); trying the one before")
+    return None
+
+
+def load_checkpoint(path, model):
+    """Put a checkpoint's weights into the model and return the trainer's state."""
+    weights = {}
+    for file in sorted(path.glob("*.safetensors")):
+        weights |= load_file(file, device=str(model.device))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = set(model.all_tied_weights_keys)  # saved once, under their other name
+    if set(missing) - tied or unexpected:
+        raise ValueError(f"{path} holds other weights than the model of this run: {missing or unexpected}")
+    return torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+
+
+def rewind(output_dir, step, log_sizes):
+    """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again."""
+    for name in LOGS:
+        file = Path(output_dir) / name
+        if file.exists():
+            os.truncate(file, min(log_sizes.get(name, 0), _size(file)))
+    for folder in TRANSCRIPTS:
+        for file in Path(output_dir, folder).glob("step_*"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
+
+
+def _size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def _crc32(path):
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(2**24):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Signals
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop, at a place where it can be continued from."""
+
+
+class Interrupts:
+    """Turns SIGTERM and Ctrl-C into Interrupted: at once, or where `hold` was called, at the next `release`."""
+
+    def __init__(self):
+        self.requested, self.held = None, False
+
+    def install(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number, frame):
+        self.requested = signal.Signals(number).name
+        if not self.held:
+            raise Interrupted(self.requested)
+
+    def hold(self):
+        self.held = True
+
+    def release(self):
+        self.held = False
+        if self.requested:
+            raise Interrupted(self.requested)
+
+    def ignore(self):
+        """The run is being saved and left: further signals change nothing."""
+        self.requested = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Guards
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Diverged(Exception):
+    """Training has left the range in which it could recover; the message says by what measure."""
+
+
+class Guard:
+    """Watches the metrics of each iteration: stops a diverged run, and says once, in words, what looks wrong.
+
+    Diverged: the mean KL above max_kl nats, or a non-finite gradient, in `patience` iterations in a row.
+    """
+
+    def __init__(self, max_kl=10.0, patience=3):
+        self.max_kl, self.patience = max_kl, patience
+        self.high_kl = self.non_finite = 0
+        self.warned, self.first_entropy = set(), None
+
+    def check(self, metrics):
+        """Returns new warnings, as lines of text. Raises Diverged."""
+        kl, entropy = metrics.get("kl", 0.0), metrics.get("entropy")
+        self.non_finite = self.non_finite + 1 if metrics["skipped_updates"] else 0
+        self.high_kl = self.high_kl + 1 if kl > self.max_kl or not math.isfinite(kl) else 0
+        advice = "lower --learning_rate or raise --beta, and start again from a checkpoint"
+        if self.non_finite >= self.patience:
+            raise Diverged(
+                f"no finite gradient in {self.non_finite} iterations in a row: the run has diverged; {advice}"
+            )
+        if self.high_kl >= self.patience:
+            raise Diverged(
+                f"mean KL to the reference was above {self.max_kl:g} nats in {self.high_kl} iterations in a row, now"
+                f" {kl:.3g}: the run has diverged; {advice}"
+            )
+        signs = {}
+        if entropy is not None:
+            self.first_entropy = self.first_entropy or entropy
+            if entropy < 0.05 * self.first_entropy:
+                signs["entropy"] = (
+                    f"entropy fell to {entropy:.4f} nats, under 5 % of its start: the samples of a group hardly differ,"
+                    " so they teach little; lower --learning_rate, or raise --beta or --temperature"
+                )
+        if metrics.get("zero_std_fraction", 0) > 0.9:
+            signs["saturation"] = (
+                f"in {metrics['zero_std_fraction']:.0%} of the groups all rewards are equal, which teaches nothing: the"
+                " reward is saturated or out of reach; use harder or easier problems"
+            )
+        new = [text for name, text in signs.items() if name not in self.warned]
+        self.warned |= signs.keys()
+        return new

@@ -1,0 +1,329 @@
+"""The main job through its command line: what it writes, and one clear line for everything a person can get wrong."""
+
+import ast
+import json
+import re
+
+import pytest
+import torch
+from conftest import ROOT, ragged_batch, run_flags, run_script
+
+import llms
+import main
+import utils
+
+
+@pytest.fixture(scope="module")
+def finished_run(model_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "output"
+    assert main.main(run_flags(model_folder, folder, num_train_iters=3)) == 0
+    return folder
+
+
+def test_a_run_writes_its_logs_transcripts_and_checkpoints(finished_run):
+    args = json.loads((finished_run / "args.json").read_text())
+    assert args["args"]["group_size"] == 4 and args["parameters"] > 20_000
+    assert {"command", "commit", "versions", "hardware"} <= args.keys()
+    train = utils.read_jsonl(finished_run / "train_log.jsonl")
+    assert [row["step"] for row in train] == [1, 2, 3]
+    assert train[-1]["total_tokens"] == sum(row["sampled_tokens"] for row in train)
+    expected = {"loss", "kl", "entropy", "grad_norm", "learning_rate", "reward", "reward_std", "zero_std_fraction"}
+    expected |= {"accuracy", "accuracy_flexible", "response_length", "truncated_fraction", "clip_fraction", "ratio_min"}
+    expected |= {"time/sample", "time/reward", "time/loss", "time/step", "time/total", "elapsed", "epoch"}
+    assert expected <= train[0].keys() and any(key.startswith("rewards/") for key in train[0])
+    assert not any(isinstance(value, (dict, list)) for row in train for value in row.values())
+    evaluations = utils.read_jsonl(finished_run / "eval_log.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 2, 3], (
+        "the first before the first update, the last after the last"
+    )
+    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in evaluations)
+    rollouts = utils.read_jsonl(finished_run / "rollouts" / "step_000002.jsonl")
+    assert len(rollouts) == 8 and len({row["prompt"] for row in rollouts}) == 2
+    assert {"id", "completion", "gold", "parsed", "reward", "advantage", "length", "finished"} <= rollouts[0].keys()
+    assert sum(row["length"] for row in rollouts) == train[1]["sampled_tokens"]
+    assert len(utils.read_jsonl(finished_run / "eval" / "step_000003.jsonl")) == 4
+    assert {path.name for path in (finished_run / "checkpoints").iterdir()} == {"step_000002", "step_000003"}
+
+
+def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_path):
+    """Two iterations repeated by hand: the logged loss, gradient norm and rate, and the weights after AdamW."""
+    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=2, warmup_steps=4, max_grad_norm=0.1)
+    args = main.parse_args(flags)
+    run = main.setup(args)
+    optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+    expected = []
+    for step in (1, 2):
+        examples = run.train_loader.next_batch(2)
+        rollout = main.sample(run, args, examples, 4, 1.0)
+        rewards = main.reward(run.evaluator, [e for e in examples for _ in range(4)], rollout)
+        advantages, _ = main.compute_group_normalized_rewards(rewards.total, 4)
+        loss, _ = main.compute_loss(
+            run.model, run.base_model, rollout.prompt_completion_ids, rollout.completion_ids, rollout.attention_mask,
+            rollout.completion_mask, advantages,
+        )  # fmt: skip
+        loss.backward()
+        norm = torch.stack([p.grad.square().sum() for p in run.model.parameters()]).sum().sqrt()
+        for p in run.model.parameters():
+            p.grad *= min(1.0, 0.1 / (norm + 1e-6))
+        optimizer.param_groups[0]["lr"] = 1e-3 * step / 4
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append((loss.item(), norm.item(), 1e-3 * step / 4))
+    model = run.model
+    (tmp_path / "run" / "args.json").unlink()
+    assert main.main(flags) == 0
+    rows = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    for row, (loss, norm, rate) in zip(rows, expected, strict=True):
+        assert row["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+        assert row["grad_norm"] == pytest.approx(norm, rel=1e-4) and norm > 0.1
+        assert row["learning_rate"] == pytest.approx(rate)
+    trained, _ = llms.get_llm_tokenizer(str(tmp_path / "run" / "checkpoints" / "step_000002"))
+    for p, q in zip(model.parameters(), trained.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def rollout_of(batch):
+    """A Rollout made of a ragged batch, for accumulate_gradient."""
+    C = batch["completion_ids"].shape[1]
+    return llms.Rollout(
+        prompt_ids=batch["prompt_completion_ids"][:, :-C],
+        completion_ids=batch["completion_ids"],
+        attention_mask=batch["attention_mask"],
+        completion_mask=batch["completion_mask"],
+        sampled_logps=torch.zeros(batch["completion_ids"].shape),
+        finished=batch["completion_mask"].sum(1) < C,
+        texts=[""] * len(batch["advantages"]),
+    )
+
+
+@pytest.mark.parametrize("use_std_normalization", [True, False])
+@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize("loss_type", main.LOSS_TYPES)
+def test_gradient_does_not_depend_on_the_token_budget(
+    loss_type, length_normalization, use_std_normalization, model, base_model, tmp_path
+):
+    """From rewards to gradient, with a missing reward and truncated completions masked, for every form of the loss."""
+    batch = ragged_batch(groups=4)
+    rewards = torch.randn(16, generator=torch.Generator().manual_seed(1))
+    rewards[6] = torch.nan
+    advantages, _ = main.compute_group_normalized_rewards(rewards, 4, normalize_by_std=use_std_normalization)
+    weights = rewards if loss_type == "no_baseline" else advantages
+    run = type("Run", (), dict(model=model, base_model=base_model))
+    results = {}
+    for budget in (10, 40, 100, 10_000):
+        flags = run_flags("unused", tmp_path, loss_type=loss_type, length_normalization=length_normalization)
+        args = main.parse_args([*flags, "--micro_batch_tokens", str(budget), "--mask_truncated_completions"])
+        metrics = main.accumulate_gradient(run, args, rollout_of(batch), weights, list(range(16)))
+        gradient = torch.cat([p.grad.double().flatten() for p in model.parameters()])
+        model.zero_grad()
+        results[budget] = metrics, gradient
+    metrics, gradient = results[10_000]
+    assert gradient.norm() > 0
+    for other_metrics, other in results.values():
+        assert ((other - gradient).norm() / gradient.norm()).item() < 1e-5
+        assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+def test_groups_without_gradient_are_skipped_and_change_nothing(model, tmp_path, monkeypatch):
+    """beta 0: a group of equal rewards skips its passes; the gradient and the means over tokens are as with it."""
+    batch, run = ragged_batch(groups=4), type("Run", (), dict(model=model, base_model=None))
+    weights = torch.randn(16, generator=torch.Generator().manual_seed(1))
+    weights[4:8] = 0
+    rows_seen, original = [], main.compute_loss
+
+    def counting(*args, **kwargs):
+        rows_seen.append(len(args[2]))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(main, "compute_loss", counting)
+    for normalization in utils.LENGTH_NORMALIZATIONS:
+        args = main.parse_args(run_flags("unused", tmp_path, beta=0.0, length_normalization=normalization))
+        rows_seen.clear()
+        metrics = main.accumulate_gradient(run, args, rollout_of(batch), weights, list(range(16)))
+        skipped = torch.cat([p.grad.flatten() for p in model.parameters()])
+        assert sum(rows_seen) == 12
+        model.zero_grad()
+        loss, _ = original(
+            model, None, *dict(batch, advantages=weights).values(), beta=0.0, length_normalization=normalization,
+            normalization_constant=args.max_completion_length,
+        )  # fmt: skip
+        loss.backward()
+        full = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        assert ((full - skipped).norm() / full.norm()).item() < 1e-5
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert metrics["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
+    nothing = main.accumulate_gradient(run, args, rollout_of(batch), torch.zeros(16), list(range(16)))
+    assert nothing == {"loss": 0.0} and all(p.grad is None for p in model.parameters())
+
+
+def test_updates_cover_every_epoch_in_whole_groups():
+    flags = run_flags("m", "o", rollout_batch_size=24, train_batch_size=8, epochs_per_rollout_batch=2)
+    torch.manual_seed(0)
+    updates = main.split_into_updates(main.parse_args(flags))
+    assert [len(rows) for rows in updates] == [8] * 6
+    for epoch in (updates[:3], updates[3:]):
+        assert sorted(sum(epoch, [])) == list(range(24))
+    assert all(rows[i] // 4 == rows[i - i % 4] // 4 for rows in updates for i in range(8))
+    assert updates[:3] != updates[3:]
+    assert main.split_into_updates(main.parse_args(run_flags("m", "o"))) == [list(range(8))]
+
+
+@pytest.mark.parametrize("loss_type", main.LOSS_TYPES)
+@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+def test_every_form_of_the_loss_trains_off_policy(loss_type, length_normalization, model_folder, tmp_path):
+    flags = dict(num_train_iters=2, loss_type=loss_type, length_normalization=length_normalization, learning_rate=0.01)
+    flags |= dict(epochs_per_rollout_batch=3, train_batch_size=4, cliprange=0.01, eval_iterations=9, warmup_steps=0)
+    assert main.main(run_flags(model_folder, tmp_path / "run", **flags)) == 0
+    rows = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    assert all(row["skipped_updates"] == 0 and row["loss"] is not None for row in rows)
+    assert rows[-1]["ratio_min"] < 1 < rows[-1]["ratio_max"], "later updates are off-policy"
+    if loss_type == "grpo_clip":
+        assert max(row["clip_fraction"] for row in rows) > 0
+
+
+MISTAKES = {
+    "unknown data set": (dict(dataset_name="gsm9k"), "unknown data set 'gsm9k'; known: arithmetic, gsm8k, math"),
+    "unknown evaluator": (dict(evaluator="judge"), "unknown evaluator 'judge'; known:"),
+    "unknown prompt": (dict(prompt="poem"), "unknown prompt 'poem'; known:"),
+    "unknown model": (dict(model_name="./absent"), "--model_name ./absent: there is no such directory"),
+    "group does not divide": (dict(rollout_batch_size=10), "not a multiple of --group_size 4; 8 or 12 would be"),
+    "train batch": (dict(rollout_batch_size=24, train_batch_size=16), "one of 4, 8, 12, 24"),
+    "lonely group": (dict(group_size=1), "--group_size 1 has no group to compare with"),
+    "negative rate": (dict(learning_rate=-1), "--learning_rate must be more than 0, not -1.0"),
+    "nan": (dict(beta="nan"), "--beta must be at least 0, not nan"),
+    "no iterations": (dict(num_train_iters=0), "--num_train_iters must be more than 0, not 0"),
+    "greedy training": (dict(temperature=0), "--temperature must be more than 0, not 0.0"),
+    "eval size": (dict(eval_size=0), "--eval_size must be more than 0, not 0"),
+    "no such folder": (dict(dataset_name="gsm8k", dataset_path="./absent"), "--dataset_path absent is not a folder"),
+    "short prompts": (dict(max_prompt_length=3), "raise --max_prompt_length"),
+    "nothing to resume": (dict(resume=""), "--resume: there is no run in --output_dir"),
+    "not a folder": (dict(output_dir=ROOT / "main.py" / "run"), "Not a directory"),
+    "unknown device": (dict(device="abacus"), "--device abacus"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(mistake, model_folder, tmp_path, capsys):
+    flags, message = MISTAKES[mistake]
+    flags = {"output_dir": tmp_path / "run"} | flags
+    assert main.main(run_flags(model_folder, **flags)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ") and message in lines[-1]
+    assert sum(line.startswith("error:") for line in lines) == 1
+    assert not (tmp_path / "run").exists(), "nothing is left of a run that never started"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--beta", "much"], "argument --beta"), (["--betta", "1"], "unrecognized arguments: --betta")],
+)
+def test_flags_that_cannot_be_read(flags, message, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main.main(flags)
+    err = capsys.readouterr().err
+    assert exit.value.code == 2 and message in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_directory_that_holds_a_run_is_not_touched(finished_run, model_folder, capsys):
+    before = {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()}
+    assert main.main(run_flags(model_folder, finished_run)) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()} == before
+
+
+def test_broken_data_names_file_and_line(model_folder, tmp_path, capsys):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    good = json.dumps({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"})
+    for content, message in (
+        (f"{good}\n{{broken\n", "line 2: not valid JSON"),
+        (f'{good}\n{{"question": "x"}}\n', "line 2: no column 'answer'"),
+        ("", "is empty"),
+    ):
+        (folder / "train.jsonl").write_text(content)
+        (folder / "test.jsonl").write_text(good)
+        flags = run_flags(model_folder, tmp_path / "run", dataset_name="gsm8k", dataset_path=folder)
+        assert main.main(flags) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
+    """The real thing once: exit codes, one line on stderr, and the command that a newcomer types without a hub."""
+    run = run_script("main.py", *run_flags(model_folder, tmp_path / "run", num_train_iters=1, evaluator="gsm8k"))
+    assert run.returncode == 0 and "done: logs and checkpoints are in" in run.stdout.splitlines()[-1]
+    sheet = run_script(
+        "main.py", "--model_name", "Qwen/Qwen2-0.5B-Instruct", "--num_train_iters", 1000, "--eval_iterations", 100,
+        "--output_dir", tmp_path / "output" / "Qwen-0.5B",
+    )  # fmt: skip
+    assert sheet.returncode == 2 and "Traceback" not in sheet.stderr
+    assert (
+        sheet.stderr.strip()
+        .splitlines()[-1]
+        .startswith("error: --model_name Qwen/Qwen2-0.5B-Instruct: cannot be loaded")
+    )
+    help_text = run_script("main.py", "--help")
+    assert help_text.returncode == 0 and "completions per prompt" in help_text.stdout
+
+
+def test_every_flag_is_read_somewhere():
+    sources = {path: path.read_text("utf-8") for path in ROOT.glob("*.py")}
+    flags = re.findall(r'add\(\s*"--(\w+)"', sources[ROOT / "main.py"])
+    assert len(flags) > 35
+    for flag in flags:
+        used = [name for name, text in sources.items() if re.search(rf"\bargs\.{flag}\b", text)]
+        named = re.search(rf'LOSS_FLAGS = \([^)]*"{flag}"', sources[ROOT / "main.py"])
+        named = named or re.search(rf'for name in \([^)]*"{flag}"', sources[ROOT / "main.py"])
+        assert used or named, f"--{flag} has no effect"
+
+
+def test_rooms_import_only_downwards():
+    """The design's arrows: nothing imports a room above it, and the plotter imports none."""
+    rooms = [
+        "sft",
+        "generate_gold",
+        "selfcheck",
+        "main",
+        "evaluator",
+        "rl_datasets",
+        "runs",
+        "llms",
+        "utils",
+        "plotter",
+    ]
+    allowed = {
+        "main": {"evaluator", "rl_datasets", "runs", "llms", "utils"},
+        "evaluator": {"llms", "utils", "math_grading"},
+        "rl_datasets": {"llms", "utils"},
+        "runs": {"llms", "utils"},
+        "llms": {"utils"},
+        "utils": set(),
+        "plotter": set(),
+    }
+    for room in rooms:
+        path = ROOT / f"{room}.py"
+        if not path.exists():
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert imported & set(rooms) <= allowed.get(room, set(rooms)), room
+    assert "torch" not in (ROOT / "plotter.py").read_text("utf-8").split()
+
+
+def test_unpickling_and_remote_code_are_nowhere():
+    for path in ROOT.glob("*.py"):
+        text = path.read_text("utf-8")
+        assert "trust_remote_code" not in text and "import pickle" not in text, path
+        assert not re.search(r"(?<![\w.])eval\(", text), path
+        for call in re.findall(r"torch\.load\([^)]*\)", text):
+            assert "weights_only=True" in call, path
+
+
+def test_real_gsm8k_drops_long_prompts_and_says_so(data_folder, model_folder, tmp_path, capsys):
+    flags = dict(dataset_name="gsm8k", dataset_path=data_folder / "data" / "gsm8k", eval_only="", max_prompt_length=400)
+    assert main.main(run_flags(model_folder, tmp_path / "run", **flags)) == 0
+    out = capsys.readouterr().out
+    counts = re.findall(r"gsm8k: ([\d,]+) (?:training|test) problems \((\d+) dropped: longer than 400 tokens\)", out)
+    assert counts and all(int(dropped) > 0 for _, dropped in counts)
+    assert int(counts[0][0].replace(",", "")) + int(counts[0][1]) == 7473
