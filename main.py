@@ -15,7 +15,6 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 """
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -48,12 +47,13 @@ def train(args, run):
         with run.stages("reward"):  # 2. one weighted reward per completion
             repeated = [example for example in examples for _ in range(args.group_size)]
             rewards = reward(run.evaluator, repeated, rollout)
+            total = run.evaluator.total(rewards)  # (N,)
 
         # 3. advantages: how much better than its own group each completion is
         advantages, metrics = compute_group_normalized_rewards(
-            rewards.total, args.group_size, args.advantage_eps, args.use_std_normalization
+            total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
-        weights = (rewards.total if args.loss_type == "no_baseline" else advantages).to(args.device)  # (N,)
+        weights = (total if args.loss_type == "no_baseline" else advantages).to(args.device)  # (N,)
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
             updates = split_into_updates(args)
@@ -100,11 +100,8 @@ def sample(run, args, examples, num_samples, temperature, progress=None):
 
 
 def reward(evaluator, examples, rollout):
-    """The evaluator's Rewards for one completion per example, with `total` (N,): their weighted sum, NaN if missing."""
-    prompts, answers = [e["prompt"] for e in examples], [e["answer"] for e in examples]
-    rewards = evaluator.compute_rewards(prompts, rollout.texts, answers)
-    rewards.total = rewards.per_function @ torch.tensor(evaluator.reward_weights)
-    return rewards
+    """The evaluator's Rewards for one completion per example."""
+    return evaluator.compute_rewards([e["prompt"] for e in examples], rollout.texts, [e["answer"] for e in examples])
 
 
 def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, normalize_by_std=True):
@@ -379,7 +376,7 @@ def evaluate(run, args):
         if k > 1:
             prefix = name.replace("accuracy", "pass")
             metrics |= {f"{prefix}@{i}": utils.pass_at_k(correct.tolist(), k, i) for i in range(1, k + 1)}
-    metrics |= {"reward": rewards.total.nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
+    metrics |= {"reward": run.evaluator.total(rewards).nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
     metrics |= {
         "response_length": rollout.lengths.float().mean().item(),
         "truncated_fraction": (~rollout.finished).float().mean().item(),
@@ -464,13 +461,6 @@ def parse_args(argv=None):
     return args
 
 
-# The flags that a resumed run may have otherwise than before: none of them changes what is learnt.
-MAY_CHANGE = (
-    "num_train_iters", "eval_iterations", "save_iterations", "keep_checkpoints", "max_kl", "output_dir", "resume",
-    "device", "micro_batch_tokens", "max_concurrent_sequences",
-)  # fmt: skip
-
-
 def check_args(args):
     """Raise ValueError, in one line, for flags that cannot work together."""
     for name, value in vars(args).items():
@@ -509,18 +499,6 @@ def check_args(args):
         usable = False
     if not usable:
         raise ValueError(f"--device {args.device} cannot be used here; use cpu{', cuda' * torch.cuda.is_available()}")
-    holds_a_run = (args.output_dir / "args.json").exists()
-    if holds_a_run and not args.resume:
-        raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory, or --resume it")
-    if args.resume and not holds_a_run:
-        raise ValueError(f"--resume: there is no run in --output_dir {args.output_dir}")
-    if args.resume:
-        before = json.loads((args.output_dir / "args.json").read_text("utf-8"))["args"]
-        now = json.loads(json.dumps(vars(args), default=str))
-        changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
-        if changed:
-            was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
-            raise ValueError(f"--resume continues a run with its own flags: {was}")
 
 
 def setup(args):
@@ -539,6 +517,8 @@ def setup(args):
         seed=args.seed,
         eval_size=args.eval_size,
     )
+    if not args.eval_only:
+        train_loader.next_batch(0)  # raises where there is no training split
     evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=train_loader.prompt.name)
     for split, loader in (("training", train_loader), ("test", test_loader)):
         dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
@@ -569,17 +549,15 @@ def setup(args):
         start=time.perf_counter(),
     )
     run.boundary = runs.resumable_state(run)
-    if args.resume:
-        runs.resume(args, run)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    utils.write_json(args.output_dir / "args.json", utils.run_description(args, model))
     return run
 
 
 def main(argv=None):
     args = parse_args(argv)
     try:
+        runs.check_output_dir(args)
         run = setup(args)
+        runs.start(args, run)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

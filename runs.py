@@ -29,6 +29,37 @@ TRANSCRIPTS = ("rollouts", "eval")
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+# The flags that a resumed run may have otherwise than before: none of them changes what is learnt.
+MAY_CHANGE = (
+    "num_train_iters", "eval_iterations", "save_iterations", "keep_checkpoints", "max_kl", "output_dir", "resume",
+    "device", "micro_batch_tokens", "max_concurrent_sequences",
+)  # fmt: skip
+
+
+def check_output_dir(args):
+    """Raise ValueError where the output directory already holds a run, or with --resume holds none or another."""
+    holds_a_run = (args.output_dir / "args.json").exists()
+    if holds_a_run and not args.resume:
+        raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory, or --resume it")
+    if args.resume and not holds_a_run:
+        raise ValueError(f"--resume: there is no run in --output_dir {args.output_dir}")
+    if args.resume:
+        before = json.loads((args.output_dir / "args.json").read_text("utf-8"))["args"]
+        now = json.loads(json.dumps(vars(args), default=str))
+        changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
+        if changed:
+            was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
+            raise ValueError(f"--resume continues a run with its own flags: {was}")
+
+
+def start(args, run):
+    """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    utils.write_json(args.output_dir / "args.json", utils.run_description(args, run.model))
+    if args.resume:
+        resume(args, run)
+
+
 def progress_bar(args, run):
     """The steps still to be taken."""
     steps, total = range(run.step + 1, args.num_train_iters + 1), args.num_train_iters

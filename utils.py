@@ -345,7 +345,7 @@ def rollout_metrics(evaluator, rewards, rollout):
 
 def completion_records(evaluator, examples, rollout, rewards, **columns):
     """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
-    records = []
+    total, records = evaluator.total(rewards), []
     for i, (example, detail) in enumerate(zip(examples, rewards.details, strict=True)):
         parts = dict(zip(evaluator.reward_names, rewards.per_function[i].tolist(), strict=True))
         records.append(
@@ -357,7 +357,7 @@ def completion_records(evaluator, examples, rollout, rewards, **columns):
             }
             | detail
             | {f"rewards/{name}": value for name, value in parts.items()}
-            | {"reward": rewards.total[i], "length": rollout.lengths[i], "finished": rollout.finished[i]}
+            | {"reward": total[i], "length": rollout.lengths[i], "finished": rollout.finished[i]}
             | {name: column[i] for name, column in columns.items()}
         )
     return records

@@ -56,7 +56,7 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
         examples = run.train_loader.next_batch(2)
         rollout = main.sample(run, args, examples, 4, 1.0)
         rewards = main.reward(run.evaluator, [e for e in examples for _ in range(4)], rollout)
-        advantages, _ = main.compute_group_normalized_rewards(rewards.total, 4)
+        advantages, _ = main.compute_group_normalized_rewards(run.evaluator.total(rewards), 4)
         loss, _ = main.compute_loss(
             run.model, run.base_model, rollout.prompt_completion_ids, rollout.completion_ids, rollout.attention_mask,
             rollout.completion_mask, advantages,

@@ -1,0 +1,344 @@
+"""Prompts and data: how a question becomes a prompt, and the data sets `arithmetic`, `gsm8k` and `math`.
+
+An example is a plain dict: id, question, answer (gold), solution (worked steps, without the answer line), prompt
+(rendered: tokenize it with add_special_tokens=False), and where the data has them level and subject.
+"""
+
+import json
+import random
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from tiny import word_problems
+
+SYSTEM_PROMPT = """\
+Solve the problem. Respond in this form:
+<reasoning>
+your steps
+</reasoning>
+<answer>
+only the final answer
+</answer>"""
+
+R1_ZERO_PROMPT = """\
+A conversation between User and Assistant. The User asks a question. The Assistant first reasons, then gives the User \
+the final answer, in this form: <think> the reasoning </think> <answer> the answer </answer>.
+User: """
+
+
+class Prompt(ABC):
+    """A form of prompt and answer. Questions are joined to it, never formatted into it, so that braces survive."""
+
+    name: str
+    stop_strings: tuple = ()  # generation ends after any of these, which stays in the text; always at EOS
+
+    @abstractmethod
+    def render(self, tokenizer, question):
+        """The text of the prompt, with its special tokens."""
+
+    @abstractmethod
+    def format_solution(self, solution, answer):
+        """The completion, without EOS, that gives this solution and answer in this form."""
+
+
+class ReasoningAnswer(Prompt):
+    """A chat whose system prompt asks for the tags; plain text where the tokenizer has no chat template."""
+
+    name = "reasoning_answer"
+
+    def render(self, tokenizer, question):
+        if not tokenizer.chat_template:
+            return f"{SYSTEM_PROMPT}\n\n{question}\n"
+        return tokenizer.apply_chat_template(self.messages(question), tokenize=False, add_generation_prompt=True)
+
+    def messages(self, question):
+        """The chat before its template: what an OpenAI-compatible endpoint takes."""
+        return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+    def format_solution(self, solution, answer):
+        return f"<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>"
+
+
+class R1Zero(Prompt):
+    """Plain text for a base model, after the prompt of DeepSeek-R1-Zero (arXiv 2501.12948, table 1)."""
+
+    name = "r1_zero"
+    stop_strings = ("</answer>",)
+
+    def render(self, tokenizer, question):
+        return f"{R1_ZERO_PROMPT}{question}\nAssistant: <think>"
+
+    def format_solution(self, solution, answer):
+        return f"\n{solution}\n</think> <answer>{answer}</answer>"
+
+
+class QuestionOnly(Prompt):
+    """The bare question; the answer is boxed."""
+
+    name = "question_only"
+
+    def render(self, tokenizer, question):
+        return f"{question}\n"
+
+    def format_solution(self, solution, answer):
+        return f"{solution}\nThe answer is \\boxed{{{answer}}}."
+
+
+PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), QuestionOnly())}
+
+
+class DataLoader(ABC):
+    """One split of a data set, with its prompts rendered. A subclass says where the examples come from, in `load`.
+
+    split: "train" or "test". size: keep a fixed random subset, the same for every seed, tokenizer and prompt.
+    Prompts of more than `max_prompt_length` tokens are left out and counted in `dropped`; ValueError where all are.
+    """
+
+    name: str
+    default_evaluator: str
+    default_prompt: str
+
+    def __init__(self, split, tokenizer, prompt, *, dataset_path=None, max_prompt_length=512, seed=0, size=None):
+        self.split, self.prompt, self.seed = split, prompt, seed
+        self.source = dataset_path or self.name
+        examples = self.read(split, dataset_path)
+        if size is not None:
+            examples = _fixed_subset(examples, size)
+        for example in examples:
+            example["prompt"] = prompt.render(tokenizer, example["question"])
+        self.examples = _drop_long(examples, tokenizer, max_prompt_length)
+        self.dropped = len(examples) - len(self.examples)
+        if self.dropped and not self.examples:
+            raise ValueError(
+                f"all {self.dropped} prompts of {self.source} ({split}) are longer than {max_prompt_length} tokens; "
+                "raise --max_prompt_length"
+            )
+        self.load_state_dict({"epoch": 0, "position": 0})
+
+    @classmethod
+    @abstractmethod
+    def load(cls, split, dataset_path):
+        """Example dicts without id and prompt, in a fixed order; empty where there is no such training split."""
+
+    @classmethod
+    def read(cls, split, dataset_path=None):
+        """Every example of the split, without its prompt: this needs no tokenizer."""
+        return [{"id": f"{cls.name}/{split}/{i}", **row} for i, row in enumerate(cls.load(split, dataset_path))]
+
+    def next_batch(self, n):
+        """The next `n` examples of an endless stream: each epoch is a shuffle by (seed, epoch) of all examples.
+
+        No example comes twice within an epoch; a batch may reach over the end of one (or several) into the next.
+        """
+        if not self.examples:
+            raise ValueError(f"{self.source} has no {self.split} split, only test data: it can only be evaluated")
+        batch = []
+        while len(batch) < n:
+            if self.position == len(self.examples):
+                self.load_state_dict({"epoch": self.epoch + 1, "position": 0})
+            indices = self.order[self.position : self.position + n - len(batch)]
+            batch += [self.examples[i] for i in indices]
+            self.position += len(indices)
+        return batch
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state):
+        self.epoch, self.position = state["epoch"], state["position"]
+        if self.position > len(self.examples):
+            raise ValueError(f"cannot resume at example {self.position} of {self.source}: it has {len(self.examples)}")
+        self.order = list(range(len(self.examples)))
+        random.Random(f"{self.seed}/{self.epoch}").shuffle(self.order)
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __iter__(self):
+        return iter(self.examples)
+
+
+class ArithmeticLoader(DataLoader):
+    """Generated word problems; the test set is always the same 500."""
+
+    name, default_evaluator, default_prompt = "arithmetic", "gsm8k", "reasoning_answer"
+    sizes = {"train": 10_000, "test": 500}
+
+    @classmethod
+    def load(cls, split, dataset_path):
+        if dataset_path:
+            raise ValueError("the data set 'arithmetic' is generated; leave --dataset_path out")
+        rows = word_problems.generate(split, cls.sizes[split])
+        return [gsm8k_example(row, f"arithmetic, row {i}") | {"level": row["level"]} for i, row in enumerate(rows, 1)]
+
+
+class GSM8kLoader(DataLoader):
+    """The official train and test splits, 7,473 and 1,319 problems."""
+
+    name, default_evaluator, default_prompt = "gsm8k", "gsm8k", "reasoning_answer"
+
+    @classmethod
+    def load(cls, split, dataset_path):
+        rows = read_folder(dataset_path, split) if dataset_path else read_hub("openai/gsm8k", ["main"], split)
+        return [gsm8k_example(row, where) for where, row in rows]
+
+
+class MathLoader(DataLoader):
+    """From the hub: the 7,500 official training problems of MATH, and MATH-500 (500 of its 5,000 test problems)."""
+
+    name, default_evaluator, default_prompt = "math", "math", "r1_zero"
+    subjects = "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus"
+
+    @classmethod
+    def load(cls, split, dataset_path):
+        if dataset_path:
+            rows = read_folder(dataset_path, split)
+        elif split == "train":
+            rows = read_hub("EleutherAI/hendrycks_math", cls.subjects.split(), split)
+        else:
+            rows = read_hub("HuggingFaceH4/MATH-500", ["default"], split)
+        return [math_example(row, where) for where, row in rows]
+
+
+DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader)}
+
+
+def get_dataloaders(name, tokenizer, *, prompt=None, dataset_path=None, max_prompt_length=512, seed=0, eval_size=None):
+    """(train_loader, test_loader). Raises ValueError, and OSError where the hub cannot be reached.
+
+    prompt: a name in PROMPTS, by default the data set's own. eval_size: how many test examples, a fixed subset.
+    dataset_path: a folder with train and test as .jsonl or .parquet, instead of the Hugging Face hub.
+    """
+    if name not in DATASETS:
+        raise ValueError(f"unknown data set {name!r}; known: {', '.join(DATASETS)}")
+    prompt = prompt or DATASETS[name].default_prompt
+    if prompt not in PROMPTS:
+        raise ValueError(f"unknown prompt {prompt!r}; known: {', '.join(PROMPTS)}")
+    same = {"dataset_path": dataset_path, "max_prompt_length": max_prompt_length, "seed": seed}
+    train_loader = DATASETS[name]("train", tokenizer, PROMPTS[prompt], **same)
+    return train_loader, DATASETS[name]("test", tokenizer, PROMPTS[prompt], size=eval_size, **same)
+
+
+def gsm8k_example(row, where):
+    """A row of GSM8K's schema: the gold answer is what follows the last ####. `where` names the row in errors."""
+    text = _text(row, "answer", where)
+    solution, mark, answer = text.rpartition("####")
+    answer = answer.strip().replace(",", "")
+    if not mark or not answer:
+        raise ValueError(f"{where}: column 'answer' has no final line '#### <answer>'")
+    solution = re.sub(r"<<.*?>>", "", solution).strip()  # <<48/2=24>> marks are for a calculator
+    return {"question": _text(row, "question", where), "answer": answer, "solution": solution}
+
+
+def math_example(row, where):
+    """A row of MATH: problem; answer, or solution whose last \\boxed{} is the answer; level and subject where given."""
+    solution = _text(row, "solution", where).strip() if "solution" in row else ""
+    answer = _text(row, "answer", where) if "answer" in row or not solution else last_boxed(solution)
+    if answer is None:
+        raise ValueError(f"{where}: no column 'answer', and no \\boxed{{}} in column 'solution'")
+    level = str(row.get("level", "")).removeprefix("Level ")
+    return {
+        "question": _text(row, "problem", where),
+        "answer": answer.strip(),
+        "solution": solution,
+        "level": int(level) if level.isdigit() else None,
+        "subject": row.get("subject", row.get("type")),
+    }
+
+
+def last_boxed(text):
+    """What the last balanced \\boxed{...} (or \\fbox{...}, or \\boxed 5 up to the $) holds, or None."""
+    for box in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*", text))):
+        if text[box.end() : box.end() + 1] != "{":
+            return text[box.end() :].partition("$")[0].strip()
+        depth = 0
+        for token in re.compile(r"\\.|[{}]").finditer(text, box.end()):  # \{ and \} do not count
+            depth += {"{": 1, "}": -1}.get(token[0], 0)
+            if depth == 0:
+                return text[box.end() + 1 : token.start()]
+    return None
+
+
+def read_hub(name, configs, split):
+    """Rows of a data set of the Hugging Face hub, as (where, row). Raises OSError."""
+    import datasets  # here, because it takes a second to import
+
+    try:
+        parts = [(config, datasets.load_dataset(name, config, split=split)) for config in configs]
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"cannot load {name} from the hub ({reason}); give a local folder by --dataset_path") from error
+    return [(f"{name} {config} {split}, row {i}", row) for config, part in parts for i, row in enumerate(part, 1)]
+
+
+def read_folder(folder, split):
+    """Rows of `split`.jsonl or .parquet (the hub's `split`-00000-of-00001.parquet too) in a folder, as (where, row).
+
+    A folder with a single file of another name is test data alone. No training file: no rows. Raises ValueError.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"--dataset_path {folder} is not a folder; it should hold train and test .jsonl or .parquet")
+    for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*-of-*.parquet"):
+        if paths := sorted(folder.glob(pattern)):
+            return [row for path in paths for row in _read_file(path)]
+    if split == "train":
+        return []
+    paths = [*folder.glob("*.jsonl"), *folder.glob("*.parquet")]
+    if len(paths) == 1 and not paths[0].name.startswith("train"):
+        return _read_file(paths[0])
+    found = ", ".join(sorted(path.name for path in paths)) or "no data files"
+    raise ValueError(f"{folder} has no test.jsonl or test.parquet (found: {found})")
+
+
+def _read_file(path):
+    if path.suffix == ".parquet":
+        import datasets
+
+        try:
+            rows = list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+        except ValueError as error:
+            raise ValueError(f"{path}: cannot be read as parquet ({error})") from error
+        rows = [(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
+    else:
+        with open(path, "rb") as file:
+            rows = [(f"{path}, line {i}", line) for i, line in enumerate(file, 1) if line.strip()]
+        rows = [(where, _parse_json(line, where)) for where, line in rows]
+    if not rows:
+        raise ValueError(f"{path} is empty")
+    return rows
+
+
+def _parse_json(line, where):
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError as well
+        raise ValueError(f"{where}: not valid JSON ({getattr(error, 'msg', error)})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: not a JSON object")
+    return row
+
+
+def _text(row, column, where):
+    if column not in row:
+        raise ValueError(f"{where}: no column {column!r} (columns: {', '.join(row)})")
+    if not isinstance(row[column], str) or not row[column].strip():
+        raise ValueError(f"{where}: column {column!r} must be text, not {row[column]!r}")
+    return row[column]
+
+
+def _fixed_subset(examples, size):
+    if size < 1:
+        raise ValueError(f"--eval_size must be at least 1, not {size}")
+    indices = list(range(len(examples)))
+    random.Random("evaluation subset").shuffle(indices)
+    return [examples[i] for i in sorted(indices[:size])]
+
+
+def _drop_long(examples, tokenizer, max_length):
+    if not examples:
+        return []
+    prompts = [example["prompt"] for example in examples]
+    ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    return [example for example, row in zip(examples, ids, strict=True) if len(row) <= max_length]

@@ -1,0 +1,423 @@
+"""Prompts and loaders: exact texts, the order of training examples, and one clear line for every kind of bad data."""
+
+import json
+import re
+
+import datasets
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import rl_datasets
+from rl_datasets import DATASETS, PROMPTS, GSM8kLoader, get_dataloaders, gsm8k_example, last_boxed, math_example
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+AWKWARD = r"Is {x} in {0} 100% of %s, \frac{1}{2} or {{y}}?"
+
+
+def byte_tokenizer(chat_template=None):
+    """One token per byte, so that a length in tokens is counted by eye."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=chat_template)
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def gsm8k_rows(n):
+    return [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(n)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """GSM8K's schema with 10 training and 5 test problems."""
+    write_jsonl(tmp_path / "train.jsonl", gsm8k_rows(10))
+    write_jsonl(tmp_path / "test.jsonl", gsm8k_rows(5))
+    return tmp_path
+
+
+def load(folder, name="gsm8k", **options):
+    return get_dataloaders(name, TOKENIZER, **{"prompt": "question_only", "dataset_path": str(folder), **options})
+
+
+# Prompts
+
+
+def test_reasoning_answer_is_a_chat_with_our_system_prompt():
+    prompt = PROMPTS["reasoning_answer"].render(byte_tokenizer(CHAT_TEMPLATE), "How many?")
+    assert prompt == (
+        "<|im_start|>system\nSolve the problem. Respond in this form:\n<reasoning>\nyour steps\n</reasoning>\n"
+        "<answer>\nonly the final answer\n</answer><|im_end|>\n"
+        "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_reasoning_answer_without_a_chat_template_is_plain_text():
+    prompt = PROMPTS["reasoning_answer"].render(TOKENIZER, "How many?")
+    assert prompt == f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
+
+
+def test_r1_zero_opens_the_thought_and_stops_after_the_answer():
+    prompt = PROMPTS["r1_zero"]
+    assert prompt.render(TOKENIZER, "How many?").endswith("\nUser: How many?\nAssistant: <think>")
+    assert prompt.stop_strings == ("</answer>",)
+    assert PROMPTS["reasoning_answer"].stop_strings == PROMPTS["question_only"].stop_strings == ()
+
+
+def test_question_only_is_the_bare_question():
+    assert PROMPTS["question_only"].render(byte_tokenizer(CHAT_TEMPLATE), "How many?") == "How many?\n"
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("chat_template", [None, CHAT_TEMPLATE])
+def test_a_question_with_braces_survives(name, chat_template):
+    assert PROMPTS[name].name == name
+    assert f"{AWKWARD}" in PROMPTS[name].render(byte_tokenizer(chat_template), AWKWARD)
+
+
+@pytest.mark.parametrize(
+    ("name", "completion"),
+    [
+        ("reasoning_answer", "<reasoning>\n{1} + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"),
+        ("r1_zero", "\n{1} + 1 = 2\n</think> <answer>2</answer>"),
+        ("question_only", "{1} + 1 = 2\nThe answer is \\boxed{2}."),
+    ],
+)
+def test_format_solution(name, completion):
+    assert PROMPTS[name].format_solution("{1} + 1 = 2", "2") == completion
+
+
+# Rows
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "solution"),
+    [
+        ("2*3 = <<2*3=6>>6 eggs.\n6+1 = $<<6+1=7>>7.\n#### 7", "7", "2*3 = 6 eggs.\n6+1 = $7."),
+        ("So it is 1,000,000.\n#### 1,000,000", "1000000", "So it is 1,000,000."),
+        ("#### 5 is not the answer\n####  -3.5 ", "-3.5", "#### 5 is not the answer"),
+        ("#### 4", "4", ""),
+    ],
+)
+def test_gsm8k_answer_and_solution(text, answer, solution):
+    example = gsm8k_example({"question": "q", "answer": text}, "row 1")
+    assert example == {"question": "q", "answer": answer, "solution": solution}
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        (r"so $\boxed{5}$", "5"),
+        (r"\boxed{1} then \boxed{2} end", "2"),
+        (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{a \\} b}", r"a \\"),
+        (r"\boxed{7} and an unclosed \boxed{8", "7"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\fbox{9}", "9"),
+        (r"is $\boxed 2$ or so", "2"),
+        ("\\boxed{a\nb}", "a\nb"),
+        (r"\boxed{}", ""),
+        ("no box", None),
+        (r"\boxed{1", None),
+    ],
+)
+def test_last_boxed(text, boxed):
+    assert last_boxed(text) == boxed
+
+
+def test_math_example_from_answer_or_from_the_box_of_the_solution():
+    row = {"problem": "p", "solution": r"It is $\boxed{4}$.", "level": "Level 5", "type": "Algebra"}
+    expected = {"question": "p", "answer": "4", "solution": r"It is $\boxed{4}$.", "level": 5, "subject": "Algebra"}
+    assert math_example(row, "row 1") == expected
+    assert math_example({**row, "answer": "four"}, "row 1")["answer"] == "four", "a column of its own comes first"
+    row = {"problem": "p", "answer": " 4 ", "level": 3, "subject": "Geometry"}
+    expected = {"question": "p", "answer": "4", "solution": "", "level": 3, "subject": "Geometry"}
+    assert math_example(row, "row 1") == expected
+    assert math_example({"problem": "p", "answer": "4", "level": "Level ?"}, "row 1")["level"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"problem": "p"}, "row 1: no column 'answer' (columns: problem)"),
+        ({"problem": "p", "solution": "s"}, r"row 1: no column 'answer', and no \boxed{} in column 'solution'"),
+        ({"answer": "4"}, "row 1: no column 'problem' (columns: answer)"),
+        ({"problem": "p", "answer": 4}, "row 1: column 'answer' must be text, not 4"),
+    ],
+)
+def test_math_rows_that_are_refused(row, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        math_example(row, "row 1")
+
+
+# Files
+
+
+def test_jsonl_folder(folder):
+    train_loader, test_loader = load(folder)
+    assert (len(train_loader), len(test_loader)) == (10, 5)
+    assert list(test_loader)[3] == {
+        "id": "gsm8k/test/3",
+        "question": "What is 3 + 1?",
+        "answer": "4",
+        "solution": "3 + 1 = 4",
+        "prompt": "What is 3 + 1?\n",
+    }
+
+
+def test_reading_examples_needs_no_tokenizer(folder):
+    loaded = [{key: example[key] for key in example if key != "prompt"} for example in load(folder)[1]]
+    assert GSM8kLoader.read("test", folder) == loaded
+
+
+@pytest.mark.parametrize("names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]])
+def test_parquet_gives_the_same_examples_as_jsonl(folder, names):
+    expected = load(folder)[1].examples
+    (folder / "test.jsonl").unlink()
+    size = -(-5 // len(names))
+    for i, name in enumerate(names):
+        datasets.Dataset.from_list(gsm8k_rows(5)[i * size : (i + 1) * size]).to_parquet(folder / name)
+    assert load(folder)[1].examples == expected
+
+
+GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD + b"\n\n" + GOOD + b'\n{"question": "q"', "test.jsonl, line 4: not valid JSON (Expecting"),
+        (GOOD + b'\n{"question": "\xff"}', "test.jsonl, line 2: not valid JSON ('utf-8' codec can't decode"),
+        (b"[" * 100_000, "test.jsonl, line 1: not valid JSON ("),
+        (GOOD + b"\n[1, 2]\n", "test.jsonl, line 2: not a JSON object"),
+        (b'{"question": "q", "text": "t"}', "test.jsonl, line 1: no column 'answer' (columns: question, text)"),
+        (b'{"question": 7, "answer": "#### 7"}', "test.jsonl, line 1: column 'question' must be text, not 7"),
+        (b'{"question": " ", "answer": "#### 7"}', "test.jsonl, line 1: column 'question' must be text, not ' '"),
+        (GOOD + b'\n{"question": "q", "answer": "7"}', "test.jsonl, line 2: column 'answer' has no final line"),
+        (b'{"question": "q", "answer": "7\\n#### "}', "test.jsonl, line 1: column 'answer' has no final line"),
+        (b"", "test.jsonl is empty"),
+        (b"\n \n", "test.jsonl is empty"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(folder, content, message):
+    (folder / "test.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_blank_lines_and_windows_line_ends_are_accepted(folder):
+    (folder / "test.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n" + GOOD)
+    assert len(load(folder)[1]) == 2
+
+
+def test_a_broken_parquet_file_is_named(folder):
+    (folder / "test.jsonl").unlink()
+    (folder / "test.parquet").write_bytes(b"this is no parquet file")
+    with pytest.raises(ValueError, match="test.parquet: cannot be read as parquet"):
+        load(folder)
+
+
+def test_a_parquet_row_with_a_missing_value_is_named(folder):
+    (folder / "test.jsonl").unlink()
+    rows = [*gsm8k_rows(1), {"question": "q", "answer": None}]
+    datasets.Dataset.from_list(rows).to_parquet(folder / "test.parquet")
+    with pytest.raises(ValueError, match="test.parquet, row 2: column 'answer' must be text, not None"):
+        load(folder)
+
+
+def test_a_folder_that_is_no_folder_or_holds_no_test_data(folder):
+    with pytest.raises(ValueError, match="nowhere is not a folder"):
+        load(folder / "nowhere")
+    (folder / "test.jsonl").unlink()
+    with pytest.raises(ValueError, match=re.escape("has no test.jsonl or test.parquet (found: train.jsonl)")):
+        load(folder)
+    (folder / "train.jsonl").unlink()
+    with pytest.raises(ValueError, match="found: no data files"):
+        load(folder)
+
+
+def test_a_single_file_of_another_name_can_be_evaluated_but_not_trained_on(tmp_path):
+    write_jsonl(tmp_path / "math500.jsonl", [{"problem": "p", "answer": "4"}])
+    train_loader, test_loader = load(tmp_path, name="math")
+    assert [example["answer"] for example in test_loader] == ["4"]
+    assert len(train_loader) == 0
+    with pytest.raises(ValueError, match="has no train split, only test data: it can only be evaluated"):
+        train_loader.next_batch(1)
+
+
+def test_the_hub_is_asked_for_the_official_splits(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        return gsm8k_rows(2) if "gsm8k" in name else [{"problem": "p", "solution": r"\boxed{4}"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    train_loader, _ = load(folder="", name="gsm8k")
+    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
+    assert [example["id"] for example in train_loader] == ["gsm8k/train/0", "gsm8k/train/1"]
+    asked.clear()
+    train_loader, test_loader = load(folder="", name="math")
+    assert {call[0] for call in asked[:-1]} == {"EleutherAI/hendrycks_math"}
+    assert len(train_loader) == len({call[1] for call in asked[:-1]}) == 7
+    assert asked[-1] == ("HuggingFaceH4/MATH-500", "default", "test") and len(test_loader) == 1
+
+
+def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nand more lines")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(OSError, match="cannot load openai/gsm8k from the hub .*--dataset_path") as error:
+        load(folder="", name="gsm8k")
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_names_list_the_known_ones(folder):
+    with pytest.raises(ValueError, match="unknown data set 'gsm9k'; known: arithmetic, gsm8k, math"):
+        get_dataloaders("gsm9k", TOKENIZER)
+    with pytest.raises(ValueError, match="unknown prompt 'r2'; known: reasoning_answer, r1_zero, question_only"):
+        load(folder, prompt="r2")
+
+
+# Loaders
+
+
+def test_each_data_set_names_its_evaluator_and_prompt():
+    chosen = {name: (loader.default_evaluator, loader.default_prompt) for name, loader in DATASETS.items()}
+    assert chosen == {
+        "arithmetic": ("gsm8k", "reasoning_answer"),
+        "gsm8k": ("gsm8k", "reasoning_answer"),
+        "math": ("math", "r1_zero"),
+    }
+
+
+def test_the_default_prompt_is_the_data_sets_own(folder):
+    loader = load(folder, prompt=None)[1]
+    assert loader.prompt is PROMPTS["reasoning_answer"]
+    assert loader.examples[0]["prompt"] == f"{rl_datasets.SYSTEM_PROMPT}\n\nWhat is 0 + 1?\n"
+
+
+def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path):
+    questions = ["a" * 9, "b" * 10, "c" * 4 + "é" * 3, "d" * 3]  # 10, 11, 11 and 4 bytes with the newline
+    for split in ("train", "test"):
+        write_jsonl(tmp_path / f"{split}.jsonl", [{"question": q, "answer": "#### 1"} for q in questions])
+    _, loader = load(tmp_path, max_prompt_length=10)
+    assert [example["id"] for example in loader] == ["gsm8k/test/0", "gsm8k/test/3"]
+    assert loader.dropped == 2
+    with pytest.raises(ValueError, match="all 4 prompts of .* are longer than 3 tokens; raise --max_prompt_length"):
+        load(tmp_path, max_prompt_length=3)
+
+
+def ids(examples):
+    return [example["id"] for example in examples]
+
+
+def test_an_epoch_is_a_permutation_and_batches_run_on_into_the_next(folder):
+    train_loader, _ = load(folder)
+    stream = [example for n in (3, 4, 1, 25, 7) for example in train_loader.next_batch(n)]  # 4 epochs of 10
+    epochs = [ids(stream[i : i + 10]) for i in range(0, 40, 10)]
+    assert all(sorted(epoch) == sorted(ids(train_loader)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4, "each epoch has an order of its own"
+    assert epochs[0] != ids(train_loader), "the first epoch is shuffled too"
+
+
+def test_the_order_is_fixed_by_the_seed_and_changes_with_it(folder):
+    first = ids(load(folder, seed=1)[0].next_batch(10))
+    assert ids(load(folder, seed=1)[0].next_batch(10)) == first
+    assert ids(load(folder, seed=2)[0].next_batch(10)) != first
+
+
+def test_batch_sizes_do_not_change_the_order(folder):
+    whole = load(folder)[0].next_batch(24)
+    parts = load(folder)[0]
+    assert [example for _ in range(8) for example in parts.next_batch(3)] == whole
+
+
+@pytest.mark.parametrize("consumed", [0, 4, 10, 13, 20])
+def test_resuming_continues_exactly(folder, consumed):
+    loader = load(folder, seed=3)[0]
+    loader.next_batch(consumed)
+    state = json.loads(json.dumps(loader.state_dict()))
+    expected = [ids(loader.next_batch(6)) for _ in range(4)]
+    resumed = load(folder, seed=3)[0]
+    resumed.load_state_dict(state)
+    assert [ids(resumed.next_batch(6)) for _ in range(4)] == expected
+
+
+def test_resuming_on_fewer_examples_is_refused(folder):
+    with pytest.raises(ValueError, match="cannot resume at example 11 of .*: it has 10"):
+        load(folder)[0].load_state_dict({"epoch": 0, "position": 11})
+
+
+def test_the_evaluation_subset_is_fixed(tmp_path):
+    for split in ("train", "test"):
+        write_jsonl(tmp_path / f"{split}.jsonl", gsm8k_rows(100))
+    subset = ids(load(tmp_path, eval_size=20, seed=0)[1])
+    assert len(set(subset)) == 20
+    assert ids(load(tmp_path, eval_size=20, seed=1)[1]) == subset, "another training seed evaluates the same problems"
+    assert ids(load(tmp_path, eval_size=20, prompt="r1_zero", max_prompt_length=1000)[1]) == subset
+    assert set(subset) < set(ids(load(tmp_path, eval_size=50)[1])), "a larger subset holds the smaller one"
+    everything = ids(load(tmp_path)[1])
+    assert subset == [name for name in everything if name in subset], "in the order of the file"
+    assert subset != everything[:20], "not the first ones: a file may be sorted"
+    assert ids(load(tmp_path, eval_size=1000)[1]) == everything
+    assert len(load(tmp_path, eval_size=20)[0]) == 100, "training data stay whole"
+    with pytest.raises(ValueError, match="--eval_size must be at least 1, not 0"):
+        load(tmp_path, eval_size=0)
+
+
+def test_arithmetic():
+    train_loader, test_loader = get_dataloaders("arithmetic", TOKENIZER, eval_size=None)
+    assert (len(train_loader), len(test_loader)) == (10_000, 500)
+    assert {example["level"] for example in test_loader} == {1, 2, 3, 4}
+    for example in test_loader:
+        assert example["solution"].endswith(f" = {example['answer']}")
+        assert example["solution"].count("\n") + 1 == example["level"]
+    with pytest.raises(ValueError, match="is generated; leave --dataset_path out"):
+        get_dataloaders("arithmetic", TOKENIZER, dataset_path="somewhere")
+
+
+# Real data
+
+
+@pytest.fixture
+def qwen2(data_folder):
+    return PreTrainedTokenizerFast.from_pretrained(data_folder / "models" / "qwen2")
+
+
+def test_real_gsm8k(qwen2, data_folder):
+    train_loader, test_loader = get_dataloaders("gsm8k", qwen2, dataset_path=data_folder / "data" / "gsm8k")
+    assert (len(train_loader), len(test_loader)) == (7473, 1319)
+    assert train_loader.dropped == test_loader.dropped == 0
+    for example in [*train_loader, *test_loader]:
+        assert re.fullmatch(r"-?\d+(\.\d+)?", example["answer"]), example
+        assert "<<" not in example["solution"] and "####" not in example["solution"]
+    assert train_loader.examples[0]["answer"] == "72"
+    prompt = test_loader.examples[0]["prompt"]
+    assert prompt.startswith(f"<|im_start|>system\n{rl_datasets.SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\nJanet")
+    assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_real_math_500(qwen2, data_folder):
+    folder = data_folder / "data" / "math"
+    _, test_loader = get_dataloaders("math", qwen2, dataset_path=folder, max_prompt_length=1024)
+    assert len(test_loader) == 500 and test_loader.dropped == 0
+    assert {example["level"] for example in test_loader} == {1, 2, 3, 4, 5}
+    assert len({example["subject"] for example in test_loader}) == 7
+    for example in test_loader:
+        assert last_boxed(example["solution"]) == example["answer"]
+        assert example["question"] in example["prompt"]

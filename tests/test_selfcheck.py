@@ -1,0 +1,132 @@
+"""Each check passes on a sound setting and fails on a model, tokenizer or setting that is broken in just its way."""
+
+import copy
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+
+import llms
+import main
+import selfcheck
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    args = main.parse_args(
+        ["--model_name", str(ROOT / "tiny" / "1m"), "--dataset_name", "arithmetic", "--max_completion_length", "96",
+         "--group_size", "4", "--rollout_batch_size", "16", "--device", "cpu"]
+    )  # fmt: skip
+    return args, main.setup(args)
+
+
+@pytest.fixture
+def setting(prepared):
+    """Fresh copies of what a check might break."""
+    args, run = prepared
+    run = copy.copy(run)
+    run.model = copy.deepcopy(run.model)
+    run.base_model, run.sampler = llms.get_base_model(run.model), run.model
+    run.tokenizer, run.train_loader = copy.deepcopy(run.tokenizer), copy.deepcopy(run.train_loader)
+    run.optimizer = torch.optim.AdamW(run.model.parameters())
+    return copy.copy(args), run
+
+
+def test_all_checks_pass_on_a_sound_setting(setting, capsys):
+    assert selfcheck.run_checks(*setting) == []
+    assert capsys.readouterr().out.count("pass ") == len(selfcheck.CHECKS)
+
+
+def break_template(args, run, monkeypatch):
+    opening = "{{ '<|im_start|>assistant\n' }}"
+    assert opening in run.tokenizer.chat_template
+    run.tokenizer.chat_template = run.tokenizer.chat_template.replace(opening, "{{ '<|im_start|>assistant: ' }}")
+    for example in run.train_loader.examples:
+        example["prompt"] = run.train_loader.prompt.render(run.tokenizer, example["question"])
+
+
+def break_sampling_fields(args, run, monkeypatch):
+    original = llms.generate
+    monkeypatch.setattr(llms, "generate", lambda *a, **k: original(*a, **k | {"temperature": 0.01}))
+
+
+def break_masks(args, run, monkeypatch):
+    original = llms.generate
+
+    def without_eos(*args, **kwargs):  # what a mask by token id does when pad == eos
+        rollout = original(*args, **kwargs)
+        keep = torch.arange(rollout.completion_mask.shape[1]) < (rollout.lengths - 1).unsqueeze(1)
+        rollout.completion_mask = rollout.completion_mask * keep
+        return rollout
+
+    monkeypatch.setattr(llms, "generate", without_eos)
+
+
+def break_sampled_logps(args, run, monkeypatch):
+    original = llms.generate
+    monkeypatch.setattr(llms, "generate", lambda *a, **k: original(*a, **k | {"temperature": 0.7 * k["temperature"]}))
+
+
+def break_kl_and_ratio(args, run, monkeypatch):
+    run.model.config.attention_dropout = 0.3
+    for layer in run.model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    run.model.train()
+
+
+def break_gradient(args, run, monkeypatch):
+    """A model that attends to padding."""
+    body = run.model.get_decoder()
+    original = body.forward
+
+    def ignoring_the_mask(*a, attention_mask=None, **k):
+        return original(*a, attention_mask=torch.ones_like(attention_mask), **k)
+
+    monkeypatch.setattr(body, "forward", ignoring_the_mask)
+
+
+def break_gold(args, run, monkeypatch):
+    for example in run.train_loader.examples[:3]:
+        example["solution"] += "\n</reasoning>"  # a tag that stands twice is no valid form
+
+
+def break_spread(args, run, monkeypatch):
+    original = run.evaluator.compute_rewards
+
+    def flat(prompts, completions, answers):
+        rewards = original(prompts, completions, answers)
+        return type(rewards)(torch.ones_like(rewards.per_function), rewards.details)
+
+    run.evaluator = copy.copy(run.evaluator)
+    run.evaluator.compute_rewards = flat
+
+
+def break_memory(args, run, monkeypatch):
+    peak, _ = selfcheck.memory("cpu")
+    monkeypatch.setattr(selfcheck, "memory", lambda device: (peak, peak))
+
+
+@pytest.mark.parametrize("check", [check.__name__.removeprefix("check_") for check in selfcheck.CHECKS])
+def test_each_check_fails_on_what_it_is_there_for(check, setting, monkeypatch, capsys):
+    args, run = setting
+    globals()[f"break_{check}"](args, run, monkeypatch)
+    failed = selfcheck.run_checks(args, run)
+    assert check.replace("_", " ") in failed
+    assert "To do: " in capsys.readouterr().out
+
+
+def test_a_mean_gap_of_a_bfloat16_copy_is_within_its_limit(setting):
+    args, run = setting
+    run.sampler = llms.get_sampler(run.model, "bfloat16")
+    sampled = selfcheck.Sampled(args, run)
+    ok, figure, _ = selfcheck.check_sampled_logps(args, run, sampled)
+    assert ok, figure
+    assert float(figure.split("worst ")[1].split()[0]) > 1e-3, "the copy should differ, or nothing was tested"
+
+
+def test_the_command_line():
+    flags = "--dataset_name arithmetic --device cpu --max_completion_length 96".split()
+    good = run_script("selfcheck.py", "--model_name", ROOT / "tiny" / "1m", *flags)
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert good.stdout.splitlines()[-1] == f"{len(selfcheck.CHECKS)} of {len(selfcheck.CHECKS)} checks hold"
+    assert selfcheck.run(["--model_name", "./absent"]) == 2
