@@ -376,6 +376,10 @@ def evaluate(run, args):
         if k > 1:
             prefix = name.replace("accuracy", "pass")
             metrics |= {f"{prefix}@{i}": utils.pass_at_k(correct.tolist(), k, i) for i in range(1, k + 1)}
+    strict = [detail["correct_strict"] for detail in rewards.details]
+    metrics |= utils.format_and_answer_counts(rewards.details)
+    for column in ("level", "subject"):
+        metrics |= utils.accuracy_by(column, repeated, strict)
     metrics |= {"reward": run.evaluator.total(rewards).nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
     metrics |= {
         "response_length": rollout.lengths.float().mean().item(),

@@ -104,6 +104,25 @@ def save_evaluation(args, run, metrics, records):
         f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
         f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
     )
+    if args.eval_only:
+        print_categories(args, metrics)
+
+
+CATEGORIES = {  # name in eval_log.jsonl: what it means, and the text by which its rows are found in a transcript
+    "format1_answer1": ("format 1, answer 1", '"format": true, "correct_strict": true'),
+    "format1_answer0": ("format 1, answer 0", '"format": true, "correct_strict": false'),
+    "format0_answer0": ("format 0, answer 0", '"format": false, "correct_strict": false'),
+}
+
+
+def print_categories(args, metrics):
+    """The three categories of format and answer with their counts, how to list ten of each, accuracies by group."""
+    path = args.output_dir / "eval" / "step_000000.jsonl"
+    for name, (meaning, text) in CATEGORIES.items():
+        print(f"{meaning}: {metrics[f'count/{name}']}; list ten: grep -m 10 '{text}' {path}")
+    for key, value in metrics.items():
+        if key.startswith(("accuracy_level/", "accuracy_subject/", "pass")):
+            print(f"{key}: {value:.1%}")
 
 
 def save_checkpoint(args, run):

@@ -343,6 +343,22 @@ def rollout_metrics(evaluator, rewards, rollout):
     }
 
 
+def format_and_answer_counts(details):
+    """How many completions have the required form and the right answer in it, the form alone, or neither."""
+    pairs = [(detail["format"], detail["correct_strict"]) for detail in details]
+    named = {"format1_answer1": (True, True), "format1_answer0": (True, False), "format0_answer0": (False, False)}
+    return {f"count/{name}": pairs.count(pair) for name, pair in named.items()}
+
+
+def accuracy_by(column, examples, correct):
+    """{"accuracy_level/3": share correct, ...} over the values of a column; nothing where the data have none."""
+    groups = defaultdict(list)
+    for example, right in zip(examples, correct, strict=True):
+        if example.get(column) is not None:
+            groups[example[column]].append(right)
+    return {f"accuracy_{column}/{value}": sum(groups[value]) / len(groups[value]) for value in sorted(groups)}
+
+
 def completion_records(evaluator, examples, rollout, rewards, **columns):
     """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
     total, records = evaluator.total(rewards), []
@@ -355,6 +371,7 @@ def completion_records(evaluator, examples, rollout, rewards, **columns):
                 "completion": rollout.texts[i],
                 "gold": example["answer"],
             }
+            | {name: example[name] for name in ("level", "subject") if name in example}
             | detail
             | {f"rewards/{name}": value for name, value in parts.items()}
             | {"reward": total[i], "length": rollout.lengths[i], "finished": rollout.finished[i]}

@@ -30,8 +30,10 @@ class LettersEvaluator(RewardEvaluator):
     def compute_rewards(self, prompts, completions, answers):
         vowels = [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
         rows = [[v, float(len(text) > 3)] for v, text in zip(vowels, completions, strict=True)]
-        details = [{"parsed": text[:1], "correct_strict": v > 0.3, "correct_flexible": v > 0.2} for v, text in
-                   zip(vowels, completions, strict=True)]  # fmt: skip
+        details = [
+            {"parsed": text[:1], "format": v > 0.3, "correct_strict": v > 0.3, "correct_flexible": v > 0.2}
+            for v, text in zip(vowels, completions, strict=True)
+        ]
         return Rewards(torch.tensor(rows), details)
 
 

@@ -1,0 +1,115 @@
+"""The functions of CS336 assignment 5 by the handout's names and signatures, over the project's own parts.
+
+"The same" are imported from the room named; the others are wrappers below over the rooms named.
+
+| the handout's function | here | room |
+|---|---|---|
+| tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer) | the same | utils |
+| compute_entropy(logits) | the same | utils |
+| get_response_log_probs(model, input_ids, labels, return_token_entropy) | wrapper | utils |
+| masked_normalize(tensor, mask, normalize_constant, dim) | the same | utils |
+| sft_microbatch_train_step(policy_log_probs, response_mask, accumulation_steps, normalize_constant) | wrapper | utils |
+| log_generations(prompts, responses, truths, reward_fn, token_entropy, response_mask) | wrapper | utils |
+| r1_zero_reward_fn(response, ground_truth), question_only_reward_fn | wrapper | evaluator |
+| compute_group_normalized_rewards(reward_fn, responses, truths, group_size, eps, by_std) | wrapper | main |
+| compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs) | the same | main |
+| compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange) | the same | main |
+| compute_policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old, cliprange) | the same | main |
+| masked_mean(tensor, mask, dim) | the same | utils |
+| grpo_microbatch_train_step(policy_log_probs, response_mask, accumulation_steps, loss_type, ...) | wrapper | main |
+
+The micro-batch steps below divide by the number of accumulation steps, as the handout asks; `main.accumulate_gradient`
+divides by the denominators of the whole update instead, which stays right when micro-batches differ in size.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import main  # noqa: E402
+import utils  # noqa: E402
+from evaluator import MathEvaluator  # noqa: E402
+from main import (  # noqa: E402, F401
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+)
+from utils import compute_entropy, masked_mean, masked_normalize, tokenize_prompt_and_output  # noqa: E402, F401
+
+
+def get_response_log_probs(model, input_ids, labels, return_token_entropy=False):
+    """{"log_probs": (B, L), "token_entropy": (B, L)} of the labels, which are input_ids shifted by one."""
+    logits = model(input_ids).logits.float()  # (B, L, V)
+    log_probs = logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return {"log_probs": log_probs} | ({"token_entropy": compute_entropy(logits)} if return_token_entropy else {})
+
+
+def sft_microbatch_train_step(policy_log_probs, response_mask, gradient_accumulation_steps, normalize_constant=1.0):
+    """Backward through -sum of the response's log-probs / constant, mean over the batch, / accumulation steps."""
+    loss = (
+        -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1).mean()
+        / gradient_accumulation_steps
+    )
+    loss.backward()
+    return loss.detach(), {}
+
+
+def compute_group_normalized_rewards(
+    reward_fn, rollout_responses, repeated_ground_truths, group_size, advantage_eps, normalize_by_std
+):
+    """(advantages, raw_rewards, metadata), each of the first two (N,); reward_fn as r1_zero_reward_fn."""
+    pairs = zip(rollout_responses, repeated_ground_truths, strict=True)
+    raw_rewards = torch.tensor([reward_fn(response, truth)["reward"] for response, truth in pairs])
+    advantages, metadata = main.compute_group_normalized_rewards(
+        raw_rewards, group_size, advantage_eps, normalize_by_std
+    )
+    return advantages, raw_rewards, metadata
+
+
+def grpo_microbatch_train_step(
+    policy_log_probs, response_mask, gradient_accumulation_steps, loss_type,
+    raw_rewards=None, advantages=None, old_log_probs=None, cliprange=None,
+):  # fmt: skip
+    """Backward through the policy-gradient loss: masked mean per row, mean over rows, / accumulation steps."""
+    per_token, metadata = compute_policy_gradient_loss(
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+    )
+    loss = masked_mean(per_token, response_mask, dim=1).mean() / gradient_accumulation_steps
+    loss.backward()
+    return loss.detach(), metadata
+
+
+def r1_zero_reward_fn(response, ground_truth):
+    """{"format_reward", "answer_reward", "reward"} of a response to the r1_zero prompt."""
+    return _reward("r1_zero", response, ground_truth)
+
+
+def question_only_reward_fn(response, ground_truth):
+    """{"format_reward", "answer_reward", "reward"} of a response to the bare question: its last \\boxed{}."""
+    return _reward("question_only", response, ground_truth)
+
+
+def _reward(prompt, response, ground_truth):
+    evaluator = MathEvaluator(prompt=prompt)
+    rewards = evaluator.compute_rewards([""], [response], [ground_truth])
+    format_reward, answer_reward = rewards.per_function[0].tolist()
+    return {"format_reward": format_reward, "answer_reward": answer_reward, "reward": evaluator.total(rewards).item()}
+
+
+def log_generations(prompts, responses, ground_truths, reward_fn, token_entropy, response_mask):
+    """One dict per response (prompt, response, truth, rewards, mean entropy, length), and lengths by correctness."""
+    rows = []
+    for i, (prompt, response, truth) in enumerate(zip(prompts, responses, ground_truths, strict=True)):
+        row = {"prompt": prompt, "response": response, "ground_truth": truth} | reward_fn(response, truth)
+        row["entropy"] = masked_mean(token_entropy[i], response_mask[i]).item()
+        rows.append(row | {"length": int(response_mask[i].sum())})
+    lengths = torch.tensor([float(row["length"]) for row in rows])
+    correct = torch.tensor([row["answer_reward"] > 0 for row in rows])
+    return rows, {
+        "response_length": lengths.mean().item(),
+        "response_length_correct": utils.masked_mean(lengths, correct).item(),
+        "response_length_incorrect": utils.masked_mean(lengths, ~correct).item(),
+    }

@@ -1,0 +1,77 @@
+"""The handout's signatures over the project's parts, against numbers worked by hand."""
+
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, random_model
+
+sys.path.insert(0, str(ROOT / "experiments"))
+
+import cs336
+
+
+def test_response_log_probs_and_entropy_by_hand():
+    model = random_model()
+    ids = torch.tensor([[3, 4, 5, 6]])
+    result = cs336.get_response_log_probs(model, ids[:, :-1], ids[:, 1:], return_token_entropy=True)
+    p = model(ids[:, :-1]).logits.double().softmax(-1)[0]
+    expected = torch.stack([p[t, ids[0, t + 1]].log() for t in range(3)])
+    torch.testing.assert_close(result["log_probs"][0].double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result["token_entropy"][0].double(), -(p * p.log()).sum(-1), rtol=1e-5, atol=1e-5)
+    assert result["log_probs"].requires_grad
+
+
+def test_sft_step_by_hand():
+    """Log-probs -1 on two and one response tokens, constant 2, 4 accumulation steps: (2 + 1) / 2 / 2 rows / 4."""
+    log_probs = torch.full((2, 3), -1.0, requires_grad=True)
+    mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
+    loss, _ = cs336.sft_microbatch_train_step(log_probs, mask, 4, 2.0)
+    assert loss.item() == pytest.approx(3 / 16)
+    assert log_probs.grad.tolist() == [[0, -1 / 16, -1 / 16], [0, 0, -1 / 16]]
+
+
+def test_group_normalized_rewards_from_a_reward_function():
+    rewards = {"a": 1.0, "b": 0.0}
+    advantages, raw, metadata = cs336.compute_group_normalized_rewards(
+        lambda response, truth: {"reward": rewards[response] if truth == "t" else -1.0},
+        list("abaa"),
+        list("tttt"),
+        2,
+        0.0,
+        False,
+    )
+    assert raw.tolist() == [1, 0, 1, 1] and advantages.tolist() == [0.5, -0.5, 0, 0] and metadata["reward"] == 0.75
+
+
+@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip"])
+def test_grpo_step_by_hand(loss_type):
+    """Rows of 1 and 2 response tokens, advantages 1 and -2, rewards 3 and 0, on-policy: gradients of -A log pi."""
+    log_probs = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
+    mask = torch.tensor([[1, 0], [1, 1]])
+    rewards, advantages = torch.tensor([[3.0], [0.0]]), torch.tensor([[1.0], [-2.0]])
+    loss, _ = cs336.grpo_microbatch_train_step(
+        log_probs, mask, 2, loss_type, rewards, advantages, log_probs.detach().clone(), 0.2
+    )
+    A = [3.0, 0.0] if loss_type == "no_baseline" else [1.0, -2.0]
+    assert log_probs.grad[0].tolist() == pytest.approx([-A[0] / 4, 0])
+    assert log_probs.grad[1].tolist() == pytest.approx([-A[1] / 8, -A[1] / 8])
+    by_hand = {"no_baseline": 3 / 4, "reinforce_with_baseline": (1 - 7) / 4, "grpo_clip": (-1 + 2) / 4}
+    assert loss.item() == pytest.approx(by_hand[loss_type])
+
+
+def test_reward_functions():
+    good = "2 + 2 = 4 </think> <answer>4</answer>"
+    assert cs336.r1_zero_reward_fn(good, "4") == {"format_reward": 1, "answer_reward": 1, "reward": 1}
+    assert cs336.r1_zero_reward_fn(good, "5") == {"format_reward": 1, "answer_reward": 0, "reward": 0}
+    assert cs336.r1_zero_reward_fn("4", "4") == {"format_reward": 0, "answer_reward": 0, "reward": 0}
+    assert cs336.question_only_reward_fn("so \\boxed{4}", "4")["reward"] == 1
+
+
+def test_log_generations():
+    entropy, mask = torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[1, 1], [1, 0]])
+    rows, lengths = cs336.log_generations(
+        ["p", "q"], ["\\boxed{1}", "x"], ["1", "2"], cs336.question_only_reward_fn, entropy, mask
+    )
+    assert [row["entropy"] for row in rows] == [2, 5] and [row["reward"] for row in rows] == [1, 0]
+    assert lengths == {"response_length": 1.5, "response_length_correct": 2, "response_length_incorrect": 1}
