@@ -37,8 +37,10 @@ from rl_datasets import DATASETS, PROMPTS, get_dataloaders
 
 def train(args, run):
     """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
-    if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
+    if run.evaluated_step != run.step and (args.eval_only or is_due(run.step, args.eval_iterations, args)):
         runs.save_evaluation(args, run, *evaluate(run, args))
+    if args.eval_only:
+        return
     for step in runs.progress_bar(args, run):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
@@ -465,29 +467,16 @@ def parse_args(argv=None):
     return args
 
 
-def check_args(args):
-    """Raise ValueError, in one line, for flags that cannot work together."""
+def check_numbers(args):
+    """Raise ValueError for a number out of range."""
     for name, value in vars(args).items():
         zero_is_fine = name in ("seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature")
         if type(value) in (int, float) and (value < 0 or (value == 0 and not zero_is_fine) or not math.isfinite(value)):
             raise ValueError(f"--{name} must be {'at least' if zero_is_fine else 'more than'} 0, not {value}")
-    rollouts, group, batch = args.rollout_batch_size, args.group_size, args.train_batch_size
-    if rollouts % group:
-        raise ValueError(
-            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {group};"
-            f" {max(1, rollouts // group) * group} or {(rollouts // group + 1) * group} would be"
-        )
-    if batch > rollouts or rollouts % batch or batch % group:
-        fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]
-        raise ValueError(
-            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of {group}:"
-            f" one of {', '.join(fitting)}"
-        )
-    if group == 1 and args.loss_type != "no_baseline":
-        raise ValueError(
-            "--group_size 1 has no group to compare with: every advantage would be 0; use"
-            " --loss_type no_baseline, or a group_size of at least 2"
-        )
+
+
+def check_names(args):
+    """Raise ValueError for a name that is not known, with those that are."""
     known_names = {
         "dataset_name": ("data set", DATASETS),
         "evaluator": ("evaluator", EVALUATORS),
@@ -505,9 +494,33 @@ def check_args(args):
         raise ValueError(f"--device {args.device} cannot be used here; use cpu{', cuda' * torch.cuda.is_available()}")
 
 
+def check_batches(args):
+    """Raise ValueError for batch sizes that do not divide each other, with some that do."""
+    rollouts, group, batch = args.rollout_batch_size, args.group_size, args.train_batch_size
+    if rollouts % group:
+        raise ValueError(
+            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {group};"
+            f" {max(1, rollouts // group) * group} or {(rollouts // group + 1) * group} would be"
+        )
+    if batch > rollouts or rollouts % batch or batch % group:
+        fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]
+        raise ValueError(
+            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of {group}:"
+            f" one of {', '.join(fitting)}"
+        )
+    if group == 1 and args.loss_type != "no_baseline":
+        raise ValueError(
+            "--group_size 1 has no group to compare with: every advantage would be 0; use"
+            " --loss_type no_baseline, or a group_size of at least 2"
+        )
+
+
 def setup(args):
     """Everything a run works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    check_args(args)
+    check_numbers(args)
+    check_names(args)
+    check_batches(args)
+    runs.check_output_dir(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
@@ -557,35 +570,7 @@ def setup(args):
 
 
 def main(argv=None):
-    args = parse_args(argv)
-    try:
-        runs.check_output_dir(args)
-        run = setup(args)
-        runs.start(args, run)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    run.interrupts.install()
-    try:
-        if args.eval_only:
-            runs.save_evaluation(args, run, *evaluate(run, args))
-        else:
-            train(args, run)
-    except runs.Interrupted as interrupt:
-        run.interrupts.ignore()
-        if not args.eval_only:
-            runs.save_checkpoint(args, run)
-        print(
-            f"stopped by {interrupt} after step {run.step}; the same command with --resume continues", file=sys.stderr
-        )
-        return 130
-    except runs.Diverged as diverged:
-        print(f"error: {diverged}; logs and earlier checkpoints are in {args.output_dir}", file=sys.stderr)
-        return 1
-    print(
-        f"done: logs and checkpoints are in {args.output_dir}; plot them: python plotter.py --log_dir {args.output_dir}"
-    )
-    return 0
+    return runs.run_to_the_end(parse_args(argv), setup, train)
 
 
 if __name__ == "__main__":

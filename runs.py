@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -31,8 +32,8 @@ TRANSCRIPTS = ("rollouts", "eval")
 
 # The flags that a resumed run may have otherwise than before: none of them changes what is learnt.
 MAY_CHANGE = (
-    "num_train_iters", "eval_iterations", "save_iterations", "keep_checkpoints", "max_kl", "output_dir", "resume",
-    "device", "micro_batch_tokens", "max_concurrent_sequences",
+    "num_train_iters", "eval_iterations", "save_iterations", "eval_updates", "save_updates", "keep_checkpoints",
+    "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences",
 )  # fmt: skip
 
 
@@ -50,6 +51,36 @@ def check_output_dir(args):
         if changed:
             was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
             raise ValueError(f"--resume continues a run with its own flags: {was}")
+
+
+def run_to_the_end(args, setup, train):
+    """The life of a script: set up, start or resume, train, and leave with one clear line and the right exit code."""
+    try:
+        run = setup(args)
+        start(args, run)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    run.interrupts.install()
+    folder = args.output_dir
+    try:
+        train(args, run)
+    except Interrupted as interrupt:
+        run.interrupts.ignore()
+        if not args.eval_only:
+            save_checkpoint(args, run)
+        print(
+            f"stopped by {interrupt} after step {run.step}; the same command with --resume continues", file=sys.stderr
+        )
+        return 130
+    except Diverged as diverged:
+        print(f"error: {diverged}; logs and earlier checkpoints are in {folder}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a full disk or a lost folder
+        print(f"error: {error}; what was written before is in {folder}, --resume continues it", file=sys.stderr)
+        return 1
+    print(f"done: logs and checkpoints are in {folder}; plot them: python plotter.py --log_dir {folder}")
+    return 0
 
 
 def start(args, run):
@@ -128,11 +159,8 @@ def print_categories(args, metrics):
 def save_checkpoint(args, run):
     """Write the state after run.step updates, from which --resume continues as if the run had never stopped."""
     run.interrupts.hold()
-    state = run.boundary | {
-        "optimizer": run.optimizer.state_dict(),
-        "scheduler": run.scheduler.state_dict(),
-        "elapsed": time.perf_counter() - run.start,
-    }
+    state = run.boundary | {name: part.state_dict() for name, part in stateful_parts(run).items()}
+    state["elapsed"] = time.perf_counter() - run.start
     accuracy = run.accuracy if run.evaluated_step == run.step else None
     write_checkpoint(
         args.output_dir, run.step, run.model, run.tokenizer, state, accuracy=accuracy, keep=args.keep_checkpoints
@@ -149,6 +177,11 @@ def resumable_state(run):
     }
 
 
+def stateful_parts(run):
+    """The optimiser, and the scheduler where there is one."""
+    return {name: getattr(run, name) for name in ("optimizer", "scheduler") if hasattr(run, name)}
+
+
 def resume(args, run):
     """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
     found = find_checkpoint(args.output_dir)
@@ -158,14 +191,15 @@ def resume(args, run):
         return
     path, manifest = found
     state = load_checkpoint(path, run.model)
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.scheduler.load_state_dict(state["scheduler"])
-    run.train_loader.load_state_dict(state["train_loader"])
-    utils.set_rng_state(state["rng"])
+    for name, part in stateful_parts(run).items():
+        part.load_state_dict(state[name])
+    if "train_loader" in state:  # supervised fine-tuning draws from neither
+        run.train_loader.load_state_dict(state["train_loader"])
+        utils.set_rng_state(state["rng"])
     llms.refresh_sampler(run.sampler, run.model)
     rewind(args.output_dir, manifest["step"], manifest["log_sizes"])
     run.step, run.total_tokens, run.start = manifest["step"], state["total_tokens"], run.start - state["elapsed"]
-    run.boundary = resumable_state(run)
+    run.boundary = {name: state[name] for name in run.boundary}
     evaluations = utils.read_jsonl(args.output_dir / "eval_log.jsonl")
     if evaluations:
         run.evaluated_step, run.accuracy = evaluations[-1]["step"], evaluations[-1]["accuracy"]

@@ -70,7 +70,6 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
         optimizer.zero_grad()
         expected.append((loss.item(), norm.item(), 1e-3 * step / 4))
     model = run.model
-    (tmp_path / "run" / "args.json").unlink()
     assert main.main(flags) == 0
     rows = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
     for row, (loss, norm, rate) in zip(rows, expected, strict=True):

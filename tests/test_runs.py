@@ -49,13 +49,13 @@ def assert_same_run(actual, expected, step):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def killed_run(flags, output_dir, kills, generator):
-    """Run main.py, killed with SIGKILL after a random number of its lines, `kills` times, and resumed each time.
+def killed_run(flags, output_dir, kills, generator, script="main.py", lines=(4, 12)):
+    """Run a script, killed with SIGKILL after a random number of its lines, `kills` times, and resumed each time.
 
     Returns:
         the kills that fell after a checkpoint. Asserts that no iteration before a checkpoint was run again.
     """
-    command = [sys.executable, str(ROOT / "main.py"), *flags]
+    command = [sys.executable, str(ROOT / script), *flags]
     after_checkpoint = 0
     for attempt in range(kills + 1):
         newest = max([int(p.name[5:]) for p in runs.checkpoints(output_dir)], default=0)
@@ -65,7 +65,7 @@ def killed_run(flags, output_dir, kills, generator):
             command + resume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
             env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1"),
         )  # fmt: skip
-        lines_to_live = generator.randint(4, 12) if attempt < kills else 10**9
+        lines_to_live = generator.randint(*lines) if attempt < kills else 10**9
         steps = []
         for count, line in enumerate(process.stdout):
             if line.startswith("step "):
