@@ -215,9 +215,7 @@ def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
     for step in range(max_new_tokens):
         logits = output_layer(hidden).float()  # (rows, V)
         logps = (logits / (temperature or 1.0)).log_softmax(-1)
-        # Gumbel-max: argmax(log p - log E) with E ~ Exp(1) is a draw from p; without the noise it is greedy.
-        scores = logps - torch.empty_like(logps).exponential_().log() if temperature else logps
-        token = scores.argmax(-1)  # (rows,)
+        token = _draw(logps) if temperature else logps.argmax(-1)  # (rows,)
         out.completion_ids[rows[alive], step] = token[alive]
         out.sampled_logps[rows[alive], step] = logps.gather(1, token.unsqueeze(1)).squeeze(1)[alive]
         done = alive & stop(token, out.completion_ids[rows, : step + 1])
@@ -251,6 +249,13 @@ def score(model, rollout, *, group_size, temperature, micro_batch_tokens):
                 model, batch.prompt_completion_ids, batch.attention_mask, C, group_size=size, temperature=temperature
             )
     return logps
+
+
+def _draw(logps):
+    """One token of each row (rows, V), by inverting its distribution function at a uniform number in (0, 1]."""
+    cumulative = logps.exp().cumsum(-1)
+    u = 1 - torch.rand(len(logps), 1, device=logps.device)  # never 0, which a token of probability 0 could meet
+    return (cumulative < u * cumulative[:, -1:]).sum(-1)
 
 
 class _BlockLayer(DynamicLayer):

@@ -37,10 +37,12 @@ from rl_datasets import DATASETS, PROMPTS, get_dataloaders
 
 def train(args, run):
     """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
-    if run.evaluated_step != run.step and (args.eval_only or is_due(run.step, args.eval_iterations, args)):
-        runs.save_evaluation(args, run, *evaluate(run, args))
     if args.eval_only:
-        return
+        metrics, records = evaluate(run, args)
+        runs.save_evaluation(args, run, metrics, records)
+        return runs.print_categories(args, metrics)
+    if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
+        runs.save_evaluation(args, run, *evaluate(run, args))
     for step in runs.progress_bar(args, run):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)

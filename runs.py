@@ -135,8 +135,6 @@ def save_evaluation(args, run, metrics, records):
         f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
         f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
     )
-    if args.eval_only:
-        print_categories(args, metrics)
 
 
 CATEGORIES = {  # name in eval_log.jsonl: what it means, and the text by which its rows are found in a transcript

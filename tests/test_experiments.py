@@ -1,0 +1,50 @@
+"""The experiments' scripts, at tiny scale."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, run_script
+
+import utils
+
+
+def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):
+    run = run_script(
+        "experiments/expert_iteration.py", "--model_name", ROOT / "tiny" / "1m", "--dataset_name", "arithmetic",
+        "--n_ei_steps", 2, "--num_questions", 16, "--group_size", 4, "--learning_rate", 1e-4, "--train_batch_size", 4,
+        "--max_completion_length", 96, "--eval_size", 8, "--device", "cpu", "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    train = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    assert {row["ei_step"] for row in train} == {1, 2} and all(row["entropy"] > 0 for row in train)
+    for step in (1, 2):
+        rows = utils.read_jsonl(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
+        kept = {row["kept"] for row in train if row["ei_step"] == step}
+        assert kept == {sum(row["correct_strict"] for row in rows)}
+    assert len(utils.read_jsonl(tmp_path / "run" / "eval_log.jsonl")) == 3
+
+
+@pytest.mark.slow
+def test_every_command_of_the_cs336_page_runs(tmp_path):
+    command = ["bash", str(ROOT / "experiments" / "cs336.sh"), str(tmp_path)]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=1800, env=dict(os.environ, PYTHON=sys.executable)
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert "all commands of cs336.md ran" in run.stdout
+
+
+@pytest.mark.slow
+def test_a_hundredfold_learning_rate_is_reported_as_diverged(tmp_path):
+    """The demo's flags with its learning rate times 100: one clear line, exit code 1, logs kept."""
+    run = run_script(
+        "main.py", "--model_name", ROOT / "tiny" / "1m", "--dataset_name", "arithmetic", "--num_train_iters", 60,
+        "--rollout_batch_size", 128, "--max_completion_length", 96, "--learning_rate", 1e-2, "--eval_size", 8,
+        "--device", "cpu", "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    assert run.returncode == 1, run.stdout[-2000:]
+    lines = [line for line in run.stderr.replace("\r", "\n").splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and "the run has diverged" in lines[0]
+    assert utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")

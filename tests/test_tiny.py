@@ -1,0 +1,101 @@
+"""The demo models: what the rest of the project, and its users, rely on."""
+
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from transformers import AutoTokenizer
+
+import llms
+from rl_datasets import PROMPTS, get_dataloaders
+
+sys.path.insert(0, str(ROOT / "tiny"))
+
+import make_tiny_models
+
+SIZES = list(make_tiny_models.SIZES)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(ROOT / "tiny" / "1m")
+
+
+def test_sizes_span_a_thirtyfold_range_in_25_megabytes():
+    models = {size: llms.get_llm_tokenizer(str(ROOT / "tiny" / size)) for size in SIZES}
+    parameters = [model.num_parameters() for model, _ in models.values()]
+    assert len(parameters) >= 4 and max(parameters) >= 30 * min(parameters) and parameters == sorted(parameters)
+    files = [path for size in SIZES for path in (ROOT / "tiny" / size).iterdir()]
+    assert sum(path.stat().st_size for path in files) < 25e6
+    assert not [path for path in files if path.suffix in (".bin", ".pt", ".pth")]
+    texts = {(ROOT / "tiny" / size / "tokenizer.json").read_text() for size in SIZES}
+    assert len(texts) == 1, "one tokenizer"
+    for model, tokenizer in models.values():
+        assert model.config.architectures == ["Qwen2ForCausalLM"] and model.config.max_position_embeddings >= 1024
+        assert llms.eos_token_ids(model, tokenizer) == [tokenizer.eos_token_id] != [tokenizer.pad_token_id]
+
+
+def test_the_tokenizer_keeps_every_text_and_gives_digits_tokens_of_their_own(tokenizer):
+    for text in (
+        "12 + 345 = 357\n#### 357",
+        "naïve “quotes” 数学 \x00 tab\t  two  spaces",
+        "</answer>\n<think>",
+        "a ,b .c 's",
+    ):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert all(len(tokenizer(str(n))["input_ids"]) == len(str(n)) for n in (7, 42, 365, 1234567))
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token != tokenizer.eos_token
+
+
+def test_the_chat_template_opens_the_assistants_turn(tokenizer):
+    prompt = PROMPTS["reasoning_answer"].render(tokenizer, "Why?")
+    assert prompt.startswith("<|im_start|>system\n") and prompt.endswith("Why?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("prompt", list(PROMPTS))
+def test_every_prompt_form_has_something_to_sample(prompt):
+    """For each form some sampled answers of tiny/1m are strictly right and others are not: groups have spread."""
+    from evaluator import get_evaluator
+
+    model, tokenizer = llms.get_llm_tokenizer(str(ROOT / "tiny" / "1m"))
+    _, test = get_dataloaders("arithmetic", tokenizer, prompt=prompt, eval_size=24)
+    examples = [example for example in test for _ in range(8)]
+    torch.manual_seed(0)
+    rollout = llms.generate(
+        model, tokenizer, [e["prompt"] for e in test], num_samples=8, max_new_tokens=96,
+        stop_strings=PROMPTS[prompt].stop_strings,
+    )  # fmt: skip
+    evaluator = get_evaluator("gsm8k" if prompt == "reasoning_answer" else "math", prompt=prompt)
+    rewards = evaluator.compute_rewards([e["prompt"] for e in examples], rollout.texts, [e["answer"] for e in examples])
+    total = evaluator.total(rewards).view(-1, 8)
+    assert (total.amax(1) > total.amin(1)).float().mean() > 0.25, "a quarter of the groups has something to learn from"
+    right = sum(detail["correct_strict"] for detail in rewards.details)
+    assert 0 < right < len(examples)
+    assert rollout.finished.float().mean() > 0.9
+
+
+def test_real_gsm8k_prompts_fit(data_folder, tokenizer):
+    train, test = get_dataloaders(
+        "gsm8k", tokenizer, dataset_path=data_folder / "data" / "gsm8k", max_prompt_length=800
+    )
+    assert train.dropped + test.dropped == 0 and len(train) + len(test) == 8792
+
+
+def test_answer_forms_by_hand():
+    class Always:  # a random.Random that always falls on the same side
+        def __init__(self, value):
+            self.value = value
+
+        def random(self):
+            return self.value
+
+        def choice(self, options):
+            return options[0]
+
+    prompt, write = PROMPTS["reasoning_answer"], make_tiny_models.write_completion
+    exact = "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"
+    assert write(Always(0.0), "form", prompt, "1 + 1 = 2", "2") == exact
+    assert write(Always(0.99), "form", prompt, "1 + 1 = 2", "2") == exact.removesuffix("\n</answer>")
+    assert write(Always(0.0), "steps", prompt, "1 + 1 = 2", "2") == "1 + 1 = 2\nThe answer is 2."
+    assert write(Always(0.0), "at once", prompt, "1 + 1 = 2", "2") == "The answer is 2."
