@@ -7,9 +7,9 @@ DEMO = output/demo
 .PHONY: demo test test-slow
 demo: .venv/installed
 	@if [ -e $(DEMO) ]; then old=$(DEMO)-$$(date +%Y%m%d-%H%M%S); mv $(DEMO) $$old; echo "the last demo is now in $$old"; fi
-	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) \
-		--num_train_iters 100 --rollout_batch_size 128 --max_completion_length 96 --learning_rate 1e-4 \
-		--eval_iterations 50 --save_iterations 100
+	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) --num_train_iters 80 \
+		--rollout_batch_size 128 --max_completion_length 96 --learning_rate 1e-4 --micro_batch_tokens 4096 \
+		--eval_iterations 20 --save_iterations 80 $(DEMO_FLAGS)
 	$(PYTHON) plotter.py --log_dir $(DEMO)
 
 test: .venv/installed-dev
