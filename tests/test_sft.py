@@ -200,14 +200,20 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
         train_batch_size=10,
         learning_rate=0.01,
         warmup_steps=2,
-        weight_decay=0.1,
+        weight_decay=10.0,
         max_grad_norm=norm / 1000,
     )[0]
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4) and row["learning_rate"] == pytest.approx(0.005)
     for name, p in model.named_parameters():
         g = grads[name] / 1000
-        expected = before[name] * (1 - 0.005 * 0.1) - 0.005 * g / (g.abs() + 1e-8)
+        expected = before[name] * (1 - 0.005 * 10) - 0.005 * g / (g.abs() + 1e-8)
         torch.testing.assert_close(p.detach(), expected, rtol=1e-3, atol=2e-5)
+
+
+def test_an_update_does_not_add_to_the_gradient_of_the_one_before(model, tokenizer):
+    """At learning rate 0 every update over all examples has the same gradient."""
+    log = sft.train(model, tokenizer, EXAMPLES, num_updates=3, train_batch_size=10, learning_rate=0, max_grad_norm=1e9)
+    assert [row["grad_norm"] for row in log] == pytest.approx([log[0]["grad_norm"]] * 3, rel=1e-4)
 
 
 def test_order_depends_on_the_seed_alone_and_covers_each_epoch():

@@ -1,0 +1,388 @@
+"""How fast a GRPO step is and what memory it takes, beside transformers and TRL doing the same work: one table.
+
+  step           main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
+  sampling       llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
+  shared_prompt  the policy's forward and backward with the prompt run once per group, beside once per row
+  memory         what the loss adds to the peak of a Qwen2-0.5B body, beside full float32 logits
+
+Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
+and range over the repeats. A ratio is taken within each repeat: how many times more time, or memory, than ours.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from datetime import date
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
+
+import llms
+import main as grpo
+import utils
+from rl_datasets import get_dataloaders
+
+HERE = Path(__file__).parent
+MIB, GIB = 2**20, 2**30
+PROMPT, COMPLETION, GROUP = 512, 64, 16  # of shared_prompt
+MEMORY_SEQUENCES, MEMORY_COMPLETION = 8, 256
+QWEN2_05B = Qwen2Config(
+    vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole step
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def step(args, folder):
+    """Iterations of main.py and of TRL, in a fresh process per turn whose first iteration only warms up."""
+    ours, theirs = [], []
+    for repeat in range(args.repeats):
+        ours.append(in_new_process(run_grpo, args, folder / f"ours{repeat}"))
+        theirs += [run_trl(args, folder / f"trl{repeat}.json")] if args.trl_python else []
+    for key in ours[0]:
+        name, unit = key.rsplit(", ", 1)
+        yield f"ours: {name}", unit, [run[key] for run in ours]
+    if theirs:
+        trl, seconds = f"TRL {theirs[0]['version']}", [median(run["seconds"]) for run in theirs]
+        yield f"{trl}: whole step", "s", seconds
+        yield f"{trl}: completion length", "tokens", [median(run["response_length"]) for run in theirs]
+        yield f"{trl}: peak memory", "MiB", [run["peak_memory"] / MIB for run in theirs]
+        yield f"{trl} / ours", "ratio", [b / a["whole step, s"] for a, b in zip(ours, seconds, strict=True)]
+
+
+def run_grpo(args, output_dir):
+    """main.py's own command line, with the reference's share of the loss timed and the memory of each stage noted."""
+    stages, get_per_token_logps = StagesWithMemory(args.device), utils.get_per_token_logps
+
+    def timed_logps(*inputs, **options):
+        if not torch.is_inference_mode_enabled():  # only the reference runs so
+            return get_per_token_logps(*inputs, **options)
+        with plain_stages.__call__(stages, "reference"):
+            return get_per_token_logps(*inputs, **options)
+
+    utils.get_per_token_logps = timed_logps
+    plain_stages, utils.Stages = utils.Stages, lambda device: stages
+    flags = dict(
+        model_name=args.model_name, dataset_name="arithmetic", device=args.device, output_dir=output_dir,
+        rollout_batch_size=args.num_prompts * args.group_size, group_size=args.group_size, beta=args.beta, eval_size=1,
+        max_completion_length=args.max_completion_length, micro_batch_tokens=args.micro_batch_tokens,
+        num_train_iters=args.iterations + 1, eval_iterations=10**6, save_iterations=10**6,
+    )  # fmt: skip
+    if grpo.main(as_flags(flags)):
+        raise RuntimeError("main.py failed")
+    rows = utils.read_jsonl(output_dir / "train_log.jsonl")
+    value = {key: median(row[key] for row in rows[1:]) for key in rows[1] if isinstance(rows[1][key], (int, float))}
+    reference = value.get("time/reference", 0.0)
+    return {
+        # From log line to log line, so that what no stage counts (transcripts, metrics) is in it.
+        "whole step, s": median(b["elapsed"] - a["elapsed"] for a, b in zip(rows, rows[1:], strict=False)),
+        "sample, s": value["time/sample"],
+        "reward, s": value["time/reward"],
+        "reference, s": reference,
+        "forward + backward, s": value["time/loss"] - reference,
+        "optimiser, s": value["time/step"],
+        "sampling, tokens/s": value["sampled_tokens"] / value["time/sample"],
+        "completion length, tokens": value["response_length"],
+    } | {f"peak memory: {key[7:]}, MiB": value[key] / MIB for key in value if key.startswith("memory/")}
+
+
+class StagesWithMemory(utils.Stages):
+    """Stages that log their peak memory beside their seconds."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.device, self.peaks = device, {}
+
+    @contextmanager
+    def __call__(self, name):
+        reset_peak_memory(self.device)
+        with super().__call__(name):
+            yield
+        self.peaks[f"memory/{name}"] = peak_memory(self.device)
+
+    def flush(self):
+        return super().flush() | self.peaks
+
+
+def run_trl(args, output):
+    """The same iterations on the same prompts by trl_step.py, in the environment that --trl_python belongs to."""
+    loader, _ = get_dataloaders("arithmetic", AutoTokenizer.from_pretrained(args.model_name))
+    batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
+    examples, sequences = output.with_suffix(".examples"), args.num_prompts * args.group_size
+    examples.write_text(json.dumps([{"prompt": e["prompt"], "answer": e["answer"]} for e in batch]), "utf-8")
+    flags = dict(
+        model=args.model_name, examples=examples, output=output, device=args.device, steps=args.iterations + 1,
+        sequences=sequences, batch_size=args.trl_batch_size or sequences, group_size=args.group_size,
+        max_completion_length=args.max_completion_length, beta=args.beta,
+    )  # fmt: skip
+    command = [args.trl_python, HERE / "trl_step.py", *as_flags(flags)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return json.loads(output.read_text("utf-8"))
+
+
+def as_flags(values):
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def sampling(args, folder):
+    """From prompts to texts, in one process."""
+    policy, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+    model = llms.get_sampler(policy).eval()
+    loader, _ = get_dataloaders("arithmetic", tokenizer)
+    prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
+    natural = llms.eos_token_ids(model, tokenizer)
+    for lengths, eos in (("natural", natural), ("equal", [model.config.vocab_size])):  # an id outside the vocabulary
+        llms.eos_token_ids = lambda *_, eos=eos: eos
+        runs = alternate(
+            args,
+            ours=lambda: sample_ours(args, model, tokenizer, prompts),
+            generate=lambda eos=eos: sample_transformers(args, model, tokenizer, prompts, eos),
+        )
+        for name, taken in runs.items():
+            yield f"{lengths} lengths, {name}", "s", [seconds for seconds, _ in taken]
+            yield f"{lengths} lengths, {name}", "tokens/s", [sum(n) / seconds for seconds, n in taken]
+            yield f"{lengths} lengths, {name}: mean completion", "tokens", [sum(n) / len(n) for _, n in taken]
+        yield f"{lengths} lengths, generate / ours", "ratio", ratios(runs["generate"], runs["ours"])
+    bandwidth = copy_bandwidth(args.device)
+    floor = decode_bytes(args, model, tokenizer, prompts) / bandwidth
+    yield "copy bandwidth", "GiB/s", [bandwidth / GIB]
+    yield "equal lengths, bandwidth floor", "s", [floor]
+    yield "equal lengths, floor / ours", "ratio", [floor / seconds for seconds, _ in runs["ours"]]
+
+
+def sample_ours(args, model, tokenizer, prompts):
+    options = dict(num_samples=args.group_size, max_new_tokens=args.max_completion_length)
+    return llms.generate(model, tokenizer, prompts, **options).lengths.tolist()
+
+
+def sample_transformers(args, model, tokenizer, prompts, eos):
+    """model.generate from the whole distribution: every field is set, since an unset one is the model's own."""
+    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(model.device)
+    config = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, eos_token_id=eos, use_cache=True,
+        max_new_tokens=args.max_completion_length, num_return_sequences=args.group_size,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, generation_config=config)
+    ids = ids[:, inputs.input_ids.shape[1] :].tolist()
+    lengths = [next((n for n, token in enumerate(row, 1) if token in eos), len(row)) for row in ids]
+    tokenizer.batch_decode([row[:n] for row, n in zip(ids, lengths, strict=True)])
+    return lengths
+
+
+def decode_bytes(args, model, tokenizer, prompts):
+    """Bytes that decoding to the full length must read: at each step the weights once, and every row's cache."""
+    config, itemsize = model.config, model.dtype.itemsize
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
+    weights = sum(p.numel() for p in model.parameters())
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel()  # only a few of its rows are looked up
+    prompt_tokens = sum(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+    steps = range(1, args.max_completion_length)  # the first token comes from the prompts' own pass
+    cached = args.group_size * sum(prompt_tokens + len(prompts) * t for t in steps)
+    return (len(steps) * weights + cached * per_token) * itemsize
+
+
+def copy_bandwidth(device):
+    """Bytes read plus written per second by a copy of 1 GiB, the best of five."""
+    source = torch.ones(GIB // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * GIB / min(timed(device, lambda: target.copy_(source))[0] for _ in range(5))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shared prompt, and memory
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def shared_prompt(args, folder):
+    """Log-probs of one group of random ids and their gradient, with the group size told and with 1."""
+    model, _ = llms.get_llm_tokenizer(args.model_name, args.device)
+    ids, gradients = random_group(model, GROUP, PROMPT, COMPLETION), {}
+
+    def run(group_size):
+        model.zero_grad()
+        with utils.autocast(args.device):
+            logps = utils.get_per_token_logps(model, ids, torch.ones_like(ids), COMPLETION, group_size=group_size)
+        logps.mean().backward()
+        gradients[group_size] = [p.grad for p in model.parameters()]
+
+    runs = alternate(args, shared=lambda: run(GROUP), plain=lambda: run(1))
+    for name, taken in runs.items():
+        yield f"prompt {PROMPT}, completion {COMPLETION}, G {GROUP}: {name}", "s", [seconds for seconds, _ in taken]
+    yield "plain / shared", "ratio", ratios(runs["plain"], runs["shared"])
+    shared, plain = (torch.cat([g.flatten() for g in gradients[size]]) for size in (GROUP, 1))
+    yield "distance of the gradients", "relative", [((shared - plain).norm() / plain.norm()).item()]
+
+
+def memory(args, folder):
+    """Peak of one loss and backward with all gradients allocated, each variant in a fresh process."""
+    peaks = {variant: in_new_process(peak_of_loss, args, variant) / MIB for variant in ("body", "ours", "full")}
+    ours, full = (peaks[variant] - peaks["body"] for variant in ("ours", "full"))
+    yield f"{MEMORY_SEQUENCES} x {MEMORY_COMPLETION} tokens: body", "MiB", [peaks["body"]]
+    yield "main.compute_loss adds", "MiB", [ours]
+    yield "full float32 logits add", "MiB", [full]
+    yield "ours / full", "share", [ours / full]
+
+
+def peak_of_loss(args, variant):
+    config = AutoConfig.from_pretrained(args.config) if args.config else QWEN2_05B
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(args.device)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)  # as after a first micro-batch
+    ids = random_group(model, MEMORY_SEQUENCES, 32, MEMORY_COMPLETION)
+    targets, mask = ids[:, 32:], torch.ones_like(ids)
+    weights = torch.linspace(-1, 1, MEMORY_SEQUENCES, device=args.device)  # (B,)
+    reset_peak_memory(args.device)
+    with utils.autocast(args.device):
+        if variant == "ours":
+            loss, _ = grpo.compute_loss(
+                model, None, ids, targets, mask, mask[:, 32:], weights, group_size=len(ids), beta=0.0
+            )
+        else:  # any loss on the same hidden states, or on the log-probs of full logits
+            scores = utils._completion_hidden_states(model, ids, mask, MEMORY_COMPLETION, len(ids))  # (B, C, H)
+            if variant == "full":
+                logps = model.get_output_embeddings()(scores).float().log_softmax(-1)  # (B, C, V)
+                scores = logps.gather(-1, targets.unsqueeze(-1))
+            loss = (scores.float().mean((1, 2)) * weights).mean()
+    loss.backward()
+    return peak_memory(args.device)
+
+
+def random_group(model, G, P, C):
+    """(G, P + C) random ids that share their prompt."""
+    torch.manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (G, P + C))
+    ids[:, :P] = ids[0, :P]
+    return ids.to(model.device)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Turns, time, memory
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def alternate(args, **competitors):
+    """{name: [(seconds, result), one per repeat]}: each once to warm up, then turn by turn."""
+    taken = {name: [] for name in competitors}
+    for repeat in range(args.repeats + 1):
+        for name, run in competitors.items():
+            torch.manual_seed(repeat)
+            taken[name].append(timed(args.device, run))
+    return {name: results[1:] for name, results in taken.items()}
+
+
+def timed(device, run):
+    stages = utils.Stages(device)
+    with stages("run"):
+        result = run()
+    return stages.flush()["time/run"], result
+
+
+def ratios(theirs, ours):
+    return [a / b for (a, _), (b, _) in zip(theirs, ours, strict=True)]
+
+
+def reset_peak_memory(device):
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    elif Path("/proc/self/clear_refs").exists():  # Linux
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(device):
+    """Bytes since the last reset: allocated by PyTorch on CUDA, on a CPU resident in the process (NaN but on Linux)."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) * 1024 if status.exists() else float("nan")
+
+
+def in_new_process(function, *args):
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=talk_to_stderr) as pool:
+        return pool.submit(function, *args).result()
+
+
+def talk_to_stderr():
+    sys.stdout = sys.stderr  # standard output is for the table alone
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+# ---------------------------------------------------------------------------------------------------------------------
+
+BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt, memory)}
+
+
+def parse_args(argv=None):
+    parser = utils.ArgumentParser(description="Time and memory of GRPO-Lite, beside transformers and TRL.")
+    add = parser.add_argument
+    add("benchmarks", nargs="+", choices=(*BENCHMARKS, "all"))
+    add("--model_name", default="tiny/1m", help="directory or hub name")
+    add("--config", help="folder with a config.json: random weights of that shape, also for `memory`")
+    add("--tokenizer", help="folder of the tokenizer that goes with --config (default: that of --model_name)")
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--threads", type=int, default=2, help="CPU threads of every competitor")
+    add("--num_prompts", type=int, default=16)
+    add("--group_size", type=int, default=8, help="completions per prompt")
+    add("--max_completion_length", type=int, default=64, help="tokens")
+    add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference")
+    add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass of main.py")
+    add("--iterations", type=int, default=5, help="timed steps per repeat of `step`, after one to warm up")
+    add("--repeats", type=int, default=5, help="turns of each competitor")
+    add("--trl_python", help="python of an environment with trl, torch, accelerate and datasets")
+    add("--trl_batch_size", type=int, help="sequences per pass of TRL (default: all)")
+    return parser.parse_args(argv)
+
+
+def main():
+    args = parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the other processes
+    torch.set_num_threads(args.threads)
+    names = list(BENCHMARKS) if "all" in args.benchmarks else args.benchmarks
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        if args.config and names != ["memory"]:
+            tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model_name)
+            args.model_name = f"{folder}/model"
+            torch.manual_seed(0)
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.config)).save_pretrained(args.model_name)
+            tokenizer.save_pretrained(args.model_name)
+        for name in names:
+            rows += [(name, *row) for row in BENCHMARKS[name](args, Path(folder))]
+
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    device = torch.cuda.get_device_name() if args.device != "cpu" else f"{os.cpu_count()} {platform.machine()} cores"
+    versions = [f"{package} {version(package)}" for package in ("torch", "transformers")]
+    about = [f"commit {git.stdout.strip() or 'unknown'}", date.today(), device, f"{args.threads} threads", *versions]
+    print(f"`python {' '.join(sys.argv)}`: {', '.join(map(str, about))}\n")
+    print("| benchmark | quantity | median | min .. max | unit |\n|---|---|---:|---:|---|")
+    for name, quantity, unit, values in rows:
+        print(f"| {name} | {quantity} | {median(values):.4g} | {min(values):.4g} .. {max(values):.4g} | {unit} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

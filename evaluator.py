@@ -1,0 +1,295 @@
+"""Rewards: how completions are scored. An evaluator is a class here and one line in EVALUATORS.
+
+Every evaluator reports two verdicts side by side for each completion. Strict: the required format holds and the answer
+in it is right. Flexible: the answer is right wherever it stands. Much of what training seems to gain is format.
+N completions, R rewards.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from math_grading import MathGrader
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading a completion. A completion may be megabytes of anything, so: str.find and str.count over the whole of it, and
+# regular expressions only where the length is bounded.
+# ---------------------------------------------------------------------------------------------------------------------
+
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+MAX_DIGITS = 50  # characters of one number; longer ones are not read
+TAIL = 20_000  # characters at the end of a completion in which a \boxed{} is looked for
+
+# A sign counts where nothing it could be subtracted from stands before it: -5, $-5 and -$5, but in 10-5 the last is 5.
+NUMBER = re.compile(r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?")
+WELL_WRITTEN = re.compile(
+    r"(?:-[$€£]?|[$€£]-?)?(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"  # the comma in its place
+)
+
+
+def to_number(text: str) -> Fraction | None:
+    """The exact value of `-1,234.50`, also with $ or %; None for anything else (`1,00`, `1.2.3`, `72 eggs`, ``)."""
+    text = text.replace("−", "-") if len(text) <= MAX_DIGITS else ""
+    return Fraction(re.sub("[,$€£%]", "", text)) if WELL_WRITTEN.fullmatch(text) else None
+
+
+def only_number(text: str) -> Fraction | None:
+    """The value of the number in `text` if it holds exactly one, with any words around it; else None."""
+    if len(text) > 1000 or re.search(r"[-−]\s+[$€£]?\.?[0-9]", text):  # `- 5` may be -5 or a list of one
+        return None
+    found = NUMBER.findall(text)
+    return to_number(found[0]) if len(found) == 1 else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number of `text` as it is written there, None without one."""
+    end = max(text.rfind(digit) for digit in "0123456789")
+    return NUMBER.findall(text[max(0, end - 2 * MAX_DIGITS) : end + 2])[-1] if end >= 0 else None
+
+
+def tagged_answer(text: str) -> str | None:
+    """What stands in the answer tags; None unless both occur exactly once, in order, with no other tag between them."""
+    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
+        return None
+    content, closing, _ = text.partition("<answer>")[2].partition("</answer>")
+    return content.strip() if closing and "reasoning>" not in content else None
+
+
+def soft_format(text: str) -> bool:
+    """Whether each of the four tags occurs exactly once and in order, with any text around and between them."""
+    positions = [text.find(tag) for tag in TAGS]
+    return positions[0] >= 0 and positions == sorted(positions) and all(text.count(tag) == 1 for tag in TAGS)
+
+
+def strict_format(text: str) -> bool:
+    """Whether the whole text is <reasoning>...</reasoning> <answer>...</answer>, with only white space around them."""
+    text = text.strip()
+    if not (text.startswith("<reasoning>") and text.endswith("</answer>") and soft_format(text)):
+        return False
+    return not text[text.find("</reasoning>") + len("</reasoning>") : text.find("<answer>")].strip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last balanced \boxed{} of the last TAIL characters, None without one."""
+    text = text[-TAIL:]
+    start, end = text.rfind(r"\boxed{"), len(text)
+    while start >= 0:
+        depth = 0
+        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(text, start + len(r"\boxed"), end):  # \{ opens nothing
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                return text[start + len(r"\boxed{") : brace.start()].strip()
+        # If this one is not closed, an earlier one that is still open here cannot be closed either: look no further.
+        start, end = text.rfind(r"\boxed{", 0, start), start
+    return None
+
+
+def last_tagged(text: str, closed: bool = True) -> str | None:
+    """What stands between the last <answer> and the </answer> that follows, or (not closed) the end of the text."""
+    _, opening, rest = text.rpartition("<answer>")
+    content, closing, _ = rest.partition("</answer>")
+    return content.strip() if opening and (closing or not closed) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluators
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rewards:
+    """What an evaluator says of N completions.
+
+    per_function: (N, R) float32, one column per reward; NaN is a reward that could not be given.
+    details: N dicts with "parsed" (the final answer that was read, or None), "format" (whether the required format
+        holds), "correct_strict" and "correct_flexible"; an evaluator may add to them.
+    """
+
+    per_function: torch.Tensor
+    details: list[dict]
+
+
+def collect(scores: list[tuple[list[float], dict]], reward_names: tuple[str, ...]) -> Rewards:
+    """The Rewards of N completions from the rewards and details of each."""
+    rewards = torch.tensor([rewards for rewards, _ in scores], dtype=torch.float32)
+    return Rewards(rewards.view(len(scores), len(reward_names)), [details for _, details in scores])
+
+
+class RewardEvaluator(ABC):
+    """Scores completions. A subclass names its rewards, and takes from get_evaluator's context what it needs."""
+
+    reward_names: tuple[str, ...]
+    reward_weights: tuple[float, ...]  # of each in the total reward; by default all 1
+
+    def __init_subclass__(cls):
+        if not hasattr(cls, "reward_weights"):
+            cls.reward_weights = (1.0,) * len(cls.reward_names)
+
+    @abstractmethod
+    def compute_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
+        """Score N completions of N prompts (repeated where several completions share one) against N gold answers."""
+
+    def total(self, rewards: Rewards) -> torch.Tensor:
+        """(N,) the weighted sum of each completion's rewards; NaN where one is missing."""
+        return rewards.per_function @ torch.tensor(self.reward_weights)
+
+    def get_reward_breakdown(self, rewards: Rewards) -> dict[str, float]:
+        """The mean of each reward over the completions that have it, under "rewards/<name>" (NaN where none has)."""
+        means = rewards.per_function.nanmean(dim=0).tolist()
+        return {f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)}
+
+
+class GSM8kEvaluator(RewardEvaluator):
+    r"""Answers that are numbers, in the form <reasoning>...</reasoning><answer>...</answer>.
+
+    The answer is what stands in the answer tags, if both occur exactly once and in order (`tagged_answer`).
+
+    correctness    2.0    the answer holds exactly one number, with any words around it, equal to the gold answer
+    number_format  0.5    the answer is a number and nothing else (a sign, commas, $ and % belong to it)
+    strict_format  0.5    the whole text is the form: each tag once, and nothing but white space outside the two pairs
+    soft_format    0.5    each tag once and in order, with any text before, between and after
+    tag_count      0.125  for each of the four tags that occurs exactly once
+
+    Strict verdict: strict format and correctness. Flexible verdict: the last number of the text equals the gold answer.
+    Numbers are compared exactly. One of more than 50 characters, or not written like a number (`1,00`), is not read.
+    Each row below is a test; `\n` is a line break.
+
+    | completion                                                    | gold | corr. num. strict soft tags | strict flex |
+    |---------------------------------------------------------------|------|-----------------------------|-------------|
+    | `<reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>`    | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>6*12</reasoning><answer>72</answer>`              | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `\n <reasoning>6*12</reasoning> <answer> 72 </answer> \n`     | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>1,000</answer>`              | 1000 | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>1000</answer>`               | 1,000 | 2 0.5 0.5 0.5 0.5          | yes yes     |
+    | `<reasoning>a</reasoning><answer>$18.00</answer>`             | 18   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>-5</answer>`                 | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>-$5</answer>`                | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>-5</answer>`                 | 5    | 0 0.5 0.5 0.5 0.5           | no no       |
+    | `<reasoning>a</reasoning><answer>- 5</answer>`                | 5    | 0 0 0.5 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3.5  | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3    | 0 0.5 0.5 0.5 0.5           | no no       |
+    | `<reasoning>a</reasoning><answer>72 eggs.</answer>`           | 72   | 2 0 0.5 0.5 0.5             | yes yes     |
+    | `<reasoning>a</reasoning><answer>50%</answer>`                | 50   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>1/2</answer>`                | 2    | 0 0 0.5 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>1,00</answer>`               | 100  | 0 0 0.5 0.5 0.5             | no no       |
+    | `<reasoning>a</reasoning><answer>7</answer>`                  | 72   | 0 0.5 0.5 0.5 0.5           | no no       |
+    | `<reasoning>a</reasoning><answer>71 or 72</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>72 or 71</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no no       |
+    | `<reasoning>72</reasoning><answer></answer>`                  | 72   | 0 0 0.5 0.5 0.5             | no yes      |
+    | `So: <reasoning>a</reasoning><answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning> so <answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>72</answer> Done.`           | 72   | 2 0.5 0 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>72</answer> Or 73?`          | 72   | 2 0.5 0 0.5 0.5             | no no       |
+    | `<reasoning>a</reasoning><answer>71</answer><answer>72</answer>` | 72 | 0 0 0 0 0.25               | no yes      |
+    | `<reasoning>a</reasoning><answer><answer>72</answer></answer>` | 72  | 0 0 0 0 0.25                | no yes      |
+    | `<answer><reasoning>a</reasoning>72</answer>`                 | 72   | 0 0 0 0 0.5                 | no yes      |
+    | `<answer>72</answer><reasoning>a</reasoning>`                 | 72   | 2 0.5 0 0 0.5               | no yes      |
+    | `<reasoning><reasoning>a</reasoning></reasoning><answer>72</answer>` | 72 | 2 0.5 0 0 0.25         | no yes      |
+    | `<reasoning></reasoning><reasoning></reasoning><answer></answer><answer></answer>` | 72 | 0 0 0 0 0 | no no      |
+    | `<reasoning>a</reasoning><answer>72`                          | 72   | 0 0 0 0 0.375               | no yes      |
+    | `<reasoning>a<answer>72</answer>`                             | 72   | 2 0.5 0 0 0.375             | no yes      |
+    | `</answer>72<answer>`                                         | 72   | 0 0 0 0 0.25                | no yes      |
+    | `10-5=5`                                                      | 5    | 0 0 0 0 0                   | no yes      |
+    | `72`                                                          | 72   | 0 0 0 0 0                   | no yes      |
+    | ``                                                            | 72   | 0 0 0 0 0                   | no no       |
+    """
+
+    reward_names = ("correctness", "number_format", "strict_format", "soft_format", "tag_count")
+
+    def __init__(self, prompt: str = "reasoning_answer", **_):
+        if prompt != "reasoning_answer":
+            raise ValueError(f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math")
+
+    def compute_rewards(self, prompts, completions, answers):
+        return collect([self.score(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
+
+    def score(self, completion: str, gold: str) -> tuple[list[float], dict]:
+        """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
+        target = to_number(gold.strip())
+        if target is None:
+            raise ValueError(f"the gold answer {gold!r} is not a number: use --evaluator math")
+        answer, last = tagged_answer(completion), last_number(completion)
+        correct = answer is not None and only_number(answer) == target
+        strict = strict_format(completion)
+        rewards = [
+            2.0 * correct,
+            0.5 * (answer is not None and to_number(answer) is not None),
+            0.5 * strict,
+            0.5 * (strict or soft_format(completion)),
+            0.125 * sum(completion.count(tag) == 1 for tag in TAGS),
+        ]
+        details = {
+            "parsed": last if answer is None else answer,
+            "format": strict,
+            "correct_strict": strict and correct,
+            "correct_flexible": last is not None and to_number(last) == target,
+        }
+        return rewards, details
+
+
+class MathEvaluator(RewardEvaluator):
+    r"""Answers that are mathematics or words, in the form that `prompt` asks for; equality is that of `math_grading`.
+
+    format 1 if the completion holds the prompt's form:
+        r1_zero           `</think> <answer>` and after it `</answer>`; the answer is what follows the last `<answer>`,
+                          up to `</answer>`, and of that the last balanced \boxed{} if there is one
+        question_only     a balanced \boxed{}; the answer is the last one
+        reasoning_answer  GSM8kEvaluator's strict format; the answer as in r1_zero
+    answer 1 if the format holds and the answer equals the gold answer. The total reward is the answer reward.
+
+    Strict verdict: the answer reward. Flexible verdict: the final answer equals the gold answer, where the final answer
+    is the form's own if the form holds, otherwise the last \boxed{}, otherwise what follows the last <answer>,
+    otherwise the last number. So (format, correct_strict) gives three categories: (1, 1), (1, 0) and (0, 0).
+    details also has "grading": "equal", "different", or why there is no verdict, which counts as different: "timeout",
+    "failed".
+    """
+
+    reward_names, reward_weights = ("format", "answer"), (0.0, 1.0)
+
+    def __init__(self, prompt: str = "r1_zero", grader: MathGrader | None = None, **_):
+        if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
+            raise ValueError(f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}")
+        self.prompt = prompt
+        self.grader = grader or MathGrader()
+
+    def compute_rewards(self, prompts, completions, answers):
+        return collect([self.score(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
+
+    def score(self, completion: str, gold: str) -> tuple[list[float], dict]:
+        """The two rewards of one completion, and its details."""
+        in_form, answer = self.read(completion)
+        final = answer
+        if final is None:
+            candidates = last_boxed(completion), last_tagged(completion, closed=False), last_number(completion)
+            final = next((candidate for candidate in candidates if candidate is not None), None)
+        grading = self.grader.grade(gold, final or "")
+        equal = grading == "equal"
+        strict = in_form and answer is not None and equal
+        details = {"parsed": final, "format": in_form, "correct_strict": strict, "correct_flexible": equal}
+        return [float(in_form), float(strict)], details | {"grading": grading}
+
+    def read(self, completion: str) -> tuple[bool, str | None]:
+        """Whether the completion holds the prompt's form, and the answer in it."""
+        if self.prompt == "question_only":
+            answer = last_boxed(completion)
+            return answer is not None, answer
+        if self.prompt == "r1_zero":
+            start = completion.find("</think> <answer>")
+            in_form = start >= 0 and completion.find("</answer>", start) >= 0
+        else:
+            in_form = strict_format(completion)
+        answer = last_tagged(completion) if in_form else None
+        return in_form, answer and (last_boxed(answer) or answer)
+
+
+EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator}
+
+
+def get_evaluator(name: str, **context) -> RewardEvaluator:
+    """The evaluator called `name`; of the context (prompt: the prompt's name) each takes what it needs."""
+    if name not in EVALUATORS:
+        raise ValueError(f"unknown evaluator {name!r}; known: {', '.join(EVALUATORS)}")
+    return EVALUATORS[name](**context)

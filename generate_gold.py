@@ -1,0 +1,406 @@
+"""Make gold.jsonl, the verified solutions that sft.py learns from, out of the training split of a data set.
+
+    python generate_gold.py --from_reference                                      the data set's own human solutions
+    python generate_gold.py --api_model NAME --base_url http://127.0.0.1:8000/v1  any OpenAI-compatible endpoint
+    python generate_gold.py --model_name tiny/1m --dataset_name arithmetic        a local model
+
+A solution is kept where the evaluator's strict verdict holds: the required form, and an answer that equals the gold.
+Rows: id, question, completion (in the form of prompt_name, without EOS), answer (gold), source, attempt (from 1 on),
+correct, prompt_name. They stand in the order in which they were finished, quick ones first: draw subsets at random.
+The other attempts go to the file's sibling .rejected.jsonl, with a reason. A second start needs only these two files to
+go on: problems that are solved or out of attempts are skipped, those that got no reply are tried again.
+"""
+
+import asyncio
+import fcntl
+import json
+import math
+import os
+import random
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
+from tqdm import tqdm
+
+import utils
+from evaluator import EVALUATORS, get_evaluator, strict_format, tagged_answer
+from rl_datasets import DATASETS, PROMPTS
+
+CHAT = PROMPTS["reasoning_answer"]  # the form that an endpoint is asked for
+SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")  # in training it would end a turn in the middle of the text
+MAX_FAILURES_IN_A_ROW = 20  # problems without a reply: the endpoint is gone, or the account is empty
+
+
+class JsonlFile:
+    """Rows that this process alone appends to, and that are on disk when `append` returns.
+
+    Opening it reads the rows of earlier runs and drops a last line that a kill has torn. Raises ValueError, OSError.
+    """
+
+    def __init__(self, path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(path, "ab+")
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends, however it ends
+        except BlockingIOError:
+            raise ValueError(f"{path} is in use by another process") from None
+        except OSError as error:
+            raise OSError(f"--output: cannot write {path} ({error.strerror})") from error
+        self.file.seek(0)
+        whole, newline, torn = self.file.read().rpartition(b"\n")
+        start = b'{"id": '
+        try:
+            self.rows = [json.loads(line) for line in whole.splitlines()]
+            ours = all({"id", "question", "source", "attempt", "correct", "prompt_name"} <= set(r) for r in self.rows)
+        except (ValueError, TypeError):
+            ours = False
+        if not ours or torn[: len(start)] != start[: len(torn)]:
+            raise ValueError(f"{path} holds lines that are not rows of generate_gold.py; name another --output")
+        if torn:
+            self.file.truncate(len(whole + newline))
+            print(f"{path}: dropped a last line that was not written to its end")
+
+    def append(self, rows):
+        self.file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+@dataclass
+class Sample:
+    """One attempt: the completion's text, whether it was cut at the maximum length, and the tokens that it took."""
+
+    text: str
+    cut: bool = False
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+class Gold:
+    """Grades the attempts at some problems, keeps them on disk, and knows which problems are still open."""
+
+    def __init__(self, args, problems, evaluator):
+        self.args, self.problems, self.evaluator = args, problems, evaluator
+        self.source = args.api_model or args.model_name or "reference"
+        self.accepted = JsonlFile(args.output)
+        self.rejected = JsonlFile(Path(str(args.output).removesuffix(".jsonl") + ".rejected.jsonl"))
+        self.solved, self.attempts = set(), Counter()  # ids of solved problems; attempts of this source, by id
+        questions = {problem["id"]: problem["question"] for problem in problems}
+        for row in self.accepted.rows + self.rejected.rows:
+            if row["prompt_name"] != args.prompt or questions.get(row["id"], row["question"]) != row["question"]:
+                raise ValueError(f"{args.output} was made from other problems or for another prompt; name another")
+            if row["correct"]:
+                self.solved.add(row["id"])
+            if row["source"] == self.source:
+                self.attempts[row["id"]] = max(self.attempts[row["id"]], row["attempt"])
+        self.open_problems = [problem for problem in problems if self.attempts_left(problem)]
+        self.outcomes = {}  # of each problem that this run tries: (accepted | rejected | no reply | unfinished, reason)
+        self.tokens_in = self.tokens_out = self.failures_in_a_row = 0
+        self.bar = None
+
+    def show_bar(self):
+        self.bar = tqdm(total=len(self.open_problems), desc="gold", unit="problem", dynamic_ncols=True, leave=False)
+
+    def attempts_left(self, problem):
+        most = 1 if self.args.from_reference else self.args.num_attempts
+        return 0 if problem["id"] in self.solved else max(0, most - self.attempts[problem["id"]])
+
+    def record(self, problems, samples):
+        """Grade one sample for each of the problems and write it down."""
+        questions, answers = ([problem[key] for problem in problems] for key in ("question", "answer"))
+        details = self.evaluator.compute_rewards(questions, [sample.text for sample in samples], answers).details
+        accepted, rejected = [], []
+        for problem, sample, detail in zip(problems, samples, details, strict=True):
+            reason = reason_against(sample, detail)
+            self.attempts[problem["id"]] += 1
+            if not reason:
+                self.solved.add(problem["id"])
+            kind = "accepted" if not reason else "unfinished" if self.attempts_left(problem) else "rejected"
+            self.outcomes[problem["id"]] = (kind, reason)
+            self.tokens_in, self.tokens_out = self.tokens_in + sample.tokens_in, self.tokens_out + sample.tokens_out
+            row = {
+                "id": problem["id"],
+                "question": problem["question"],
+                "completion": sample.text,
+                "answer": problem["answer"],
+                "source": self.source,
+                "attempt": self.attempts[problem["id"]],
+                "correct": not reason,
+                "prompt_name": self.args.prompt,
+            }
+            if reason and not self.args.keep_incorrect:
+                rejected.append(row | {"reason": reason})
+            else:
+                accepted.append(row)
+        self.accepted.append(accepted)
+        self.rejected.append(rejected)
+        self.failures_in_a_row = 0
+        self.show_progress()
+
+    def no_reply(self, problem, reason, message):
+        """The endpoint has failed this problem. Nothing is written, so that a second start tries it again."""
+        if ("no reply", reason) not in self.outcomes.values():
+            self.bar.write(f"no reply: {message}")  # once for each reason
+        self.outcomes[problem["id"]] = ("no reply", reason)
+        self.failures_in_a_row += 1
+        if self.failures_in_a_row == MAX_FAILURES_IN_A_ROW:
+            raise OSError(f"{MAX_FAILURES_IN_A_ROW} problems in a row got no reply ({reason}): stopped")
+        self.show_progress()
+
+    def usage(self):
+        cost = (self.tokens_in * self.args.price_in + self.tokens_out * self.args.price_out) / 1e6
+        return f"{self.tokens_in:,} + {self.tokens_out:,} tokens, ${cost:.4f}"
+
+    def show_progress(self):
+        kinds = Counter(kind for kind, _ in self.outcomes.values())
+        settled = len(self.outcomes) - kinds["unfinished"]
+        self.bar.set_postfix_str(f"{kinds['accepted'] / max(1, settled):.1%} accepted, {self.usage()}", refresh=False)
+        self.bar.update(settled - self.bar.n)
+
+    def report(self, duplicates):
+        solved = sum(problem["id"] in self.solved for problem in self.problems)
+        done_before = len(self.problems) - len(self.open_problems)
+        lines = [f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}"]
+        lines += [f"duplicates   {duplicates:7,}", f"done before  {done_before:7,}"]
+        lines += [f"tried        {len(self.outcomes):7,}"]
+        for kind in ("accepted", "rejected", "no reply", "unfinished"):
+            reasons = Counter(reason for k, reason in self.outcomes.values() if k == kind)
+            why = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common() if reason)
+            why += "; start again to try them" if kind == "no reply" and reasons else ""
+            lines += [f"- {kind:10} {sum(reasons.values()):7,}  {why}".rstrip()]
+        return "\n".join(lines)
+
+
+def reason_against(sample, detail):
+    """Why an attempt is rejected; None if it is not."""
+    if not sample.text.strip():
+        return "empty"
+    if SPECIAL_TOKEN.search(sample.text):
+        return "special token"
+    if detail["correct_strict"]:
+        return None
+    return "truncated" if sample.cut else "wrong answer" if detail["format"] else "format"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The three sources
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def use_reference(args, gold):
+    gold.show_bar()
+    form = PROMPTS[args.prompt].format_solution
+    for start in range(0, len(gold.open_problems), 500):
+        batch = gold.open_problems[start : start + 500]
+        gold.record(batch, [Sample(form(p["solution"], p["answer"]) if p["solution"] else "") for p in batch])
+
+
+def use_local_model(args, gold):
+    import llms  # here, because transformers takes a while to import
+
+    model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+    gold.show_bar()
+    prompt = PROMPTS[args.prompt]
+    utils.seed_everything(args.seed + sum(gold.attempts.values()))  # so that a second start draws other samples
+    for start in range(0, len(gold.open_problems), args.concurrency):
+        batch = gold.open_problems[start : start + args.concurrency]
+        while batch := [problem for problem in batch if gold.attempts_left(problem)]:
+            rollout = llms.generate(
+                model,
+                tokenizer,
+                [prompt.render(tokenizer, problem["question"]) for problem in batch],
+                max_new_tokens=args.max_completion_length,
+                temperature=1.0 if args.temperature is None else args.temperature,
+                stop_strings=prompt.stop_strings,
+            )
+            lengths, totals = rollout.lengths.tolist(), rollout.attention_mask.sum(1).tolist()
+            rows = zip(rollout.texts, rollout.finished.tolist(), lengths, totals, strict=True)
+            gold.record(batch, [Sample(text.rstrip(), not finished, T - C, C) for text, finished, C, T in rows])
+
+
+async def use_endpoint(args, gold):
+    """Solve the open problems with at most --concurrency requests at a time."""
+    key = get_api_key(args.base_url)
+    # The client backs off exponentially and waits as long as Retry-After says (up to two minutes; longer is a failure).
+    client = AsyncOpenAI(base_url=args.base_url, api_key=key, timeout=args.timeout, max_retries=args.max_retries)
+    try:
+        await client.with_options(max_retries=1).models.with_raw_response.list()
+    except APIConnectionError as error:
+        raise OSError(f"cannot reach {client.base_url}; is the server running? ({explain(error)})") from error
+    except APIError as error:
+        refuse_key(error)  # any other answer will do: somebody is there, though without a list of models
+    gold.show_bar()
+    waiting = iter(gold.open_problems)
+
+    async def work():
+        for problem in waiting:
+            try:
+                while gold.attempts_left(problem):
+                    gold.record([problem], [await ask(client, args, problem["question"])])
+            except NoReply as error:
+                gold.no_reply(problem, str(error), str(error.__cause__ or error).replace(key, "***")[:300])
+
+    await asyncio.gather(*(work() for _ in range(args.concurrency)))
+
+
+class NoReply(Exception):
+    """The endpoint gave no usable reply, whatever the retries; says why in a few words, its cause in more."""
+
+
+async def ask(client, args, question):
+    """One completion, as a Sample. Broken replies are asked for again, as failed requests are by the client."""
+    options = {"max_tokens": args.max_completion_length} if args.max_completion_length else {}
+    options |= {"temperature": args.temperature} if args.temperature is not None else {}
+    for retry in range(args.max_retries + 1):
+        await asyncio.sleep(min(8.0, 0.5 * 2 ** (retry - 1)) if retry else 0)
+        try:
+            reply = await client.chat.completions.with_raw_response.create(
+                model=args.api_model, messages=CHAT.messages(question), **options
+            )
+        except APIError as error:
+            refuse_key(error)
+            raise NoReply(explain(error)) from error
+        try:
+            return read_reply(reply.text, PROMPTS[args.prompt])
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue  # cut JSON, no choices, a page of HTML
+    raise NoReply("broken reply")
+
+
+def read_reply(text, prompt):
+    """The Sample in an endpoint's JSON, put in the prompt's form where it holds to the form that was asked for."""
+    reply = json.loads(text)
+    choice, usage = reply["choices"][0], reply.get("usage") or {}
+    text = (choice["message"]["content"] or "").rstrip()
+    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be tokenized
+    if prompt is not CHAT and strict_format(text):
+        solution = text.partition("<reasoning>")[2].partition("</reasoning>")[0].strip()
+        text = prompt.format_solution(solution, tagged_answer(text))
+    tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+    return Sample(text, choice.get("finish_reason") == "length", *tokens)
+
+
+def refuse_key(error):
+    if getattr(error, "status_code", None) == 401:
+        raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
+
+
+def explain(error):
+    """An error of the openai client in a few words."""
+    if isinstance(error, APIStatusError):
+        return f"HTTP {error.status_code}"
+    return "no reply in time" if isinstance(error, APITimeoutError) else "no connection"
+
+
+def get_api_key(base_url):
+    """From the environment variable OPENAI_API_KEY; a server on loopback needs none."""
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key and not re.fullmatch(r"localhost|::1|127(\.\d+){3}", urlsplit(base_url or "").hostname or ""):
+        raise ValueError("set the environment variable OPENAI_API_KEY to the key of the endpoint")
+    return key or "none"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = utils.ArgumentParser(description="Collect verified solutions for supervised fine-tuning.")
+    add = parser.add_argument_group("source, one of three").add_argument
+    add("--from_reference", action="store_true", help="the data set's own solutions")
+    add("--model_name", help="a local model: hub name or directory with safetensors weights")
+    add("--api_model", help="a model of an OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY")
+    add("--base_url", help="the endpoint, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)")
+
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
+    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
+    add("--evaluator", help=f"one of {', '.join(EVALUATORS)} (default: the data set's own)")
+    add("--prompt", help=f"form of the completions: one of {', '.join(PROMPTS)} (default: the data set's own)")
+    add("--num_problems", type=int, help="so many, at random; fewer are always among more (default: all)")
+
+    add = parser.add_argument_group("sampling").add_argument
+    add("--num_attempts", type=int, default=1, help="per problem, until one is right")
+    add("--temperature", type=float, help="(default: the endpoint's own; 1 for a local model)")
+    add("--max_completion_length", type=int, default=512, help="tokens; 0 leaves it to the endpoint")
+    add("--concurrency", type=int, default=16, help="requests at a time, or prompts per batch of a local model")
+    add("--timeout", type=float, default=120.0, help="seconds without a sign of the endpoint until a retry")
+    add("--max_retries", type=int, default=5, help="of a failed request, with exponential back-off")
+    add("--price_in", type=float, default=0.0, help="dollars per million prompt tokens")
+    add("--price_out", type=float, default=0.0, help="dollars per million completion tokens")
+
+    add = parser.add_argument_group("output and runtime").add_argument
+    add("--output", type=Path, default=Path("gold.jsonl"), help="appended to; start again to continue")
+    add("--keep_incorrect", action="store_true", help='keep the other attempts here too, marked "correct": false')
+    add("--seed", type=int, default=0)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of a local model")
+    return parser.parse_args(argv)
+
+
+def check_args(args):
+    """Raise ValueError, in one line, for flags that cannot work together; fill in the data set's own defaults."""
+    if bool(args.from_reference) + bool(args.model_name) + bool(args.api_model) != 1:
+        raise ValueError("name one source: --from_reference, --model_name or --api_model")
+    if args.base_url and not args.api_model:
+        raise ValueError("--base_url goes with --api_model, the name of a model there")
+    if args.base_url and not re.fullmatch(r"https?://([^/:]+|\[.+\])(:\d+)?(/.*)?", args.base_url):
+        raise ValueError(f"--base_url {args.base_url} must look like http://127.0.0.1:8000/v1")
+    zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]
+    zero_is_fine += ["max_completion_length"] if args.api_model else []
+    for name, value in vars(args).items():
+        low = 0 if name in zero_is_fine else 1e-9
+        if type(value) in (int, float) and not low <= value < math.inf:
+            raise ValueError(f"--{name} must be {'at least' if not low else 'more than'} 0, not {value}")
+    if args.dataset_name not in DATASETS:
+        raise ValueError(f"unknown data set {args.dataset_name!r}; known: {', '.join(DATASETS)}")
+    args.prompt = args.prompt or DATASETS[args.dataset_name].default_prompt
+    args.evaluator = args.evaluator or DATASETS[args.dataset_name].default_evaluator
+    for name, known in (("prompt", PROMPTS), ("evaluator", EVALUATORS)):
+        if getattr(args, name) not in known:
+            raise ValueError(f"unknown {name} {getattr(args, name)!r}; known: {', '.join(known)}")
+
+
+def choose_problems(args):
+    """--num_problems of the training split in an order drawn from --seed, and how many repeat another's question."""
+    examples = DATASETS[args.dataset_name].read("train", args.dataset_path)
+    if not examples:
+        raise ValueError(f"{args.dataset_path or args.dataset_name} has no training split")
+    problems = list({example["question"]: example for example in reversed(examples)}.values())[::-1]
+    random.Random(f"gold/{args.seed}").shuffle(problems)
+    return problems[: args.num_problems], len(examples) - len(problems)
+
+
+def main(argv=None):
+    args, gold, code, message = parse_args(argv), None, 0, ""
+    try:
+        check_args(args)
+        problems, duplicates = choose_problems(args)
+        gold = Gold(args, problems, get_evaluator(args.evaluator, prompt=args.prompt))
+        if gold.open_problems and args.from_reference:
+            use_reference(args, gold)
+        elif gold.open_problems and args.model_name:
+            use_local_model(args, gold)
+        elif gold.open_problems:
+            asyncio.run(use_endpoint(args, gold))
+    except (ValueError, OSError) as error:
+        code, message = 2, f"error: {error}"
+    except KeyboardInterrupt:
+        code, message = 130, "interrupted: every finished attempt is on disk; start again to continue"
+    if gold and gold.bar:
+        gold.bar.close()
+    if gold and (gold.outcomes or not code):
+        print(gold.report(duplicates), flush=True)
+    if message:
+        print(message, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

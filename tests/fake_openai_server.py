@@ -1,0 +1,130 @@
+"""An OpenAI-compatible server on 127.0.0.1 that behaves as it is told, for tests of what talks to one.
+
+    with FakeOpenAIServer([status(429, retry_after=2), ok("Paris")]) as server:
+        OpenAI(base_url=server.base_url, api_key="none").chat.completions.create(...)
+    assert len(server.requests) == 2
+
+The behaviour of each request comes from a callable of its JSON body, or from a list in the order of arrival, whose last
+one is repeated. A behaviour is a function of the request handler.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+def ok(text, *, finish_reason="stop", prompt_tokens=10, completion_tokens=5, logprobs=None):
+    """A chat completion. logprobs: per token a dict {token: log-prob}, the sampled one first."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    if logprobs is not None:
+        ranked = [[{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in top.items()] for top in logprobs]
+        choice["logprobs"] = {"content": [top[0] | {"top_logprobs": top} for top in ranked]}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    usage["total_tokens"] = prompt_tokens + completion_tokens
+    return body(completion([choice]) | {"usage": usage})
+
+
+def completion(choices):
+    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "fake", "choices": choices}
+
+
+def body(value, code=200, headers=(), content_type="application/json", cut=0):
+    """Any JSON value (or bytes), as a reply. cut: leave out so many bytes at its end."""
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    data = data[: len(data) - cut]
+
+    def behave(handler):
+        handler.send_response(code)
+        for name, content in [*headers, ("Content-Type", content_type), ("Content-Length", str(len(data)))]:
+            handler.send_header(name, content)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return behave
+
+
+def status(code, message="no", retry_after=None):
+    """An error as OpenAI words it."""
+    headers = [] if retry_after is None else [("Retry-After", str(retry_after))]
+    return body({"error": {"message": message, "type": "error", "code": None}}, code, headers)
+
+
+def empty_choices():
+    return body(completion([]))
+
+
+def cut_json(text="Paris"):
+    """A reply that ends in the middle of its JSON, under a Content-Length that fits."""
+    return body(completion([{"index": 0, "message": {"role": "assistant", "content": text}}]), cut=20)
+
+
+def web_page():
+    return body(b"<html>Bad gateway</html>", content_type="text/html")
+
+
+def hang(handler):
+    """No reply, until the client leaves or the server closes."""
+    handler.server.closing.wait()
+    handler.close_connection = True
+
+
+def drop(handler):
+    """Half of the headers, then a closed connection."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Le")
+    handler.close_connection = True
+
+
+class FakeOpenAIServer:
+    """Serves POST /v1/chat/completions by the behaviour, and GET /v1/models.
+
+    behaviour: a callable (request body: dict) -> behaviour, called in a thread of its own for each request, or a list.
+    models: the behaviour of GET /v1/models.
+    requests: the chat requests so far, {"body", "headers"} each, with the headers' names in lower case.
+    """
+
+    def __init__(self, behaviour, models=None):
+        self.behaviour, self.models, self.requests = behaviour, models or body({"object": "list", "data": []}), []
+        self.lock = threading.Lock()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                (fake.models if self.path == "/v1/models" else status(404))(self)
+
+            def do_POST(self):
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                (fake.next_behaviour(request, self.headers) if self.path == "/v1/chat/completions" else status(404))(
+                    self
+                )
+
+            def log_message(self, *args):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+            closing = threading.Event()
+
+            def handle_error(self, request, client_address):
+                pass  # clients that are killed in the middle of a request are part of the game
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.base_url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def next_behaviour(self, request, headers):
+        with self.lock:
+            self.requests.append({"body": request, "headers": {name.lower(): value for name, value in headers.items()}})
+            if not callable(self.behaviour):
+                return self.behaviour.pop(0) if len(self.behaviour) > 1 else self.behaviour[0]
+        return self.behaviour(request)
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception):
+        self.server.closing.set()
+        self.server.shutdown()
+        self.server.server_close()

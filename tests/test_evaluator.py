@@ -1,0 +1,163 @@
+"""The GSM8K rewards: the table in GSM8kEvaluator's docstring, row by row, and what must hold for any text."""
+
+import json
+import os
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluator import GSM8kEvaluator, MathEvaluator, RewardEvaluator, Rewards, get_evaluator, last_boxed, to_number
+from rl_datasets import PROMPTS
+
+ROW = re.compile(r"^ *\| `(.*)` *\| (\S+) *\| ([\d. ]+?) *\| (yes|no) (yes|no) *\|$", re.MULTILINE)
+TABLE = ROW.findall(GSM8kEvaluator.__doc__)
+gsm8k = GSM8kEvaluator()
+
+
+def score(completion, gold):
+    """(five rewards, strict, flexible)"""
+    rewards = gsm8k.compute_rewards([""], [completion], [gold])
+    details = rewards.details[0]
+    return rewards.per_function[0].tolist(), details["correct_strict"], details["correct_flexible"]
+
+
+def test_every_row_of_the_table_is_read():
+    assert len(TABLE) == GSM8kEvaluator.__doc__.count("| `") == 36
+
+
+@pytest.mark.parametrize("completion, gold, rewards, strict, flexible", TABLE)
+def test_table(completion, gold, rewards, strict, flexible):
+    expected = [float(reward) for reward in rewards.split()], strict == "yes", flexible == "yes"
+    assert score(completion.replace(r"\n", "\n"), gold) == expected
+
+
+NUMBERS = {"1,000": 1000, "$18.00": 18, "-5": -5, "−5": -5, "-$5": -5, "$-5": -5, "3.5": Fraction(7, 2), "50%": 50}
+NUMBERS |= {".5": Fraction(1, 2), "0012": 12, "1,234,567.25": Fraction(4938269, 4), "9" * 50: 10**50 - 1}
+NOT_NUMBERS = ["", "-", "$", "1,00", "1,0000", "10,00,000", "1.2.3", "72 eggs", "7$2", "1e5", "²", "٣", "1_000", "inf"]
+NOT_NUMBERS += ["nan", "0x10", "1/2", "--5", "5 %", "9" * 51, "$" + "9" * 60]
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, *NOT_NUMBERS], ids=lambda text: text[:20])
+def test_to_number(text):
+    assert to_number(text) == NUMBERS.get(text)
+
+
+@pytest.mark.parametrize(
+    "text, last",
+    [("10-5=5", 5), ("about -3", -3), ("(7-2)-1", 1), ("1,000.", 1000), ("v1.2.3", None), ("so...72", 72), ("a.5", 5)]
+    + [("cost: -$1,250.50!", Fraction(-2501, 2)), ("x" * 10**6 + " 42 " + "y" * 10**6, 42), ("9" * 10**6, None)],
+)
+def test_flexible_reads_the_last_number(text, last):
+    assert score(text, "12345")[2] is False
+    if last is not None:
+        assert score(text, str(float(last)))[2]
+
+
+def test_details_and_breakdown():
+    completions = ["<reasoning>a</reasoning><answer>1,000</answer>", "so 7", ""]
+    rewards = gsm8k.compute_rewards([""] * 3, completions, ["1000", "8", "8"])
+    assert [detail["parsed"] for detail in rewards.details] == ["1,000", "7", None]
+    assert [detail["format"] for detail in rewards.details] == [True, False, False]
+    assert rewards.per_function.dtype == torch.float32 and rewards.per_function.shape == (3, 5)
+    breakdown = gsm8k.get_reward_breakdown(rewards)
+    assert breakdown == pytest.approx(
+        {"rewards/correctness": 2 / 3, "rewards/number_format": 1 / 6, "rewards/strict_format": 1 / 6}
+        | {"rewards/soft_format": 1 / 6, "rewards/tag_count": 1 / 6}
+    )
+    assert gsm8k.compute_rewards([], [], []).per_function.shape == (0, 5)
+
+
+def test_breakdown_leaves_missing_rewards_out():
+    """A reward that could not be given is NaN, not 0: the mean is over the completions that have it."""
+
+    class Judge(RewardEvaluator):
+        reward_names = ("grade", "length")
+
+        def compute_rewards(self, prompts, completions, answers):
+            raise NotImplementedError
+
+    nan = float("nan")
+    breakdown = Judge().get_reward_breakdown(Rewards(torch.tensor([[1.0, nan], [3.0, nan], [nan, nan]]), []))
+    assert breakdown["rewards/grade"] == 2.0 and breakdown["rewards/length"] != breakdown["rewards/length"]
+    assert Judge.reward_weights == (1.0, 1.0) and gsm8k.reward_weights == (1.0,) * 5
+    assert MathEvaluator.reward_weights == (0.0, 1.0)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="unknown evaluator 'nope'; known: gsm8k, math"):
+        get_evaluator("nope", prompt="r1_zero")
+    with pytest.raises(ValueError, match="--evaluator math"):
+        get_evaluator("gsm8k", prompt="r1_zero")
+    with pytest.raises(ValueError, match="'x=1' is not a number"):
+        score("1", "x=1")
+    assert isinstance(get_evaluator("gsm8k", prompt="reasoning_answer", model=None), GSM8kEvaluator)
+
+
+def gsm8k_golds():
+    folder = os.environ.get("GRPO_LITE_DATA")
+    if not folder:
+        pytest.skip("GRPO_LITE_DATA is not set: it names the folder that holds data/gsm8k")
+    for split in "train", "test":
+        for line in Path(folder, "data/gsm8k", f"{split}.jsonl").read_text("utf-8").splitlines():
+            yield json.loads(line)["answer"].split("####")
+
+
+def test_every_gold_answer_of_gsm8k_gets_everything():
+    rows = [(solution, gold.strip()) for solution, gold in gsm8k_golds()]
+    assert len(rows) == 7473 + 1319 and sum("," in gold for _, gold in rows) == 93
+    form = PROMPTS["reasoning_answer"].format_solution
+    for gold_of in (lambda gold: gold), (lambda gold: gold.replace(",", "")):
+        completions = [form(solution.strip(), gold) for solution, gold in rows]
+        rewards = gsm8k.compute_rewards(completions, completions, [gold_of(gold) for _, gold in rows])
+        assert (rewards.per_function == torch.tensor([2.0, 0.5, 0.5, 0.5, 0.5])).all()
+        assert all(detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details)
+
+
+# Pieces that a completion is made of: tags whole and broken, numbers in every dress, hostile runs, any unicode.
+TAG = st.sampled_from(
+    "<reasoning> </reasoning> <answer> </answer> <answer </think> \\boxed{ } { \\{ \\boxed".split(" ")
+)
+NUMERAL = st.one_of(
+    st.integers().map(str),
+    st.decimals(allow_nan=True, allow_infinity=True).map(str),
+    st.integers(-(10**7), 10**7).map("{:,}".format),
+    st.sampled_from(
+        ["72", "-$5", "50%", "1e999999999", "9**9**9", "1,,,2", "...", "٣", "²", "−5", "0x", "1/0", "$", "-"]
+    ),
+)
+PIECE = st.one_of(
+    TAG, NUMERAL, st.text(max_size=20), st.sampled_from(["\0", "\n", " ", "\ud800", "<" * 50, "9" * 5000])
+)
+REPEATED = st.tuples(PIECE, st.sampled_from([1, 1, 1, 2, 1000])).map(lambda pair: pair[0] * pair[1])
+COMPLETION = st.lists(REPEATED, max_size=12).map("".join)
+
+
+def check_any_text(completion, gold):
+    rewards, strict, flexible = score(completion, gold)
+    correct, number, strict_format, soft_format, tags = rewards
+    assert correct in (0, 2) and {number, strict_format, soft_format} <= {0, 0.5}
+    assert tags in (0, 0.125, 0.25, 0.375, 0.5)
+    assert strict == (correct == 2 and strict_format == 0.5)
+    assert flexible or not strict
+    assert soft_format >= strict_format and (tags == 0.5 or not soft_format)
+    assert last_boxed(completion) is None or "\\boxed{" in completion
+    # Writing it all twice never pays: no tag occurs once any more.
+    assert sum(score(completion + "\n" + completion, gold)[0]) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(completion=COMPLETION, gold=st.sampled_from(["72", "-5", "1,000", "3.5"]))
+def test_any_text_is_scored_within_bounds(completion, gold):
+    check_any_text(completion, gold)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(completion=COMPLETION, gold=st.sampled_from(["72", "-5", "1,000", "3.5"]))
+def test_any_of_ten_thousand_texts_is_scored_within_bounds(completion, gold):
+    check_any_text(completion, gold)
