@@ -79,6 +79,8 @@ def run_to_the_end(args, setup, train):
     except OSError as error:  # a full disk or a lost folder
         print(f"error: {error}; what was written before is in {folder}, --resume continues it", file=sys.stderr)
         return 1
+    finally:
+        run.interrupts.uninstall()
     print(f"done: logs and checkpoints are in {folder}; plot them: python plotter.py --log_dir {folder}")
     return 0
 
@@ -327,8 +329,11 @@ class Interrupts:
         self.requested, self.held = None, False
 
     def install(self):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+        self.before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def uninstall(self):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def _handle(self, number, frame):
         self.requested = signal.Signals(number).name

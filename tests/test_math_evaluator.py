@@ -46,6 +46,7 @@ EQUAL = r"""
     2k+2 | 2(k+1)
     p - q | -(q-p)
     0.5x | \frac{x}{2}
+    0.1x | \frac{x}{10}
     \frac{11+9a}{20} | \frac{9a+11}{20}
     \cot x | \frac{1}{\tan x}
     6 - 5i | -5i+6
@@ -80,6 +81,7 @@ EQUAL = r"""
     \left( 3, \frac{\pi}{2} \right) | (3, \pi/2)
     (6,31,-1) | \left(6, 31, -1\right)
     (1,2) | (x,y) = (1,2)
+    (1,200) | (1, 200)
     (3,4] | \left(3, \frac{8}{2}\right]
     (2,\infty) | (2, ∞)
     (2,\infty) | x > 2
