@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 import plotter
@@ -290,6 +291,8 @@ def test_nothing_overlaps_or_is_clipped_or_empty(tmp_path, case):
                 assert min(common) < 1, (parts[i], common)  # pixels
         for ax in fig.axes:
             assert ax.lines or ax.patches
+            for text in ax.texts:
+                assert text.get_window_extent(renderer).x0 > ax.yaxis.get_tightbbox(renderer).x1
             if ax.get_legend():
                 assert ax.get_legend().get_window_extent(renderer).y1 < ax.xaxis.get_tightbbox(renderer).y0
 
@@ -351,15 +354,18 @@ def test_broken_args_json(tmp_path, capsys):
         assert f"{run}/args.json: not the args.json of a run" in capsys.readouterr().err
 
 
-def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch):
+def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch, capsys):
+    """The disk fills up after the first page."""
     run = write_run(tmp_path / "run", losses(2))
     (run / "training_plots.pdf").write_text("earlier plots")
 
-    def fail(*_):
+    def pages(*_):
+        yield Figure()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plotter, "draw_curves", fail)
+    monkeypatch.setattr(plotter, "draw_pages", pages)
     assert plotter.main(["--log_dir", str(run)]) == 2
+    assert "No space left" in capsys.readouterr().err
     assert (run / "training_plots.pdf").read_text() == "earlier plots"
     assert len(list(run.iterdir())) == 3  # no temporary file
 
