@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, run_flags, run_script
 
+import main
 import utils
 
 
@@ -34,6 +35,21 @@ def test_every_command_of_the_cs336_page_runs(tmp_path):
     )
     assert run.returncode == 0, run.stdout[-3000:]
     assert "all commands of cs336.md ran" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize("loss_type", main.LOSS_TYPES)
+def test_the_demo_model_trains_with_every_form_of_the_loss(loss_type, length_normalization, tmp_path):
+    """Two off-policy epochs on tiny/1m: finite throughout, and clipping has something to clip."""
+    flags = dict(evaluator="gsm8k", rollout_batch_size=16, train_batch_size=8)
+    flags |= dict(group_size=8, epochs_per_rollout_batch=2, max_completion_length=72, loss_type=loss_type)
+    flags |= dict(length_normalization=length_normalization, num_train_iters=4, learning_rate=3e-4, warmup_steps=0)
+    assert main.main(run_flags(ROOT / "tiny" / "1m", tmp_path / "run", **flags)) == 0
+    rows = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    assert all(row["loss"] is not None and row["grad_norm"] and row["skipped_updates"] == 0 for row in rows)
+    if loss_type == "grpo_clip":
+        assert max(row["clip_fraction"] for row in rows) > 0
 
 
 @pytest.mark.slow

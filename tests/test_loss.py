@@ -446,6 +446,14 @@ def test_wilson_interval_by_hand():
     assert utils.wilson_interval(0, 10)[0] == 0 and utils.wilson_interval(10, 10)[1] == pytest.approx(1)
 
 
+def test_wilson_interval_agrees_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    for n in (1, 7, 500, 1319):
+        for successes in {0, 1, n // 3, n - 1, n}:
+            expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+            assert utils.wilson_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
 def test_random_model_is_not_uniform():
     """The other tests would prove little on a model whose every distribution is the same."""
     logits = random_model()(torch.tensor([[3, 4, 5]])).logits
