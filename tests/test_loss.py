@@ -365,8 +365,8 @@ def test_chunks_of_logits_change_nothing(chunk, model, base_model, batch, monkey
     expected_gradient = gradients(model, expected)
     monkeypatch.setattr(utils, "LOGITS_CHUNK", chunk)
     loss, _ = main.compute_loss(model, base_model, *batch.values(), group_size=4)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert_same_gradient(gradients(model, loss), expected_gradient, 1e-6)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
 def test_gradient_checkpointing_changes_nothing(model, base_model, batch):
@@ -376,8 +376,8 @@ def test_gradient_checkpointing_changes_nothing(model, base_model, batch):
     model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()
     loss, _ = main.compute_loss(model, base_model, *batch.values(), group_size=4)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert_same_gradient(gradients(model, loss), expected_gradient, 1e-6)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
 def test_entropy_by_hand_and_stable():
