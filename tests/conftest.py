@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 
+torch.set_num_threads(1)  # as in the subprocesses: what is compared bit by bit must be added up in one order
 VOCAB = 48
 
 
