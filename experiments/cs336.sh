@@ -15,7 +15,7 @@ run() {
     echo "== $name: $*"
     mkdir -p "$OUT"
     "$@" >"$log" 2>&1 || { tail -n 5 "$log"; exit 1; }
-    grep -E "^(evaluation|format|examples|expert|done)" "$log" | tail -n 5
+    grep -E "^(evaluation|format|examples|expert|done|accuracy)" "$log" | tail -n 5 || true
 }
 
 # section 3: zero-shot
