@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
+import torch.nn.functional as F
 
-# Logits are made for this many (token, vocabulary) pairs at a time: 64 MiB in float32.
-LOGITS_CHUNK = 2**24
+# Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
+LOGITS_CHUNK = 2**23
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -53,22 +53,60 @@ def get_per_token_logps(
     states = hidden[real]  # (N, H): padding never meets the output layer
     targets = prompt_completion_ids[:, -logits_to_keep:][real]  # (N,)
 
-    # The output layer and log-softmax run chunk by chunk and are recomputed in the backward pass, so that logits of
-    # more than LOGITS_CHUNK elements never exist; a single chunk is within the bound and need not be recomputed.
-    output_layer = model.get_output_embeddings()
-    rows = max(1, LOGITS_CHUNK // output_layer.weight.shape[0])
-    logps, entropies = [], []
-    for chunk, target in zip(states.split(rows), targets.split(rows), strict=True):
-        recompute = torch.is_grad_enabled() and len(states) > rows
-        run = partial(checkpoint, _token_logps, use_reentrant=False) if recompute else _token_logps
-        logp, entropy = run(output_layer, chunk, target, temperature, return_entropy)
-        logps.append(logp)
-        entropies.append(entropy)
+    layer = model.get_output_embeddings()
+    logps, entropy = _ChunkedLogps.apply(states, layer.weight, layer.bias, targets, temperature, return_entropy)
 
     def scatter(values):  # (N,) back to (B, C)
-        return torch.zeros(real.shape, device=states.device).masked_scatter(real, torch.cat(values))
+        return torch.zeros(real.shape, device=states.device).masked_scatter(real, values)
 
-    return (scatter(logps), scatter(entropies)) if return_entropy else scatter(logps)
+    return (scatter(logps), scatter(entropy)) if return_entropy else scatter(logps)
+
+
+class _ChunkedLogps(torch.autograd.Function):
+    """Log-probs of targets, and entropies, from states (N, H); only LOGITS_CHUNK logits exist at a time.
+
+    The backward pass makes each chunk's logits again: d log p(target) / d logits = onehot(target) - p. Written out,
+    since autograd would hold two gradients of the output layer, (V, H) each, while it adds up the chunks.
+    """
+
+    @staticmethod
+    @partial(torch.amp.custom_fwd, device_type="cuda")
+    def forward(ctx, states, weight, bias, targets, temperature, with_entropy):
+        ctx.save_for_backward(states, weight, bias, targets)
+        ctx.temperature = temperature
+        logps, entropy = (torch.zeros(len(states), device=states.device) for _ in range(2))
+        for rows in _chunks(len(states), len(weight)):
+            logits = F.linear(states[rows], weight, bias).float() / temperature  # (n, V)
+            logps[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+            if with_entropy:
+                entropy[rows] = compute_entropy(logits)
+        ctx.mark_non_differentiable(entropy)
+        return logps, entropy
+
+    @staticmethod
+    @partial(torch.amp.custom_bwd, device_type="cuda")
+    def backward(ctx, grad_logps, _):
+        states, weight, bias, targets = ctx.saved_tensors
+        grad_states = torch.zeros_like(states)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for rows in _chunks(len(states), len(weight)):
+            logits = F.linear(states[rows], weight, bias).float() / ctx.temperature
+            grad_logits = logits.softmax(-1).neg_()
+            grad_logits[torch.arange(len(logits), device=logits.device), targets[rows]] += 1
+            grad_logits = grad_logits.mul_((grad_logps[rows] / ctx.temperature).unsqueeze(-1)).to(weight.dtype)
+            grad_states[rows] = (grad_logits @ weight).to(states.dtype)
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+        return grad_states, grad_weight, grad_bias, None, None, None
+
+
+def _chunks(n, vocabulary):
+    """Slices of range(n) of so many rows that their logits have at most LOGITS_CHUNK elements."""
+    size = max(1, LOGITS_CHUNK // vocabulary)
+    return [slice(start, start + size) for start in range(0, n, size)]
 
 
 def _completion_hidden_states(model, ids, attention_mask, C, group_size):
@@ -101,13 +139,6 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
         use_cache=True,
     )
     return torch.cat([first, completion.last_hidden_state], dim=1)
-
-
-def _token_logps(output_layer, states, targets, temperature, with_entropy):
-    """(N,) log-probs of the targets and (N,) entropies (or None) from (N, H) states."""
-    logits = output_layer(states).float() / temperature  # (N, V)
-    logps = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
-    return logps, compute_entropy(logits.detach()) if with_entropy else None
 
 
 def compute_entropy(logits):

@@ -161,17 +161,16 @@ def test_encode_ends_the_completion_with_the_eos_and_leaves_the_prompt_alone(tok
 
 
 def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):
-    """The logits' gradient: a row for each completion token, the EOS too, and zeros at the prompt's own."""
+    """The loss is made of one log-prob for each completion token, the EOS too, and of none for the prompt's own."""
     prompt, completion = sft.encode(tokenizer, [{"prompt": "ab", "completion": "cd"}])[0]
     ids, attention_mask, C = sft.collate([(prompt, completion)], PAD)
-    seen = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: output.retain_grad() or seen.append(output))
     logps = sft.get_per_token_logps(model, ids, attention_mask, C)
+    logps.retain_grad()
     sft.compute_sft_loss(logps, attention_mask[:, -C:], length_normalization="token_mean").backward()
-    logits = torch.cat(seen)  # one row per predicted token: c, d and EOS, not b
-    trained = torch.cat([output.grad for output in seen]).argmin(-1)  # softmax minus one-hot is lowest at the target
-    assert logits.shape == (3, 258)
-    assert trained.tolist() == completion and trained[-1] == EOS
+    assert completion[-1] == EOS and C == 3  # c, d and EOS, not b
+    expected = model(ids).logits[0, 1:-1].log_softmax(-1)[range(3), completion]
+    torch.testing.assert_close(logps[0], expected)
+    assert logps.grad[0].tolist() == pytest.approx([-1 / 3] * 3)
 
 
 EXAMPLES = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(10)]
