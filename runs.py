@@ -370,7 +370,7 @@ class Guard:
     Diverged: the mean KL above max_kl nats, or a non-finite gradient, in `patience` iterations in a row.
     """
 
-    def __init__(self, max_kl=10.0, patience=3):
+    def __init__(self, max_kl=3.0, patience=3):
         self.max_kl, self.patience = max_kl, patience
         self.high_kl = self.non_finite = 0
         self.warned, self.first_entropy = set(), None
