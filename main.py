@@ -459,7 +459,7 @@ def parse_args(argv=None):
     add(
         "--max_kl",
         type=float,
-        default=10.0,
+        default=3.0,
         help="nats; a mean KL above it 3 times in a row ends the run as diverged",
     )
     add("--seed", type=int, default=0)
