@@ -35,8 +35,21 @@ STYLE = {
 }  # fmt: skip
 WIDTH, HEIGHT = 11.69, 8.27  # of the dashboard: A4 landscape, in inches
 
-AXES = {"step": ("step", "step"), "tokens": ("total_tokens", "sampled tokens"), "time": ("elapsed", "time")}
-COUNTERS = {"step", "total_tokens", "elapsed", "epoch", "n"}  # where and how much was measured, not what
+AXES = {
+    "step": ("step", "step"),
+    "tokens": ("total_tokens", "tokens, sampled or trained on"),
+    "time": ("elapsed", "time"),
+}
+COUNTERS = {
+    "step",
+    "total_tokens",
+    "elapsed",
+    "epoch",
+    "n",
+    "examples",
+    "tokens",
+    "ei_step",
+}  # where and how much was measured, not what
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),

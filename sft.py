@@ -80,7 +80,8 @@ def train(
 
     Returns:
         The rows of the log, one per update: step, loss, entropy, grad_norm (before clipping), learning_rate,
-        examples and tokens (both so far; prompts count too), time/loss, time/step, time/total and elapsed (seconds).
+        examples and tokens (both so far; prompts count too; tokens also as total_tokens), time/loss, time/step,
+        time/total and elapsed (seconds).
     """
     _check(examples, length_normalization, normalization_constant)
     sequences = encode(tokenizer, examples)
@@ -114,7 +115,7 @@ def train(
             optimizer.zero_grad()
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
         row = {"step": step, **metrics, "grad_norm": grad_norm.item(), "learning_rate": rate}
-        row |= {"examples": step * train_batch_size, "tokens": tokens}
+        row |= {"examples": step * train_batch_size, "tokens": tokens, "total_tokens": tokens}  # the axis of any run
         row |= {**stages.flush(), "elapsed": time.perf_counter() - start_time}
         log.append(row)
         if output_dir:

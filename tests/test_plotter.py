@@ -255,7 +255,8 @@ def test_a_run_may_lack_what_another_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "x, last, label", [("step", 90, "step"), ("tokens", 450_000, "sampled tokens"), ("time", 3, "time (min)")]
+    "x, last, label",
+    [("step", 90, "step"), ("tokens", 450_000, "tokens, sampled or trained on"), ("time", 3, "time (min)")],
 )
 def test_x_axis(tmp_path, x, last, label):
     rows = [row | {"total_tokens": 5000 * row["step"], "elapsed": 2.0 * row["step"]} for row in losses(90)]
