@@ -40,16 +40,7 @@ AXES = {
     "tokens": ("total_tokens", "tokens, sampled or trained on"),
     "time": ("elapsed", "time"),
 }
-COUNTERS = {
-    "step",
-    "total_tokens",
-    "elapsed",
-    "epoch",
-    "n",
-    "examples",
-    "tokens",
-    "ei_step",
-}  # where and how much was measured, not what
+COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
@@ -429,7 +420,7 @@ def main(argv=None):
         with matplotlib.rc_context(STYLE):
             save_pdf(draw_pages(runs, choose_axis(runs, args.x), results), output)
     except (ValueError, OSError) as error:
-        print(f"plotter.py: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     for label, kind, n, fixed, broken, p in results:
         print(f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {p_text(p)}")

@@ -368,6 +368,7 @@ def setup(args):
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
+    grpo.check_lengths(args, model)
     shared = {
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }

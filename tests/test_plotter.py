@@ -316,45 +316,6 @@ def test_evaluation_before_the_first_iteration(tmp_path, capsys):
     assert "accuracy (strict)  30.0 %  (n = 500, 95 % interval [26.0, 34.0])\n" in capsys.readouterr().out
 
 
-GOOD = '{"step": 1, "loss": 1}\n'
-BAD = {  # the log, what follows --log_dir, what the line says
-    "missing directory": (GOOD, "RUN/nowhere", "RUN/nowhere: no such directory"),
-    "a file, not a directory": (GOOD, "RUN/args.json", "RUN/args.json: no such directory"),
-    "no logs": (None, "RUN", "RUN: no train_log.jsonl and no eval_log.jsonl in it"),
-    "empty log": ("", "RUN", "RUN/train_log.jsonl is empty"),
-    "only a torn line": ('{"st', "RUN", "RUN: no complete line in its logs yet"),
-    "broken line": (GOOD + '{"st\n' + GOOD, "RUN", "RUN/train_log.jsonl:2: broken line"),
-    "not an object": (GOOD + "\n7\n" + GOOD, "RUN", 'RUN/train_log.jsonl:3: not an object with "step"'),
-    "no step": ('{"loss": 1}\n', "RUN", 'RUN/train_log.jsonl:1: not an object with "step"'),
-    "no numbers": ('{"step": 1}\n', "RUN", "no number to plot"),
-    "same run twice": (GOOD, "RUN RUN/.", "RUN: given twice"),
-    "no tokens": (GOOD, "RUN --x tokens", 'RUN: a log without "total_tokens"'),
-    "output nowhere": (GOOD, "RUN --output RUN/no/plots.pdf", "No such file"),
-    "output a directory": (GOOD, "RUN --output RUN", "Is a directory"),
-}
-
-
-@pytest.mark.parametrize("log, argv, message", BAD.values(), ids=BAD)
-def test_bad_input_is_one_line_and_exit_code_2_and_loses_nothing(tmp_path, capsys, log, argv, message):
-    for name, text in {"args.json": '{"args": {}}', "training_plots.pdf": "plots", "train_log.jsonl": log}.items():
-        if text is not None:
-            (tmp_path / name).write_text(text)
-    there = sorted(tmp_path.iterdir())
-    assert plotter.main(["--log_dir", *argv.replace("RUN", str(tmp_path)).split()]) == 2
-    error = capsys.readouterr().err
-    assert message.replace("RUN", str(tmp_path)) in error and error.count("\n") == 1
-    assert (tmp_path / "training_plots.pdf").read_text() == "plots"
-    assert sorted(tmp_path.iterdir()) == there
-
-
-def test_broken_args_json(tmp_path, capsys):
-    run = write_run(tmp_path, losses(2))
-    for text in ("[]", "{}", '{"args"', '{"args": 1}'):
-        (run / "args.json").write_text(text)
-        assert plotter.main(["--log_dir", str(run)]) == 2
-        assert f"{run}/args.json: not the args.json of a run" in capsys.readouterr().err
-
-
 def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch, capsys):
     """The disk fills up after the first page."""
     run = write_run(tmp_path / "run", losses(2))
