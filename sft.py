@@ -85,7 +85,7 @@ def train(
     """
     _check(examples, length_normalization, normalization_constant)
     sequences = encode(tokenizer, examples)
-    order = itertools.islice(_example_order(len(sequences), seed), start * train_batch_size, None)
+    order = itertools.islice(example_order(len(sequences), seed), start * train_batch_size, None)
     optimizer = optimizer or get_optimizer(model, weight_decay)
     stages, start_time, log = Stages(model.device), start_time or time.perf_counter(), []
     if output_dir:
@@ -227,7 +227,7 @@ def collate(sequences, pad_token_id, device="cpu"):
     return ids.to(device), attention_mask.to(device), C
 
 
-def _example_order(n, seed):
+def example_order(n, seed):
     """Endless row numbers: every epoch is its own permutation of range(n)."""
     for epoch in itertools.count():
         order = list(range(n))

@@ -159,6 +159,8 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("plotter", "run", {"run/args.json": '{"args": 1}'}, "run/args.json: not the args.json of a run"),
     ("plotter", "run run/.", {}, "run: given twice"),
     ("plotter", "run --x tokens", {"run/train_log.jsonl": LOG}, 'a log without "total_tokens", which --x tokens needs'),
+    ("plotter", "run --by price", {}, "run: no --price in its args.json"),
+    ("plotter", "run --by seed", {"run/eval_log.jsonl": None}, "run: not evaluated"),
     ("plotter", "run --output absent/plots.pdf", {}, "No such file"),
     ("plotter", "run --output data", {}, "Is a directory"),
 ]

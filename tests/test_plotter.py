@@ -298,6 +298,30 @@ def test_nothing_overlaps_or_is_clipped_or_empty(tmp_path, case):
                 assert ax.get_legend().get_window_extent(renderer).y1 < ax.xaxis.get_tightbbox(renderer).y0
 
 
+@pytest.mark.parametrize(("flags", "values"), [("group_size", [(4,), (16,)]), ("loss_type group_size", [("a", 4)])])
+def test_last_accuracies_by_flags(tmp_path, capsys, flags, values):
+    """Two runs at 4 that end at 50 and 60 % strict, one at 16 (of another loss) that ends at 70 %."""
+    for i, (group_size, strict) in enumerate(((16, 0.7), (4, 0.5), (4, 0.6))):
+        run = write_run(tmp_path / f"run{i}", None, [eval_row(0), eval_row(5, strict, 0.8)])
+        args = {"group_size": group_size, "loss_type": "b" if group_size == 16 else "a", "model_name": "m"}
+        (run / "args.json").write_text(json.dumps({"args": args, "parameters": 7}))
+    paths = [str(tmp_path / f"run{i}") for i in range(3)]
+    output = tmp_path / "figure.png"
+    assert plotter.main(["--log_dir", *paths, "--output", str(output), "--by", *flags.split()]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].startswith(
+        f"| {', '.join(map(str, values[0]))} | 50.0 [46.0, 54.0], 60.0 [56.0, 64.0] | 55.0 | 80.0 |"
+    )
+    assert table[3].endswith("| 70.0 [66.0, 74.0] | 70.0 | 80.0 |") and len(table) == 5
+    assert output.read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 4
+    runs = plotter.load_runs(paths)
+    groups = plotter.last_accuracies(runs, flags.split())
+    ax = plotter.draw_last_accuracies(runs, groups, flags.split()).axes[0]
+    means = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_marker() in ("", "None")][0]
+    np.testing.assert_allclose(means.get_ydata(), [0.55, 0.7])
+    assert ax.get_xscale() == ("log" if flags == "group_size" else "linear")
+
+
 # ---- runs in progress and bad input
 
 
