@@ -3,6 +3,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 STUDY=$(basename "$0" .sh)
 DEMO_MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 96 --micro_batch_tokens 4096 --device cpu"
+DEMO="$DEMO_MODEL --num_train_iters 80 --rollout_batch_size 128 --learning_rate 1e-4 --eval_iterations 20 --save_iterations 80"
 export OMP_NUM_THREADS=1 # one thread: the same numbers on every machine of one kind, and runs side by side
 
 # run NAME COMMAND...: a run in output/STUDY/NAME, unless it is finished; its logs are kept in experiments/STUDY/NAME
