@@ -72,11 +72,11 @@ def run_to_the_end(args, setup, train):
         train(args, run)
     except Interrupted as interrupt:
         run.interrupts.ignore()
+        advice = "it kept no checkpoint"
         if not args.eval_only:
             save_checkpoint(args, run)
-        print(
-            f"stopped by {interrupt} after step {run.step}; the same command with --resume continues", file=sys.stderr
-        )
+            advice = "the same command with --resume continues"
+        print(f"stopped by {interrupt} after step {run.step}; {advice}", file=sys.stderr)
         return 130
     except Diverged as diverged:
         print(f"error: {diverged}; logs and earlier checkpoints are in {folder}", file=sys.stderr)
