@@ -248,7 +248,7 @@ def close(actual, expected, message, tolerance=1e-5):
 def test_several_processes_give_the_numbers_of_one(processes, alone, model_folder, tmp_path, capsys):  # noqa: F811
     """Loss, metrics, gradients, norms, weights, logs, transcripts; and either continues the other's checkpoint."""
     half_a_run(model_folder, tmp_path)
-    output = finished(launch(processes, __file__, model_folder, tmp_path))
+    output = finished(launch(processes, __file__, "cases", model_folder, tmp_path))
     assert f"saved by 1 processes, continued by {processes}" in output
     compare(alone, tmp_path)
     main.sample, original = fixed_sample, main.sample
@@ -260,11 +260,11 @@ def test_several_processes_give_the_numbers_of_one(processes, alone, model_folde
     assert f"saved by {processes} processes, continued by 1" in capsys.readouterr().out
 
 
-# --- a process that dies, raises or is told to stop --------------------------------------------------------------------
+# --- a process that dies, raises or is told to stop -------------------------------------------------------------------
 
 
-def raise_in_one(flags):
-    """main.py, in which the second process meets an error in its third reward, that of the second iteration."""
+def raise_in_one(*flags):
+    """main.py, in which the second process meets an error in its fourth reward: iteration 3, after an evaluation."""
     original, calls = main.reward, []
 
     def reward(*args):
@@ -274,10 +274,10 @@ def raise_in_one(flags):
         return original(*args)
 
     main.reward = reward
-    sys.exit(main.main(flags))
+    return main.main(list(flags))
 
 
-def kill_second(process, flags, number):
+def kill_second(process, number):
     """Send the second process a signal when the third step is done, so in the fourth: returns what was printed."""
     lines = []
     for line in process.stdout:
@@ -285,7 +285,7 @@ def kill_second(process, flags, number):
         if re.search(r"step +3 ", line):
             break
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(pid) for pid in children if "main.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    workers = [int(pid) for pid in children if __file__ in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(workers) == 2
     os.kill(workers[1], number)
     output, _ = process.communicate(timeout=60)
@@ -295,7 +295,7 @@ def kill_second(process, flags, number):
 @pytest.fixture(scope="module")
 def whole_run(model_folder, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("whole") / "run"
-    finished(launch(2, ROOT / "main.py", *six_steps(model_folder, folder)))
+    finished(launch(2, __file__, "run", *six_steps(model_folder, folder)))
     return folder
 
 
@@ -313,33 +313,34 @@ def test_a_job_ends_when_one_process_does_and_can_be_resumed(end, whole_run, mod
         output, _ = process.communicate(timeout=90)  # of which some 15 s are the start
         assert "RuntimeError: this reward cannot be computed" in output
     else:
-        process = launch(2, ROOT / "main.py", *flags)
-        output = kill_second(process, flags, signal.SIGKILL if end == "killed" else signal.SIGTERM)
+        process = launch(2, __file__, "run", *flags)
+        output = kill_second(process, signal.SIGKILL if end == "killed" else signal.SIGTERM)
     assert process.returncode != 0
-    step = 4 if end == "told to stop" else 2
-    assert ("stopped by SIGTERM after step 4" in output) == (end == "told to stop"), output[-2000:]
-    path, manifest = runs.find_checkpoint(tmp_path / "run")
-    assert manifest["step"] >= step or end == "raised"
-    if end != "raised" or path:
-        assert "continuing after step" in finished(launch(2, ROOT / "main.py", *flags, "--resume"))
+    stopped = re.search(r"stopped by SIGTERM after step (\d)", output)
+    assert bool(stopped) == (end == "told to stop"), output[-2000:]
+    _, manifest = runs.find_checkpoint(tmp_path / "run")
+    assert manifest["step"] == (int(stopped[1]) if stopped else 2)
+    assert f"continuing after step {manifest['step']} " in finished(launch(2, __file__, "run", *flags, "--resume"))
     assert_same_run(tmp_path / "run", whole_run, 6)
 
 
 @pytest.mark.slow
 def test_two_processes_learn_as_one_does(tmp_path):
-    """The demo, shortened: one process goes from 22 % to between 55 and 60 % in 40 updates."""
+    """The demo's first 20 updates: over three seeds one process goes from 22 % to between 60 and 64 %."""
     flags = dict(
-        model_name=ROOT / "tiny" / "1m", output_dir=tmp_path / "run", num_train_iters=40, rollout_batch_size=128,
-        max_completion_length=96, learning_rate=1e-4, micro_batch_tokens=4096, eval_iterations=40, save_iterations=40,
+        model_name=ROOT / "tiny" / "1m", output_dir=tmp_path / "run", num_train_iters=20, rollout_batch_size=128,
+        max_completion_length=96, learning_rate=1e-4, micro_batch_tokens=4096, eval_iterations=20, save_iterations=20,
     )  # fmt: skip
     flags = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     finished(launch(2, ROOT / "main.py", *flags, "--dataset_name", "arithmetic"), seconds=900)
     first, last = utils.read_jsonl(tmp_path / "run" / "eval_log.jsonl")
     assert first["accuracy"] == pytest.approx(0.222, abs=0.01) and last["n"] == 500
-    assert last["accuracy_low"] > first["accuracy_high"] and last["accuracy"] > 0.4
+    assert last["accuracy_low"] > first["accuracy_high"] and last["accuracy"] > 0.5
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "raise":
-        raise_in_one(sys.argv[2:])
-    as_one_of_several(*map(Path, sys.argv[1:]))
+    mode, *rest = sys.argv[1:]
+    if mode == "cases":
+        as_one_of_several(*map(Path, rest))
+    else:
+        sys.exit(raise_in_one(*rest) if mode == "raise" else main.main(rest))
