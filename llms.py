@@ -156,6 +156,8 @@ def scatter_state(model, optimizer, weights, state):
             groups = [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
             state = {"state": {names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
         set_optimizer_state_dict(model, optimizer, state, options=options)
+        for group in optimizer.param_groups:
+            group["betas"] = tuple(group["betas"])  # it came back as a list
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -381,9 +381,9 @@ class Interrupts:
 
     def release(self):
         self.held = False
-        self.requested = next(filter(None, distributed.gather([self.requested])), None)
-        if self.requested:
-            raise Interrupted(self.requested)
+        requested = next(filter(None, distributed.gather([self.requested])), None)
+        if requested:
+            raise Interrupted(requested)
 
     def ignore(self):
         """The run is being saved and left: further signals change nothing."""
