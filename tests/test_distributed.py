@@ -149,8 +149,9 @@ def run_sft(model, output):
     rows = [{"question": f"{n} and {n * n}", "completion": "x" * (3 * n % 11) + "1", "answer": "1"} for n in range(8)]
     if distributed.is_main():
         utils.write_jsonl(output.parent / "gold.jsonl", rows)
+    distributed.barrier()
     flags = SFT | dict(model_name=model, output_dir=output, train_file=output.parent / "gold.jsonl", device="cpu")
-    flags |= dict(dataset_name="arithmetic", evaluator="letters", eval_size=3, max_completion_length=12)
+    flags |= dict(dataset_name="arithmetic", evaluator="letters", eval_size=5, max_completion_length=12)
     return sft.main([text for name, value in flags.items() for text in (f"--{name}", str(value))] + ["--log_entropy"])
 
 
@@ -185,7 +186,7 @@ def launch(processes, *command, **options):
     )
 
 
-def finished(process, seconds=200):
+def finished(process, seconds=600):
     try:
         output, _ = process.communicate(timeout=seconds)
     finally:
