@@ -1,4 +1,4 @@
-"""Everything that touches a model's weights: loading a policy and its tokenizer, and sampling from it.
+"""Everything that touches a model's weights: loading a policy and its tokenizer, sharding it, and sampling from it.
 
 Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C, V vocabulary.
 """
@@ -7,15 +7,25 @@ import copy
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
+import distributed
 import utils
 
 transformers_logging.disable_progress_bar()
@@ -69,22 +79,91 @@ def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False)
 
 
 def get_base_model(model):
-    """The frozen reference policy: a copy of the model that is never updated."""
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    """The frozen reference policy: a copy of the model that is never updated, sharded where there are processes."""
+    return shard(copy.deepcopy(model).requires_grad_(False).eval())
 
 
 def get_sampler(model, dtype="auto"):
-    """The weights that sample: the policy itself, or its copy in bfloat16 ("auto": on CUDA, where it is faster)."""
-    if dtype == "float32" or (dtype == "auto" and model.device.type != "cuda"):
+    """The weights that sample: the policy itself, or its copy in bfloat16 ("auto": on CUDA, where it is faster).
+
+    Of several processes each has a whole copy: they make unequal numbers of decoding steps, which shards could not.
+    """
+    half = dtype == "bfloat16" or (dtype == "auto" and model.device.type == "cuda")
+    if not half and distributed.world_size() == 1:
         return model
-    return copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16).eval()
+    return copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16 if half else torch.float32).eval()
 
 
 @torch.no_grad()
 def refresh_sampler(sampler, model):
     """Give a sampling copy the policy's present weights."""
-    if sampler is not model:
+    if distributed.world_size() > 1:
+        for copied, shard in zip(sampler.parameters(), model.parameters(), strict=True):
+            copied.copy_(distributed.full(shard.to(copied.dtype)))
+    elif sampler is not model:
         torch._foreach_copy_(list(sampler.parameters()), list(model.parameters()))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sharding
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def shard(model):
+    """Split weights, gradients and optimiser states over the processes, by FSDP2; on one process nothing changes.
+
+    A layer's weights are gathered just before it runs, and freed after it; its gradient is summed over the processes,
+    whose losses are shares of one update's. On CUDA the decoder layers are gathered in bfloat16, to which autocast
+    would cast them; the residual stream, embedding, output layer, gradients' sum and master weights stay float32.
+    """
+    if distributed.world_size() == 1:
+        return model
+    mesh = init_device_mesh(model.device.type, (distributed.world_size(),))
+    half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in (*model.get_decoder().layers, model):
+        policy = half if mesh.device_type == "cuda" and module is not model else MixedPrecisionPolicy()
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+    # The loss runs the model's parts, not its forward: this method has embedding, norm and output layer gathered.
+    model.per_token_logps = MethodType(utils.per_token_logps, model)
+    register_fsdp_forward_method(model, "per_token_logps")
+    return model
+
+
+def gather_state(model, optimizer):
+    """All processes: whole weights and optimiser state of a sharded model, for the first one, on its CPU.
+
+    The same form as on one process; there the weights are None, for the model has them.
+    """
+    state = optimizer.state_dict()
+    if distributed.world_size() == 1:
+        return None, state
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    if state["state"]:  # before the first update there is none, and asking for it would make one
+        named = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+        state["state"] = {i: named[name] for i, (name, _) in enumerate(model.named_parameters()) if name in named}
+    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}, state
+
+
+def scatter_state(model, optimizer, weights, state):
+    """All processes: give a model and its optimiser what the first process has read; the others pass {} and {}."""
+    if distributed.world_size() == 1:
+        model.load_state_dict(weights, strict=False)  # a tied weight is there once
+        return optimizer.load_state_dict(state) if state else None
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    if weights:
+        weights |= {name: weights[saved] for name, saved in model.all_tied_weights_keys.items()}
+    set_model_state_dict(model, weights, options=options)
+    if distributed.from_main(bool(state) and bool(state["state"])):
+        if state:
+            names = [name for name, _ in model.named_parameters()]
+            groups = [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
+            state = {"state": {names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
+        set_optimizer_state_dict(model, optimizer, state, options=options)
+        for group in optimizer.param_groups:
+            group["betas"] = tuple(group["betas"])  # it came back as a list
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,13 +209,16 @@ class Rollout:
     def micro_batches(self, rows, group_size, max_tokens):
         """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, group_size) each.
 
-        The group_size that comes back is how many consecutive rows of the piece share a prompt.
+        The group_size that comes back is how many consecutive rows of the piece share a prompt. A process with fewer
+        pieces than another goes on with row -1, which must not count: see distributed.same_number_of_passes.
         """
         rows = torch.as_tensor(rows)
         prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
         lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
-        for piece, size in utils.split_into_micro_batches(*lengths, group_size, max_tokens):
-            yield rows[piece], self.select(rows[piece]), size
+        pieces = utils.split_into_micro_batches(*lengths, group_size, max_tokens)
+        pieces = [(rows[piece], size) for piece, size in pieces]
+        for piece, size in distributed.same_number_of_passes(pieces, (torch.tensor([-1]), 1)):
+            yield piece, self.select(piece), size
 
 
 @torch.no_grad()

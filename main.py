@@ -22,8 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from tqdm import tqdm
 
+import distributed
 import llms
 import runs
 import utils
@@ -46,18 +46,21 @@ def train(args, run):
     for step in runs.progress_bar(args, run):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
-            rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
+            mine = distributed.share(examples)  # of several processes each takes some
+            rollout = sample(run, args, mine, num_samples=args.group_size, temperature=args.temperature)
 
         with run.stages("reward"):  # 2. one weighted reward per completion
             repeated = [example for example in examples for _ in range(args.group_size)]
-            rewards = reward(run.evaluator, repeated, rollout)
+            rewards = reward(run.evaluator, distributed.share(repeated), rollout)
+            sampled, rewards = distributed.gather_completions(rollout, rewards)  # those of all processes
             total = run.evaluator.total(rewards)  # (N,)
 
         # 3. advantages: how much better than its own group each completion is
         advantages, metrics = compute_group_normalized_rewards(
             total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
-        weights = (total if args.loss_type == "no_baseline" else advantages).to(args.device)  # (N,)
+        weights = total if args.loss_type == "no_baseline" else advantages  # (N,)
+        my_weights = distributed.share(weights).to(args.device)
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
             updates = split_into_updates(args)
@@ -68,14 +71,14 @@ def train(args, run):
         taken = []
         for rows in updates:  # a single one when on-policy
             with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
-                loss_metrics = accumulate_gradient(run, args, rollout, weights, rows, old_logps, ref_logps)
+                loss_metrics = accumulate_gradient(run, args, rollout, my_weights, rows, old_logps, ref_logps)
             run.interrupts.hold()  # once the weights move, an iteration is finished before the run may stop
             with run.stages("step"):  # 6. one optimiser step
                 taken.append(loss_metrics | take_step(args, run, loss_metrics["loss"]))
 
         # 7. what the steps that were taken did
-        metrics |= utils.average_metrics(taken) | utils.rollout_metrics(run.evaluator, rewards, rollout)
-        runs.save_iteration(args, run, step, metrics, repeated, rollout, rewards, weights)
+        metrics |= utils.average_metrics(taken) | utils.rollout_metrics(run.evaluator, rewards, sampled)
+        runs.save_iteration(args, run, step, metrics, repeated, sampled, rewards, weights)
         run.interrupts.release()
         if is_due(step, args.eval_iterations, args):
             runs.save_evaluation(args, run, *evaluate(run, args))
@@ -143,18 +146,20 @@ def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, no
 def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_logps=None):
     """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
 
-    Denominators are those of the whole update, so that shares of loss, gradient and metrics simply add. With beta 0 a
-    group whose weights are all 0 has no gradient and skips its passes; its sequences still count in the denominators.
+    Denominators are those of the whole update, over all processes, so that shares of loss, gradient and metrics simply
+    add. With beta 0 a group whose weights are all 0 has no gradient and skips its passes; its sequences still count in
+    the denominators.
     """
     loss_mask = rollout.completion_mask
     if args.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
     counted = ~weights[rows].isnan()  # a missing reward leaves the denominators
-    num_sequences, num_tokens = int(counted.sum()), int(loss_mask[rows][counted].sum())
+    num_sequences, num_tokens = distributed.all_sum(int(counted.sum()), int(loss_mask[rows][counted].sum()))
     useful = torch.ones_like(counted) if args.beta else weights[rows].nan_to_num() != 0
     rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
 
-    total, extremes, trained_tokens = {}, {}, 0
+    weights = torch.nn.functional.pad(weights, (0, 1), value=torch.nan)  # row -1, an idle pass, counts nothing
+    shares = []
     for part, batch, group_size in rollout.micro_batches(rows, args.group_size, args.micro_batch_tokens):
         C = batch.completion_ids.shape[1]
         with utils.autocast(args.device):
@@ -176,21 +181,19 @@ def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_l
                 **{name: getattr(args, name) for name in LOSS_FLAGS},
             )
         loss.backward()
-        trained_tokens += int(loss_mask[part, :C][~weights[part].isnan()].sum())
-        for key, value in (metrics | {"loss": loss.item()}).items():
-            if key.endswith(("_min", "_max")):
-                extremes[key] = (min if key.endswith("_min") else max)(extremes.get(key, value), value)
-            else:
-                total[key] = total.get(key, 0.0) + value
+        trained_tokens = int(loss_mask[part, :C][~weights[part].isnan()].sum())
+        shares.append(metrics | {"loss": loss.item(), "trained_tokens": trained_tokens})
+    total = utils.sum_metrics(distributed.gather(shares))
     # Skipped tokens have no entropy or ratio: means over tokens are over those that went through the model.
-    for key in total.keys() - {"loss", "kl", "response_length"}:
-        total[key] *= num_tokens / max(1, trained_tokens)
-    return {"loss": 0.0} | total | extremes
+    scale = num_tokens / max(1, total.pop("trained_tokens", 0))
+    for key in total.keys() - {"loss", "kl", "response_length", "ratio_min", "ratio_max"}:
+        total[key] *= scale
+    return {"loss": 0.0} | total
 
 
 def take_step(args, run, loss):
     """Clip the accumulated gradient and apply it, unless it or the loss is not finite; returns metrics of the step."""
-    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm)
+    norm = distributed.full(torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm))
     metrics = {"grad_norm": norm.item(), "learning_rate": run.scheduler.get_last_lr()[0], "skipped_updates": 0}
     if norm.isfinite() and math.isfinite(loss):
         run.optimizer.step()
@@ -337,9 +340,9 @@ LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseli
 def split_into_updates(args):
     """The rows of each update over one rollout batch: epochs x batches of train_batch_size, whole groups, shuffled.
 
-    A single update over everything keeps the order.
+    A single update over everything keeps the order. Rows and sizes are this process's share.
     """
-    n, size = args.rollout_batch_size, args.train_batch_size
+    n, size = args.rollout_batch_size // distributed.world_size(), args.train_batch_size // distributed.world_size()
     if args.epochs_per_rollout_batch == 1 and size == n:
         return [list(range(n))]
     updates = []
@@ -363,14 +366,15 @@ def evaluate(run, args):
         lengths, and with several samples per problem pass@k; records: one dict per completion.
     """
     examples, start = list(run.test_loader), time.perf_counter()
-    n, k = len(examples), args.eval_samples
+    n, k, mine = len(examples), args.eval_samples, distributed.share(examples)
     with (
         utils.isolated_seed(args.seed),
-        tqdm(total=n * k, desc="evaluating", unit="completion", leave=False, dynamic_ncols=True) as bar,
+        runs.bar(total=len(mine) * k, desc="evaluating", unit="completion", leave=False) as bar,
     ):
-        rollout = sample(run, args, examples, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
+        rollout = sample(run, args, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
+    rewards = reward(run.evaluator, [example for example in mine for _ in range(k)], rollout)
+    rollout, rewards = distributed.gather_completions(rollout, rewards)
     repeated = [example for example in examples for _ in range(k)]
-    rewards = reward(run.evaluator, repeated, rollout)
     metrics = {"n": n}
     for name, key in (("accuracy", "correct_strict"), ("accuracy_flexible", "correct_flexible")):
         correct = torch.tensor([detail[key] for detail in rewards.details]).view(n, k).sum(1)  # (n,) of k samples
@@ -478,6 +482,8 @@ def check_numbers(args):
             raise ValueError(f"--{name} must be {'at least' if zero_is_fine else 'more than'} 0, not {value}")
         if name in limits and value >= limits[name]:
             raise ValueError(f"--{name} must be below {limits[name]}, not {value}")
+    if args.eval_size and args.eval_size < distributed.world_size():
+        raise ValueError(f"--eval_size {args.eval_size} is less than one problem for each process")
 
 
 def check_lengths(args, model):
@@ -511,19 +517,21 @@ def check_names(args):
 
 def check_batches(args):
     """Raise ValueError for batch sizes that do not divide each other, with some that do."""
-    rollouts, group, batch = args.rollout_batch_size, args.group_size, args.train_batch_size
+    rollouts, batch, processes = args.rollout_batch_size, args.train_batch_size, distributed.world_size()
+    group = args.group_size * processes  # a group for each process
+    times = f" times {processes} processes" if processes > 1 else ""
     if rollouts % group:
         raise ValueError(
-            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {group};"
+            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {args.group_size}{times};"
             f" {max(1, rollouts // group) * group} or {(rollouts // group + 1) * group} would be"
         )
     if batch > rollouts or rollouts % batch or batch % group:
         fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]
         raise ValueError(
-            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of {group}:"
-            f" one of {', '.join(fitting)}"
+            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of"
+            f" {args.group_size}{times}: one of {', '.join(fitting)}"
         )
-    if group == 1 and args.loss_type != "no_baseline":
+    if args.group_size == 1 and args.loss_type != "no_baseline":
         raise ValueError(
             "--group_size 1 has no group to compare with: every advantage would be 0; use"
             " --loss_type no_baseline, or a group_size of at least 2"
@@ -532,6 +540,7 @@ def check_batches(args):
 
 def setup(args):
     """Everything a run works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
+    distributed.init(args.device)
     check_numbers(args)
     check_names(args)
     check_batches(args)
@@ -556,16 +565,18 @@ def setup(args):
     for split, loader in (("training", train_loader), ("test", test_loader)):
         dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
         print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
+    base_model = llms.get_base_model(model) if args.beta else None
+    sampler = llms.get_sampler(model, args.sampling_dtype)
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        llms.shard(model).parameters(),
         lr=args.learning_rate,
         betas=(args.adam_beta1, args.adam_beta2),
         weight_decay=args.weight_decay,
     )
     run = SimpleNamespace(
         model=model,
-        base_model=llms.get_base_model(model) if args.beta else None,
-        sampler=llms.get_sampler(model, args.sampling_dtype),
+        base_model=base_model,
+        sampler=sampler,
         tokenizer=tokenizer,
         train_loader=train_loader,
         test_loader=test_loader,

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tqdm import tqdm
 
+import distributed
 import llms
 import utils
 
@@ -39,6 +40,8 @@ MAY_CHANGE = (
 
 def check_output_dir(args):
     """Raise ValueError where the output directory already holds a run, or with --resume holds none or another."""
+    if not distributed.is_main():  # it alone reads and writes there
+        return
     holds_a_run = (args.output_dir / "args.json").exists()
     if holds_a_run and not args.resume:
         raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory, or --resume it")
@@ -62,6 +65,7 @@ def run_to_the_end(args, setup, train):
     """The life of a script: set up, start or resume, train, and leave with one clear line and the right exit code."""
     try:
         run = setup(args)
+        distributed.barrier()  # before this, no process may fail to see that the output directory holds no run
         start(args, run)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -76,6 +80,7 @@ def run_to_the_end(args, setup, train):
         if not args.eval_only:
             save_checkpoint(args, run)
             advice = "the same command with --resume continues"
+        distributed.leave()
         print(f"stopped by {interrupt} after step {run.step}; {advice}", file=sys.stderr)
         return 130
     except Diverged as diverged:
@@ -86,13 +91,15 @@ def run_to_the_end(args, setup, train):
         return 1
     finally:
         run.interrupts.uninstall()
+    distributed.leave()
     print(f"done: logs and checkpoints are in {folder}; plot them: python plotter.py --log_dir {folder}")
     return 0
 
 
 def start(args, run):
     """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
-    args.output_dir.mkdir(parents=True, exist_ok=True)
+    if distributed.is_main():
+        args.output_dir.mkdir(parents=True, exist_ok=True)
     utils.write_json(args.output_dir / "args.json", utils.run_description(args, run.model))
     if args.resume:
         resume(args, run)
@@ -101,8 +108,13 @@ def start(args, run):
 def progress_bar(args, run):
     """The steps still to be taken."""
     steps, total = range(run.step + 1, args.num_train_iters + 1), args.num_train_iters
-    run.bar = tqdm(steps, initial=run.step, total=total, desc="GRPO", unit="step", dynamic_ncols=True)
+    run.bar = bar(steps, initial=run.step, total=total, desc="GRPO", unit="step")
     return run.bar
+
+
+def bar(*args, **options):
+    """A tqdm bar, drawn by the first process alone."""
+    return tqdm(*args, dynamic_ncols=True, disable=not distributed.is_main(), **options)
 
 
 def save_iteration(args, run, step, metrics, examples, rollout, rewards, weights):
@@ -164,12 +176,18 @@ def print_categories(args, metrics):
 def save_checkpoint(args, run):
     """Write the state after run.step updates, from which --resume continues as if the run had never stopped."""
     run.interrupts.hold()
-    state = run.boundary | {name: part.state_dict() for name, part in stateful_parts(run).items()}
-    state["elapsed"] = time.perf_counter() - run.start
+    weights, optimizer = llms.gather_state(run.model, run.optimizer)
+    state = run.boundary | {"optimizer": optimizer, "elapsed": time.perf_counter() - run.start}
+    if hasattr(run, "scheduler"):
+        state["scheduler"] = run.scheduler.state_dict()
+    if "rng" in run.boundary:  # the random state of each process
+        state["rng"] = distributed.gather([run.boundary["rng"]])
     accuracy = run.accuracy if run.evaluated_step == run.step else None
-    write_checkpoint(
-        args.output_dir, run.step, run.model, run.tokenizer, state, accuracy=accuracy, keep=args.keep_checkpoints
-    )
+    if distributed.is_main():
+        write_checkpoint(
+            args.output_dir, run.step, run.model, run.tokenizer, state,
+            weights=weights, accuracy=accuracy, keep=args.keep_checkpoints,
+        )  # fmt: skip
     run.interrupts.release()
 
 
@@ -182,33 +200,38 @@ def resumable_state(run):
     }
 
 
-def stateful_parts(run):
-    """The optimiser, and the scheduler where there is one."""
-    return {name: getattr(run, name) for name in ("optimizer", "scheduler") if hasattr(run, name)}
-
-
 def resume(args, run):
     """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
-    found = find_checkpoint(args.output_dir)
+    found = distributed.from_main(find_checkpoint(args.output_dir) if distributed.is_main() else None)
     if found is None:
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
         rewind(args.output_dir, -1, {})
         return
     path, manifest = found
-    state = load_checkpoint(path, run.model)
-    for name, part in stateful_parts(run).items():
-        part.load_state_dict(state[name])
+    state = load_checkpoint(path, run.model, run.optimizer)
+    if hasattr(run, "scheduler"):
+        run.scheduler.load_state_dict(state["scheduler"])
     if "train_loader" in state:  # supervised fine-tuning draws from neither
         run.train_loader.load_state_dict(state["train_loader"])
-        utils.set_rng_state(state["rng"])
+        state["rng"] = resume_random_numbers(args, state["rng"], manifest["step"])
     llms.refresh_sampler(run.sampler, run.model)
     rewind(args.output_dir, manifest["step"], manifest["log_sizes"])
     run.step, run.total_tokens, run.start = manifest["step"], state["total_tokens"], run.start - state["elapsed"]
     run.boundary = {name: state[name] for name in run.boundary}
-    evaluations = utils.read_jsonl(args.output_dir / "eval_log.jsonl")
+    evaluations = distributed.from_main(utils.read_jsonl(args.output_dir / "eval_log.jsonl")[-1:])
     if evaluations:
-        run.evaluated_step, run.accuracy = evaluations[-1]["step"], evaluations[-1]["accuracy"]
+        run.evaluated_step, run.accuracy = evaluations[0]["step"], evaluations[0]["accuracy"]
     print(f"continuing after step {run.step} from {path}")
+
+
+def resume_random_numbers(args, states, step):
+    """Set this process's random state, one of those saved, or under another number of processes a new one."""
+    if len(states) == distributed.world_size():
+        utils.set_rng_state(states[distributed.rank()])
+    else:
+        print(f"saved by {len(states)} processes, continued by {distributed.world_size()}: random numbers start anew")
+        utils.seed_everything(args.seed + 7919 * step)
+    return utils.get_rng_state()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -216,7 +239,7 @@ def resume(args, run):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(output_dir, step, model, tokenizer, state, *, accuracy=None, keep=3):
+def write_checkpoint(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=None, keep=3):
     """Write checkpoints/step_NNNNNN: a Hugging Face directory, the trainer's state, and a manifest, last.
 
     All is written and synced under a temporary name, then renamed: a checkpoint is complete or absent. Then only the
@@ -224,12 +247,13 @@ def write_checkpoint(output_dir, step, model, tokenizer, state, *, accuracy=None
 
     Args:
         state: of types that `torch.load(weights_only=True)` reads: tensors, numbers, text, lists and dicts.
+        weights: of a sharded model, as llms.gather_state returns them; None: the model has them.
     """
     folder = Path(output_dir) / "checkpoints"
     path, temporary = folder / f"step_{step:06d}", folder / f"step_{step:06d}.tmp"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, state_dict=weights)
         tokenizer.save_pretrained(temporary)
         torch.save(state, temporary / "trainer.pt")
         checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
@@ -274,20 +298,29 @@ def find_checkpoint(output_dir):
     return None
 
 
-def load_checkpoint(path, model):
-    """Put a checkpoint's weights into the model and return the trainer's state."""
-    weights = {}
-    for file in sorted(path.glob("*.safetensors")):
-        weights |= load_file(file, device=str(model.device))
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = set(model.all_tied_weights_keys)  # saved once, under their other name
-    if set(missing) - tied or unexpected:
-        raise ValueError(f"{path} holds other weights than the model of this run: {missing or unexpected}")
-    return torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+def load_checkpoint(path, model, optimizer=None):
+    """Put a checkpoint's weights and optimiser state into place and return the rest of the trainer's state.
+
+    The first process reads, and the others get from it what is theirs.
+    """
+    weights, state = {}, {}
+    if distributed.is_main():
+        for file in sorted(path.glob("*.safetensors")):
+            weights |= load_file(file, device=str(model.device))
+        tied = set(model.all_tied_weights_keys)  # saved once, under their other name
+        different = set(weights) ^ set(model.state_dict())
+        if different - tied:
+            raise ValueError(f"{path} holds other weights than the model of this run: {sorted(different - tied)}")
+        state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+    optimizer_state = state.pop("optimizer", {})
+    llms.scatter_state(model, optimizer, weights, optimizer_state)
+    return distributed.from_main(state)
 
 
 def rewind(output_dir, step, log_sizes):
     """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again."""
+    if not distributed.is_main():
+        return
     for name in LOGS:
         file = Path(output_dir) / name
         if file.exists():
@@ -328,7 +361,10 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """Turns SIGTERM and Ctrl-C into Interrupted: at once, or where `hold` was called, at the next `release`."""
+    """Turns SIGTERM and Ctrl-C into Interrupted: at once, or where `hold` was called, at the next `release`.
+
+    Several processes stop at the same `release`, whichever of them was asked to: the rest would wait for one that left.
+    """
 
     def __init__(self):
         self.requested, self.held = None, False
@@ -342,7 +378,7 @@ class Interrupts:
 
     def _handle(self, number, frame):
         self.requested = signal.Signals(number).name
-        if not self.held:
+        if not self.held and distributed.world_size() == 1:
             raise Interrupted(self.requested)
 
     def hold(self):
@@ -350,8 +386,9 @@ class Interrupts:
 
     def release(self):
         self.held = False
-        if self.requested:
-            raise Interrupted(self.requested)
+        requested = next(filter(None, distributed.gather([self.requested])), None)
+        if requested:
+            raise Interrupted(requested)
 
     def ignore(self):
         """The run is being saved and left: further signals change nothing."""

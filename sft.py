@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from tqdm import tqdm
 
+import distributed
 import llms
 import main as grpo
 import runs
@@ -36,6 +36,7 @@ from utils import (
     masked_sum,
     seed_everything,
     split_into_micro_batches,
+    sum_metrics,
 )
 
 
@@ -93,7 +94,7 @@ def train(
     model.train()
     optimizer.zero_grad()  # whatever the caller has left there
     steps = range(start + 1, num_updates + 1)
-    progress = tqdm(steps, initial=start, total=num_updates, desc="SFT", unit="update", dynamic_ncols=True)
+    progress = runs.bar(steps, initial=start, total=num_updates, desc="SFT", unit="update")
     for step in progress:
         batch = [sequences[i] for i in itertools.islice(order, train_batch_size)]
         with stages("loss"):
@@ -110,7 +111,7 @@ def train(
             rate = learning_rate_at(step, num_updates, warmup_steps, learning_rate, final_learning_rate)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            grad_norm = distributed.full(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
             optimizer.step()
             optimizer.zero_grad()
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
@@ -143,20 +144,22 @@ def accumulate_gradients(
     """Add the gradient of one update's loss to the parameters, micro-batch by micro-batch.
 
     Args:
-        batch: list of (prompt ids, completion ids), as from encode.
+        batch: list of (prompt ids, completion ids), as from encode: the whole update, of which each process takes some.
 
     Returns:
         {"loss": of the whole update, "entropy": mean over its completion tokens, if asked for}
     """
     num_tokens = sum(len(completion) for _, completion in batch)
-    lengths = [len(prompt) for prompt, _ in batch], [len(completion) for _, completion in batch]
+    mine = distributed.share(batch)
+    lengths = [len(prompt) for prompt, _ in mine], [len(completion) for _, completion in mine]
     metrics = {"loss": 0.0} | ({"entropy": 0.0} if log_entropy else {})
-    for rows, _ in split_into_micro_batches(*lengths, group_size=1, max_tokens=micro_batch_tokens):
-        ids, attention_mask, C = collate([batch[i] for i in rows], pad_token_id, model.device)
+    pieces = [rows for rows, _ in split_into_micro_batches(*lengths, group_size=1, max_tokens=micro_batch_tokens)]
+    for rows in distributed.same_number_of_passes(pieces, None):
+        ids, attention_mask, C = collate([mine[i] for i in rows] if rows else batch[:1], pad_token_id, model.device)
         with autocast(model.device):
             logps = get_per_token_logps(model, ids, attention_mask, C, return_entropy=log_entropy)
         logps, entropies = logps if log_entropy else (logps, None)
-        completion_mask = attention_mask[:, -C:]
+        completion_mask = attention_mask[:, -C:] * bool(rows)  # an idle pass counts nothing
         # Shares of the whole update's mean, so that they simply add whatever the split.
         loss = compute_sft_loss(
             logps,
@@ -170,7 +173,7 @@ def accumulate_gradients(
         metrics["loss"] += loss.item()
         if log_entropy:
             metrics["entropy"] += (masked_sum(entropies, completion_mask) / num_tokens).item()
-    return metrics
+    return sum_metrics(distributed.gather([metrics]))
 
 
 def compute_sft_loss(
@@ -361,6 +364,7 @@ def parse_args(argv=None):
 
 def setup(args):
     """Model, data and examples, from the flags. Raises ValueError or OSError for what a user got wrong."""
+    distributed.init(args.device)
     grpo.check_numbers(args)
     grpo.check_names(args)
     runs.check_output_dir(args)
@@ -376,9 +380,10 @@ def setup(args):
     prompt = train_loader.prompt
     evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=prompt.name)
     examples = select_examples(read_gold(args.train_file, prompt.name), args, prompt, tokenizer, evaluator)
+    sampler = llms.get_sampler(model, args.sampling_dtype)
     run = SimpleNamespace(
-        model=model,
-        sampler=llms.get_sampler(model, args.sampling_dtype),
+        model=llms.shard(model),
+        sampler=sampler,
         tokenizer=tokenizer,
         train_loader=train_loader,
         test_loader=test_loader,

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import distributed
+
 # Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
 
@@ -44,6 +46,14 @@ def get_per_token_logps(
     Returns:
         (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of (B, C).
     """
+    compute = getattr(model, "per_token_logps", partial(per_token_logps, model))  # a sharded model brings its own
+    return compute(prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy)
+
+
+def per_token_logps(
+    model, prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy
+):
+    """get_per_token_logps of a model whose embedding, norm and output layer are whole."""
     B, T = prompt_completion_ids.shape
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < logits_to_keep < T and B % group_size == 0, (logits_to_keep, T, B, group_size)
@@ -114,7 +124,10 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
     body = model.get_decoder()
     P = ids.shape[1] - C
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    if group_size == 1 or model.is_activation_checkpointing:  # checkpointing drops the cache, so nothing can be shared
+    # Checkpointing drops the cache, so nothing can be shared. Sharded, all processes must make equally many passes,
+    # whatever the size of their groups: always two.
+    alone = group_size == 1 and not hasattr(model, "per_token_logps")
+    if alone or model.is_activation_checkpointing:
         hidden = body(ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False).last_hidden_state
         return hidden[:, P - 1 : -1]
 
@@ -129,16 +142,15 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
     assert cache is not None and cache.get_seq_length() == P, "the prompt pass returned no cache to share"
     cache.batch_repeat_interleave(group_size)
     first = prompt.last_hidden_state[:, -1:].repeat_interleave(group_size, dim=0)  # predicts the first token
-    if C == 1:
-        return first
+    end = P + max(1, C - 1)  # at least one token, which none needs if C is 1, so that there are always two passes
     completion = body(
-        ids[:, P:-1],
-        attention_mask=attention_mask[:, :-1],
-        position_ids=position_ids[:, P:-1],
+        ids[:, P:end],
+        attention_mask=attention_mask[:, :end],
+        position_ids=position_ids[:, P:end],
         past_key_values=cache,
         use_cache=True,
     )
-    return torch.cat([first, completion.last_hidden_state], dim=1)
+    return torch.cat([first, completion.last_hidden_state], dim=1)[:, :C]
 
 
 def compute_entropy(logits):
@@ -256,7 +268,8 @@ def wilson_interval(successes, n, z=1.959963984540054):
 
 
 def seed_everything(seed):
-    """Seed Python, NumPy and torch (every device)."""
+    """Seed Python, NumPy and torch (every device), each process with a stream of its own."""
+    seed += distributed.rank() * 1_000_003
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -265,21 +278,26 @@ def seed_everything(seed):
 @contextmanager
 def isolated_seed(seed):
     """Seed torch inside the block and restore its random state after it: evaluation must not disturb training."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=_own_gpu()):
+        torch.manual_seed(seed + distributed.rank() * 1_000_003)
         yield
+
+
+def _own_gpu():
+    """The GPU of this process, in a list: other processes may own the rest. Empty without CUDA."""
+    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
 
 
 def get_rng_state():
     """Every random state that a run draws from, in types that a checkpoint may hold."""
-    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+    return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpu()]}
 
 
 def set_rng_state(state):
-    """Put back what get_rng_state returned; CUDA states only where there are as many devices as before."""
+    """Put back what get_rng_state returned; the CUDA state only where there is a GPU."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for gpu, cuda_state in zip(_own_gpu(), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(cuda_state, gpu)
 
 
 def pass_at_k(correct, n, k):
@@ -324,7 +342,7 @@ class Stages:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Logs
+# Logs: of several processes only the first one writes
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -340,6 +358,8 @@ def _jsonable(value):
 
 def append_jsonl(path, row):
     """Append one row to a log in a single write and flush it: a killed run tears at most its last line."""
+    if not distributed.is_main():
+        return
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(_jsonable(row), ensure_ascii=True) + "\n")
 
@@ -352,6 +372,8 @@ def read_jsonl(path):
 
 def write_jsonl(path, rows):
     """Write a whole file of rows under a temporary name and rename it: it is complete or absent."""
+    if not distributed.is_main():
+        return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
@@ -411,6 +433,15 @@ def completion_records(evaluator, examples, rollout, rewards, **columns):
     return records
 
 
+def sum_metrics(shares):
+    """Metrics of one update from its shares: sums, but the least _min and the greatest _max."""
+    merged = {}
+    for key in dict.fromkeys(key for share in shares for key in share):
+        pick = min if key.endswith("_min") else max if key.endswith("_max") else sum
+        merged[key] = pick(share[key] for share in shares if key in share)
+    return merged
+
+
 def average_metrics(updates):
     """Metrics of one iteration from those of its updates: means, but the least _min and the greatest _max."""
     merged = {}
@@ -423,6 +454,8 @@ def average_metrics(updates):
 
 def write_json(path, value):
     """Write one JSON file, complete or not at all."""
+    if not distributed.is_main():
+        return
     temporary = Path(path).with_suffix(".tmp")
     temporary.write_text(json.dumps(_jsonable(value), indent=2, default=str) + "\n", "utf-8")
     os.replace(temporary, path)
@@ -437,7 +470,7 @@ def run_description(args, model):
         "command": " ".join(sys.argv),
         "commit": git.stdout.strip() or None,
         "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
-        "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads()},
+        "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads(), "processes": distributed.world_size()},
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 

@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import small_tokenizer
+from conftest import random_model, small_tokenizer
 from transformers import Qwen2Config
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import memory_table  # noqa: E402
 
 
 def table(tmp_path, *benchmarks):
@@ -53,3 +56,23 @@ def test_step_and_memory(tmp_path):
     assert min(seconds.values()) > 0
     assert sum(seconds.values()) < rows["step", "ours: whole step", "s"], "logs take time as well"
     assert rows["memory", "full float32 logits add", "MiB"] > 0
+
+
+def test_memory_table_by_hand(tmp_path, capsys):
+    """Two layers of hidden size 32: bytes from the parameter count, and what a layer keeps for one token at most."""
+    model = random_model()
+    model.config.save_pretrained(tmp_path)
+    flags = [str(tmp_path), "--processes", "1", "4", "--max_concurrent_sequences", "10", "--gpu_memory", "0.003"]
+    memory_table.main(flags)
+    header, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[1] for row in rows] == ["1", "4"] and {len(row) for row in rows} == {len(header)}
+    assert all(row[-1] == "**no**" for row in rows)
+    args, P = memory_table.parse_args(flags), model.num_parameters()
+    one, four = (memory_table.parts(model.config, n, args, activation=100) for n in (1, 4))
+    assert one["master weights"] == 4 * P and four["optimiser"] == 2 * P and four["sampling copy"] == 2 * P
+    assert one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 4 * 4 * 10 * 48  # K and V, 2 layers, 2 heads of 8
+    assert memory_table.peak(one) == 22 * P + one["activations"] + one["weights at work"]
+    # Per token and layer: counted by hand from the modules, some 34 H + 8 I bytes, and the keys and values.
+    kept = memory_table.activation_bytes(model.config, 8, False) / 2
+    assert 0.8 * (30 * 32 + 8 * 64) < kept < 1.5 * (34 * 32 + 8 * 64)
+    assert memory_table.activation_bytes(model.config, 8, True) < 2 * kept

@@ -1,0 +1,143 @@
+"""What memory main.py needs on each GPU, by part, computed from the configs of models: a Markdown table.
+
+    python benchmarks/memory_table.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
+
+P parameters on N processes: float32 master weights, gradients, two AdamW moments and the reference, all sharded, are
+20 P / N bytes, and each process has a whole bfloat16 copy that samples, 2 P. On top comes the largest of
+
+  sampling   keys and values of the concurrent sequences, prompt and completion, and their logits
+  training   activations of one micro-batch, and the weights at work. One process: bfloat16 casts of the linear layers,
+             and the output layer's new gradient. Several: embedding and output layer gathered, with gradient, in
+             float32; two decoder layers in bfloat16, and one's gradient with the buffer in which it is summed
+  step       AdamW's intermediate, 4 P / N; or the buffer in which the embedding's gradient is summed
+
+Activations are counted, not guessed: the bytes that autograd saves per token in one more decoder layer of the model's
+width, in bfloat16 autocast, with prompts shared as in training.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import utils  # noqa: E402
+
+GB = 10**9
+
+
+def parse_args(argv=None):
+    parser = utils.ArgumentParser(description="A table of the memory that main.py needs on each GPU.")
+    add = parser.add_argument
+    add("configs", nargs="+", help="hub names or folders with a config.json")
+    add("--processes", type=int, nargs="+", default=[1, 2, 4])
+    add("--gpu_memory", type=float, default=80, help="GB; a tenth of it is left to CUDA, NCCL and fragmentation")
+    add("--max_prompt_length", type=int, default=512)
+    add("--max_completion_length", type=int, default=512)
+    add("--max_concurrent_sequences", type=int, default=512)
+    add("--micro_batch_tokens", type=int, default=16384)
+    add("--group_size", type=int, default=8)
+    add("--beta", type=float, default=0.04, help="0: no reference")
+    add("--gradient_checkpointing", action="store_true")
+    return parser.parse_args(argv)
+
+
+def small_model(config, layers):
+    """A model of the config's width, of a few decoder layers and a small vocabulary, in float32, of any weights."""
+    settings = config.to_dict() | {"num_hidden_layers": layers, "vocab_size": 64}
+    settings.pop("layer_types", None)
+    config = type(config).from_dict(settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.to_empty(device="cpu")
+
+
+def saved_bytes(model, groups, group_size, length):
+    """Bytes of the tensors that autograd keeps from the forward pass over groups of completions that share prompts."""
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        return tensor
+
+    ids = torch.zeros(groups * group_size, 2 * length, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", torch.bfloat16):
+        hidden = utils._completion_hidden_states(model, ids, torch.ones_like(ids), length, group_size)
+    assert hidden.requires_grad
+    return sum(nbytes for nbytes, _ in storages.values())
+
+
+def activation_bytes(config, group_size, checkpointing):
+    """Bytes per token that goes through the model, over all decoder layers."""
+    slopes, length = [], 8
+    for layers in (1, 2):
+        model = small_model(config, layers)
+        few, many = (saved_bytes(model, groups, group_size, length) for groups in (1, 2))
+        slopes.append((many - few) / (length + group_size * length))  # per token: the weights are in both
+    layer, rest = slopes[1] - slopes[0], 2 * slopes[0] - slopes[1]
+    if checkpointing:  # each layer keeps its float32 input; one layer at a time is computed again
+        return config.num_hidden_layers * 4 * config.hidden_size + layer + rest
+    return config.num_hidden_layers * layer + rest
+
+
+def parts(config, processes, args, activation):
+    """{part: bytes} on each GPU; `peak` says which of them are there at the same time."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    P = sum(p.numel() for p in model.parameters())
+    layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters())
+    outside = P - layer * config.num_hidden_layers  # embedding, output layer, last norm
+    output = config.vocab_size * config.hidden_size
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim  # keys and values, bfloat16
+    prompt, completion, group = args.max_prompt_length, args.max_completion_length, args.group_size
+    rows, passed = args.max_concurrent_sequences, args.micro_batch_tokens
+    if args.gradient_checkpointing:  # then each row brings its prompt, which the budget counts once for a group
+        passed *= group * (prompt + completion) / (prompt + group * completion)
+    alone = 2 * (P - outside + output) + 4 * output  # casts of what is multiplied; the gradient of one loss
+    gathered = 2 * 4 * outside + (2 * 2 + 2 + 4) * layer
+    return {
+        "master weights": 4 * P / processes,
+        "gradients": 4 * P / processes,
+        "optimiser": 8 * P / processes,
+        "reference": 4 * P / processes if args.beta else 0,
+        "sampling copy": 2 * P,
+        "cache": rows * (prompt + completion) * token + 4 * 4 * rows * config.vocab_size,
+        "activations": passed * activation,
+        "weights at work": alone if processes == 1 else gathered,
+        "step": max(4 * P / processes, 3 * 4 * outside if processes > 1 else 0),
+    }
+
+
+def peak(part):
+    """The largest sum of parts that exist together."""
+    always = sum(part[name] for name in ("master weights", "gradients", "optimiser", "reference", "sampling copy"))
+    return always + max(part["cache"], part["activations"] + part["weights at work"], part["step"])
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    about = "with" if args.gradient_checkpointing else "without"
+    print(
+        f"GB per GPU; --micro_batch_tokens {args.micro_batch_tokens} {about} --gradient_checkpointing,"
+        f" --max_concurrent_sequences {args.max_concurrent_sequences}, prompt {args.max_prompt_length},"
+        f" completion {args.max_completion_length}\n"
+    )
+    header = None
+    for name in args.configs:
+        config = AutoConfig.from_pretrained(name)
+        activation = activation_bytes(config, args.group_size, args.gradient_checkpointing)
+        for processes in args.processes:
+            part = parts(config, processes, args, activation)
+            if header is None:
+                header = ["model", "GPUs", *part, "peak", f"fits in {args.gpu_memory:g} GB"]
+                print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+            fits = "yes" if peak(part) < 0.9 * args.gpu_memory * GB else "**no**"
+            cells = [Path(name).name, processes, *(f"{value / GB:.1f}" for value in part.values())]
+            print("| " + " | ".join(map(str, [*cells, f"{peak(part) / GB:.1f}", fits])) + " |")
+
+
+if __name__ == "__main__":
+    main()
