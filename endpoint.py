@@ -57,9 +57,15 @@ class Endpoint:
             base_url=base_url, api_key=self.key, timeout=timeout, max_retries=max_retries, http_client=client
         )
 
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exception):
+        await self.client.close()
+
     @property
     def failures(self):
-        return +Counter(self.kinds, **{"no reply": self.sent - self.answered})
+        return self.kinds + Counter({"no reply": self.sent - self.answered})
 
     async def check(self):
         """Raise OSError where nobody answers, ValueError where the key is refused."""

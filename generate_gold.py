@@ -226,21 +226,21 @@ def use_local_model(args, gold):
 
 async def use_endpoint(args, gold):
     """Solve the open problems with at most --concurrency requests at a time."""
-    endpoint = Endpoint(args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries)
-    await endpoint.check()
-    gold.show_bar()
     options = {"max_tokens": args.max_completion_length} if args.max_completion_length else {}
     options |= {"temperature": args.temperature} if args.temperature is not None else {}
     read = partial(read_reply, prompt=PROMPTS[args.prompt])
+    async with Endpoint(args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries) as endpoint:
+        await endpoint.check()
+        gold.show_bar()
 
-    async def solve(problem):
-        try:
-            while gold.attempts_left(problem):
-                gold.record([problem], [await endpoint.ask(CHAT.messages(problem["question"]), read, **options)])
-        except NoReply as error:
-            gold.no_reply(problem, str(error), error.message)
+        async def solve(problem):
+            try:
+                while gold.attempts_left(problem):
+                    gold.record([problem], [await endpoint.ask(CHAT.messages(problem["question"]), read, **options)])
+            except NoReply as error:
+                gold.no_reply(problem, str(error), error.message)
 
-    await for_each(solve, gold.open_problems, args.concurrency)
+        await for_each(solve, gold.open_problems, args.concurrency)
 
 
 def read_reply(text, prompt):

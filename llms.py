@@ -251,6 +251,38 @@ def score(model, rollout, *, group_size, temperature, micro_batch_tokens):
     return logps
 
 
+def as_rollout(rows, pad_token_id, device):
+    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
+    prompt_ids, prompt_mask = _left_pad([prompt for prompt, _ in rows], pad_token_id, device)
+    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
+    C = max(1, int(lengths.max()))
+    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
+    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
+    return Rollout(
+        prompt_ids=prompt_ids,
+        completion_ids=ids,
+        attention_mask=torch.cat([prompt_mask, mask], dim=1),
+        completion_mask=mask,
+        sampled_logps=torch.zeros(ids.shape, device=device),
+        finished=torch.ones(len(rows), dtype=torch.bool, device=device),
+        texts=[""] * len(rows),
+    )
+
+
+@torch.no_grad()
+def next_token_logps(model, prompts, token_ids, *, batch_size=16):
+    """(N, tokens) float64 log-probs of some tokens after each of N prompts, given as lists of ids."""
+    rows = []
+    for start in range(0, len(prompts), batch_size):
+        ids, mask = _left_pad(prompts[start : start + batch_size], 0, model.device)
+        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+        with utils.autocast(model.device):
+            hidden = model.get_decoder()(ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
+            logits = model.get_output_embeddings()(hidden[:, -1])
+        rows.append(logits.double().log_softmax(-1)[:, token_ids].cpu())
+    return torch.cat(rows)
+
+
 def _draw(logps):
     """One token of each row (rows, V), by inverting its distribution function at a uniform number in (0, 1]."""
     cumulative = logps.exp().cumsum(-1)

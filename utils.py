@@ -328,6 +328,10 @@ class Stages:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class Halted(OSError):
+    """What the run depends on has failed, not the run: it is saved and ends with this message; --resume continues."""
+
+
 def _jsonable(value):
     if isinstance(value, torch.Tensor):
         value = value.tolist()
