@@ -387,11 +387,11 @@ class CreativeWritingEvaluator(RewardEvaluator):
         rewards.metrics["distinct_2"] = sum(within) / len(within) if within else math.nan
         rewards.metrics["distinct_2_batch"] = distinct_n(stories, 2)
         if missing > self.max_judge_failures * len(asked):
-            why = Counter(saying.get("judge_error") for saying in sayings if "judge_error" in saying).most_common(1)
+            errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
+            why = f" ({errors.most_common(1)[0][0]})" if errors else ""
             raise utils.Halted(
-                f"the judge gave no score for {missing} of {len(asked)} stories"
-                + f" ({why[0][0]})" * bool(why)
-                + f", more than --max_judge_failures {self.max_judge_failures:g}"
+                f"the judge gave no score for {missing} of {len(asked)} stories{why}, more than --max_judge_failures"
+                f" {self.max_judge_failures:g}"
             )
         return rewards
 

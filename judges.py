@@ -327,7 +327,7 @@ class LikelihoodJudge(Judge):
         if not stories:
             return [], []
         start = self.tokenizer("")["input_ids"]  # BOS, or nothing
-        texts = [f"{prompt} {story.strip()}" for prompt, story in zip(prompts, stories, strict=True)]
+        texts = [f"{prompt} {story.strip()}".rstrip() for prompt, story in zip(prompts, stories, strict=True)]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
         rows = []
         for prompt, ids, offsets in zip(prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True):

@@ -345,7 +345,8 @@ class _Stopper:
         self.eos = torch.tensor(self.eos_ids, device=model.device)
         if self.stop_strings:
             table = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
-            table[: len(tokenizer)] = torch.tensor(_may_complete(tokenizer, self.stop_strings))
+            known = _may_complete(tokenizer, self.stop_strings)[: len(table)]  # the tokenizer's tokens may be more
+            table[: len(known)] = torch.tensor(known)
             self.may_complete = table.to(model.device)  # (V,)
             # Every token adds at least one byte of text, save special ones: a little room for these.
             self.window = max(len(s.encode()) for s in self.stop_strings) + 8
