@@ -381,7 +381,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
             results.append(([score, -float(reason is not None)], details | saying))
         rewards = collect(results, self.reward_names)
         missing = sum(map(math.isnan, scores))
-        rewards.metrics = {f"judge/{name.replace(' ', '_')}": n for name, n in self.judge.take_counts().items()}
+        rewards.metrics = {f"judge/{name}": n for name, n in self.judge.take_counts().items()}
         rewards.metrics |= {"judge/missing": missing, "below_floor_fraction": 1 - len(asked) / max(1, len(stories))}
         within = [detail["distinct_2"] for detail in rewards.details if not math.isnan(detail["distinct_2"])]
         rewards.metrics["distinct_2"] = sum(within) / len(within) if within else math.nan

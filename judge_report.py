@@ -154,7 +154,9 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
 def lines(report):
     """The report in words."""
     r = report
-    counts = ", ".join(f"{n} {kind.removeprefix('judge/')}" for kind, n in r.items() if kind.startswith("judge/"))
+    counts = ", ".join(
+        f"{n} {kind.removeprefix('judge/').replace('_', ' ')}" for kind, n in r.items() if kind.startswith("judge/")
+    )
     yield f"the judge on {r['stories']} stories in {r['groups']} groups: mean {r['mean']:.3f}"
     yield f"  spread within groups  {r['spread']:.3f} (mean std), {r['ties']:.1%} of pairs tied"
     yield f"  test-retest           r = {r['retest_correlation']:.3f}"

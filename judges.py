@@ -247,7 +247,7 @@ class EndpointJudge(Judge):
                     self._say(str(error), f"the judge gave no rating ({error.message}); counted as missing")
 
             await for_each(ask, chats, self.concurrency)
-            self.counts += Counter({f"failed {kind}": n for kind, n in endpoint.failures.items()})
+            self.counts += Counter({f"failed_{kind.replace(' ', '_')}": n for kind, n in endpoint.failures.items()})
 
     async def _ask(self, endpoint, messages):
         def read(text):

@@ -2,13 +2,16 @@
 
 import json
 import math
+import random
 import re
+import threading
 from collections import Counter
 
 import anyio
+import fake_openai_server as fake
 import pytest
 import torch
-from conftest import ROOT, random_model, run_flags, run_script, small_tokenizer
+from conftest import ROOT, random_model, run_flags, run_script, small_tokenizer, transformers_serve
 from fake_openai_server import FakeOpenAIServer, ok, rating, status, story_in
 from scipy import stats
 
@@ -185,7 +188,7 @@ def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(
         scores, details = judge.score([LINE] * 3, ["one", "bad", "three"])
         assert scores[0] == scores[2] == 2.0 and math.isnan(scores[1])
         assert details[1] == {"judge_error": "no rating"}
-        assert judge.take_counts() == {"asked": 3, "failed no rating": 2}
+        assert judge.take_counts() == {"asked": 3, "failed_no_rating": 2}
         server.behaviour = lambda request: plain(5, 5, 5)
         assert judge.score([LINE] * 3, ["one", "bad", "three"])[0] == [2.0, 5.0, 2.0]
     assert "counted as missing" in capsys.readouterr().out
@@ -745,3 +748,95 @@ def test_the_readmes_judged_task_works(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------------------------
 # Slow: a misbehaving server, and one that we did not write
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+class Misbehaving:
+    """A judge's server that misbehaves in a fifth of the requests, and knows what it did and what must come of it.
+
+    A request that failed is repeated by the client at once; an answered one that cannot be read is asked anew. Each may
+    happen max_retries times: the same rule as the client's, so that this class can tell which stories must be missing.
+    """
+
+    TROUBLE = {
+        "HTTP 429": status(429, retry_after=0),
+        "HTTP 500": status(500),
+        "no reply": fake.hang,
+        "broken reply": fake.cut_json(FIVES),
+        "no rating": ok("A lovely story, thank you! Five stars."),
+        "rating out of range": ok('{"creativity": 9, "coherence": 9, "engagement": 9}'),
+    }
+
+    def __init__(self, max_retries):
+        self.random, self.max_retries, self.lock = random.Random(0), max_retries, threading.Lock()
+        self.injected, self.given_up, self.asked = Counter(), Counter(), Counter()
+        self.failed = {}  # story: (failed requests in a row, unreadable replies in a row) of the asking under way
+
+    def __call__(self, request):
+        story = story_in(request)
+        with self.lock:
+            if story not in self.failed:
+                self.asked[story] += 1
+            requests, replies = self.failed.pop(story, (0, 0))
+            if self.random.random() >= 0.2:
+                return likes_vowels(request)
+            kind = self.random.choice(list(self.TROUBLE))
+            self.injected[kind] += 1
+            if kind in ("HTTP 429", "HTTP 500", "no reply"):
+                requests += 1
+            else:
+                requests, replies = 0, replies + 1
+            if max(requests, replies) > self.max_retries:
+                self.given_up[story] += 1
+            else:
+                self.failed[story] = requests, replies
+            return self.TROUBLE[kind]
+
+
+@pytest.mark.slow
+def test_twenty_iterations_against_a_misbehaving_server(model_folder, tmp_path, lenient):
+    """Every count in the logs is the server's own, and every score is the script's or missing."""
+    trouble = Misbehaving(max_retries=1)
+    with FakeOpenAIServer(trouble) as server:
+        flags = dict(judge_timeout=3, max_completion_length=24, learning_rate=1e-3)
+        assert train(model_folder, tmp_path / "run", server, **flags) == 0
+    run = tmp_path / "run"
+    logs = [row for name in ("train_log", "eval_log") for row in utils.read_jsonl(run / f"{name}.jsonl")]
+    logs.append(json.loads((run / "judge_report.json").read_text()))
+    assert len(logs) == 20 + 2 + 1
+    counted = Counter()
+    for row in logs:
+        counted.update({k.removeprefix("judge/"): v for k, v in row.items() if k.startswith("judge/")})
+    injected = {f"failed {kind}".replace(" ", "_"): n for kind, n in trouble.injected.items()}
+    assert len(injected) == 6 and all(counted[kind] == n for kind, n in injected.items()), (injected, counted)
+    assert counted["asked"] == sum(trouble.asked.values())
+    assert 0.15 < sum(injected.values()) / len(server.requests) < 0.25
+    rows = transcript(run)
+    assert len(rows) == 20 * 16 + 2 * 4
+    missing = [row for row in rows if row["reward"] is None]
+    assert len(missing) == counted["missing"] > 0
+    assert {judges.sanitize(row["completion"]) for row in missing} <= set(trouble.given_up)
+    for row in rows:
+        if row not in missing:
+            assert row["reward"] == pytest.approx(script_score(row["completion"]), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_rating_by_transformers_serve(model_folder, tmp_path, monkeypatch):
+    """A demo model of arithmetic as a judge, behind a server that is not ours: it takes the requests and writes no
+    rating that can be read. Each story is asked for twice and counted, and the run stops in one line."""
+    monkeypatch.undo()  # a real server needs its moment between two requests
+    with transformers_serve(ROOT / "tiny" / "1m") as base_url:
+        cache = judges.Cache(tmp_path / "judge_cache.jsonl")
+        judge = judges.EndpointJudge(RUBRIC, str(ROOT / "tiny" / "1m"), base_url, cache=cache, max_retries=1)
+        judge.options = judge.OPTIONS | {"max_tokens": 24}
+        scores, details = judge.score([LINE] * 3, [STORY, LONG, STORY])
+        counts = judge.take_counts()
+        assert all(math.isnan(score) for score in scores) and counts.pop("asked") == 2
+        assert sum(counts.values()) == 4 and set(counts) <= {"failed_no_rating", "failed_rating_out_of_range"}, counts
+        assert all(detail["judge_error"] in ("no rating", "rating out of range") for detail in details)
+        flags = ["--dataset_name", "creative", "--judge", "openai", "--judge_model", ROOT / "tiny" / "1m"]
+        flags += ["--judge_base_url", base_url, "--judge_max_retries", 0, "--group_size", 2, "--device", "cpu"]
+        flags += ["--model_name", model_folder, "--output_dir", tmp_path / "run", "--max_completion_length", 8]
+        run = run_script("evaluator.py", "--check_judge", 2, *flags)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"without a score +0, and 4 below the floor", run.stdout), "a random model writes no stories"
