@@ -742,7 +742,7 @@ def test_the_readmes_judged_task_works(tmp_path, monkeypatch):
     rewards = judge_evaluator.compute_rewards(
         ["old age"], ["Old age is a house with the lights going out one by one."], [""]
     )
-    assert rewards.per_function[0, 0] == 52 and judge_evaluator.rubric.criteria.keys() != RUBRIC.criteria.keys()
+    assert rewards.per_function[0, 0] == 56 and judge_evaluator.rubric.criteria.keys() != RUBRIC.criteria.keys()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
