@@ -361,7 +361,7 @@ def add_flags(parser):
     add("--judge_max_retries", type=int, default=5, help="of a failed or unreadable request, with back-off")
     add("--max_judge_failures", type=float, default=0.5, help="share of a batch without a score that ends the run")
     add(
-        "--min_judge_spread", type=float, default=0.05,
+        "--min_judge_spread", type=float, default=0.1,
         help="least mean std within groups, before training, of what the judge says; 0 trains in any case",
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ and reference log-probs, 5 compute the loss, 6 step, 7 log. `compute_loss` and i
 
 Where this departs from the paper, and the flag that restores it:
   1. One update per rollout batch, so the ratio is 1 and the clip idle: --epochs_per_rollout_batch, --train_batch_size.
-  2. The reward is computed by rules, not by a reward model: --evaluator names a class of evaluator.py.
+  2. The reward is computed by rules, or by a judge, not by a trained reward model: --evaluator names a class.
   3. The reference stays the initial policy; the paper's iterative variant renews it: start again from a checkpoint.
   4. The standard deviation of a group is unbiased, and a group of equal rewards has advantage exactly 0.
   5. On CUDA a bfloat16 copy of the float32 weights samples, refreshed after each update; `sampling_logp_gap` is logged:

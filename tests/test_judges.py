@@ -22,6 +22,7 @@ import judge_report
 import judges
 import llms
 import main
+import plotter
 import rl_datasets
 import utils
 from evaluator import CreativeWritingEvaluator, get_evaluator
@@ -717,8 +718,7 @@ def test_missing_scores_in_training_count_in_no_mean_and_no_denominator(model_fo
             assert line["reward"] == (pytest.approx(sum(present) / len(present), abs=1e-5) if present else None)
             if folder == "rollouts":
                 assert missing and all(row["advantage"] is None for row in missing)
-    plots = run_script("plotter.py", "--log_dir", tmp_path / "run")
-    assert plots.returncode == 0, plots.stderr
+    assert plotter.main(["--log_dir", str(tmp_path / "run")]) == 0
 
 
 # The README's example
