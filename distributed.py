@@ -84,10 +84,26 @@ def gather_completions(rollout, rewards):
     """All: what every process sampled, in the order of the prompts: what logs need of the Rollout, and its Rewards."""
     if world_size() == 1:
         return rollout, rewards
-    columns = (rollout.texts, rollout.lengths, rollout.finished, rewards.per_function, rewards.details)
-    texts, lengths, finished, per_function, details = map(gather, columns)
+    columns = (
+        rollout.texts,
+        rollout.lengths,
+        rollout.finished,
+        rewards.per_function,
+        rewards.details,
+        [rewards.metrics],
+    )
+    texts, lengths, finished, per_function, details, metrics = map(gather, columns)
     rollout = SimpleNamespace(texts=texts, lengths=lengths, finished=finished)
-    return rollout, replace(rewards, per_function=per_function, details=details)
+    return rollout, replace(rewards, per_function=per_function, details=details, metrics=_merge(metrics))
+
+
+def _merge(shares):
+    """Metrics of equal shares of a batch: counts, with a "/" in their names, add up; others are averaged."""
+    merged = {}
+    for key in dict.fromkeys(key for share in shares for key in share):
+        values = [share[key] for share in shares if key in share]
+        merged[key] = sum(values) / (1 if "/" in key else len(values))
+    return merged
 
 
 def barrier():

@@ -5,13 +5,18 @@ in it is right. Flexible: the answer is right wherever it stands. Much of what t
 N completions, R rewards.
 """
 
+import math
 import re
+import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
 
+import utils
+from judges import Rubric
 from math_grading import MathGrader
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -106,10 +111,12 @@ class Rewards:
     per_function: (N, R) float32, one column per reward; NaN is a reward that could not be given.
     details: N dicts with "parsed" (the final answer that was read, or None), "format" (whether the required format
         holds), "correct_strict" and "correct_flexible"; an evaluator may add to them.
+    metrics: what else of the whole batch is to be logged: counts, with a "/" in their names, and means.
     """
 
     per_function: torch.Tensor
     details: list[dict]
+    metrics: dict = field(default_factory=dict)
 
 
 def collect(scores: list[tuple[list[float], dict]], reward_names: tuple[str, ...]) -> Rewards:
@@ -130,16 +137,23 @@ class RewardEvaluator(ABC):
 
     @abstractmethod
     def compute_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
-        """Score N completions of N prompts (repeated where several completions share one) against N gold answers."""
+        """Score N completions of N prompts (repeated where several completions share one) against N gold answers.
+
+        prompts: the questions as the data set has them, without the form that a model was given them in.
+        """
 
     def total(self, rewards: Rewards) -> torch.Tensor:
         """(N,) the weighted sum of each completion's rewards; NaN where one is missing."""
         return rewards.per_function @ torch.tensor(self.reward_weights)
 
     def get_reward_breakdown(self, rewards: Rewards) -> dict[str, float]:
-        """The mean of each reward over the completions that have it, under "rewards/<name>" (NaN where none has)."""
+        """The mean of each reward over the completions that have it, under "rewards/<name>" (NaN where none has).
+
+        With what else of the batch is to be logged.
+        """
         means = rewards.per_function.nanmean(dim=0).tolist()
-        return {f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)}
+        breakdown = {f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)}
+        return breakdown | rewards.metrics
 
 
 class GSM8kEvaluator(RewardEvaluator):
@@ -285,11 +299,137 @@ class MathEvaluator(RewardEvaluator):
         return in_form, answer and (last_boxed(answer) or answer)
 
 
-EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator}
+# ---------------------------------------------------------------------------------------------------------------------
+# Stories, scored by a judge
+# ---------------------------------------------------------------------------------------------------------------------
+
+SPECIAL = re.compile(r"</?s>|<\|[^|<>\s]{1,40}\|>|<(?:pad|unk|eos|bos|end_of_turn|start_of_turn)>|\[/?INST\]")
+PREAMBLE = re.compile(
+    r"\W*(?:sure\b|certainly\b|of course[,!]|here(?:['’]s| is) (?:a|the|your|my)\b|as an ai\b"
+    r"|i (?:cannot|can['’]t) (?:write|help)|(?:story|title|continuation|opening line|answer|rating|grade)\s*:)",
+    re.IGNORECASE,
+)
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+(?:['’]\w+)*", text.lower())
+
+
+def n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
+    return list(zip(*(words[i:] for i in range(n)), strict=False))
+
+
+def distinct_n(texts: list[str], n: int) -> float:
+    """Distinct word n-grams over all word n-grams of some texts (arXiv:1510.03055); NaN without any."""
+    grams = [gram for text in texts for gram in n_grams(words_of(text), n)]
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+class CreativeWritingEvaluator(RewardEvaluator):
+    """Stories that continue an opening line, scored by a judge above a floor of rules.
+
+    judge   the judge's score: 1 to 5 for a rating (mean of the rubric's criteria), nats per token for a likelihood; NaN
+            where it could not be had, or was not asked for since the text is below the floor
+    floor   0, or -1 for a text below the floor, which is any of
+            empty               fewer than `min_words` words
+            no continuation     a special token, a preamble ("Sure", "Title:"), or fewer letters than other marks
+            copied prompt       over 30 % of its word 4-grams are the prompt's
+            loop                under 60 % of its word 3-grams are distinct, or a sentence that occurs three times
+
+    The total is the judge's score; of a text below the floor it is one less than the lowest score of the judge's scale:
+    no degenerate text ever beats a story.
+
+    There is no right answer. Strict verdict (logged as accuracy): above the floor and scored. Flexible: above the
+    floor. details also has "floor" (the rule, or None), "distinct_2" within the text, and what the judge has to say.
+    """
+
+    reward_names = ("judge", "floor")
+    min_words = 10
+    rubric = Rubric(
+        task="Continue an opening line into a short story of one paragraph.",
+        criteria={
+            "creativity": "is it original, with ideas and images of its own?",
+            "coherence": "does it follow from the opening line and make sense from sentence to sentence?",
+            "engagement": "does one want to read on, and is it well told?",
+        },
+    )
+
+    def __init__(self, judge=None, max_judge_failures: float = 0.5, **_):
+        """judge: rubric -> Judge. max_judge_failures: share of the stories of a batch that may lack a score."""
+        if judge is None:
+            raise ValueError("this evaluator needs a judge, which only main.py and evaluator.py --check_judge have")
+        self.judge, self.max_judge_failures = judge(self.rubric), max_judge_failures
+
+    def compute_rewards(self, prompts, completions, answers):
+        """Raises utils.Halted where the judge fails more than the set share of the stories."""
+        stories = [completion.strip() for completion in completions]
+        reasons = [self.floor(*pair) for pair in zip(prompts, stories, strict=True)]
+        asked = [i for i, reason in enumerate(reasons) if reason is None]
+        scores, sayings = self.judge.score([prompts[i] for i in asked], [stories[i] for i in asked])
+        judged = dict(zip(asked, zip(scores, sayings, strict=True), strict=True))
+        results = []
+        for i, (story, reason) in enumerate(zip(stories, reasons, strict=True)):
+            score, saying = judged.get(i, (math.nan, {}))
+            details = {
+                "parsed": None if math.isnan(score) else f"{score:.4f}",
+                "format": reason is None,
+                "correct_strict": not math.isnan(score),
+                "correct_flexible": reason is None,
+                "floor": reason,
+                "distinct_2": distinct_n([story], 2),
+            }
+            results.append(([score, -float(reason is not None)], details | saying))
+        rewards = collect(results, self.reward_names)
+        missing = sum(map(math.isnan, scores))
+        rewards.metrics = {f"judge/{name}": n for name, n in self.judge.take_counts().items()}
+        rewards.metrics |= {"judge/missing": missing, "below_floor_fraction": 1 - len(asked) / max(1, len(stories))}
+        within = [detail["distinct_2"] for detail in rewards.details if not math.isnan(detail["distinct_2"])]
+        rewards.metrics["distinct_2"] = sum(within) / len(within) if within else math.nan
+        rewards.metrics["distinct_2_batch"] = distinct_n(stories, 2)
+        if missing > self.max_judge_failures * len(asked):
+            errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
+            why = f" ({errors.most_common(1)[0][0]})" if errors else ""
+            raise utils.Halted(
+                f"the judge gave no score for {missing} of {len(asked)} stories{why}, more than --max_judge_failures"
+                f" {self.max_judge_failures:g}"
+            )
+        return rewards
+
+    def total(self, rewards):
+        judge, floor = rewards.per_function.unbind(1)
+        return torch.where(floor < 0, self.judge.lowest + floor, judge)
+
+    def floor(self, prompt: str, story: str) -> str | None:
+        """The rule that a text breaks; None if it is above the floor."""
+        words, prompt_grams = words_of(story), set(n_grams(words_of(prompt), 4))
+        letters, marks = sum(c.isalpha() for c in story), sum(not c.isalpha() and not c.isspace() for c in story)
+        four, three = n_grams(words, 4), n_grams(words, 3)
+        sentences = Counter(tuple(words_of(sentence)) for sentence in re.split(r"[.!?\n]+", story))
+        if len(words) < self.min_words:
+            return "empty"
+        if SPECIAL.search(story) or PREAMBLE.match(story) or letters < marks:
+            return "no continuation"
+        if sum(gram in prompt_grams for gram in four) > 0.3 * len(four):
+            return "copied prompt"
+        if len(set(three)) < 0.6 * len(three) or any(n > 2 and len(sentence) > 2 for sentence, n in sentences.items()):
+            return "loop"
+        return None
+
+
+EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": CreativeWritingEvaluator}
 
 
 def get_evaluator(name: str, **context) -> RewardEvaluator:
-    """The evaluator called `name`; of the context (prompt: the prompt's name) each takes what it needs."""
+    """The evaluator called `name`; of the context each takes what it needs.
+
+    prompt: the prompt's name; judge: from a rubric to a judge of it; max_judge_failures.
+    """
     if name not in EVALUATORS:
         raise ValueError(f"unknown evaluator {name!r}; known: {', '.join(EVALUATORS)}")
     return EVALUATORS[name](**context)
+
+
+if __name__ == "__main__":  # python evaluator.py --check_judge: the judge's report on stories of a policy
+    import main
+
+    sys.exit(main.check_judge_main(sys.argv[1:]))

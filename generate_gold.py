@@ -21,15 +21,15 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
-from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 from tqdm import tqdm
 
 import llms
 import utils
+from endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from evaluator import EVALUATORS, get_evaluator, strict_format, tagged_answer
 from rl_datasets import DATASETS, PROMPTS
 
@@ -224,51 +224,21 @@ def use_local_model(args, gold, model, tokenizer):
 
 async def use_endpoint(args, gold):
     """Solve the open problems with at most --concurrency requests at a time."""
-    key = get_api_key(args.base_url)
-    # The client backs off exponentially and waits as long as Retry-After says (up to two minutes; longer is a failure).
-    client = AsyncOpenAI(base_url=args.base_url, api_key=key, timeout=args.timeout, max_retries=args.max_retries)
-    try:
-        await client.with_options(max_retries=1).models.with_raw_response.list()
-    except APIConnectionError as error:
-        raise OSError(f"cannot reach {client.base_url}; is the server running? ({explain(error)})") from error
-    except APIError as error:
-        refuse_key(error)  # any other answer will do: somebody is there, though without a list of models
-    gold.show_bar()
-    waiting = iter(gold.open_problems)
-
-    async def work():
-        for problem in waiting:
-            try:
-                while gold.attempts_left(problem):
-                    gold.record([problem], [await ask(client, args, problem["question"])])
-            except NoReply as error:
-                gold.no_reply(problem, str(error), str(error.__cause__ or error).replace(key, "***")[:300])
-
-    await asyncio.gather(*(work() for _ in range(args.concurrency)))
-
-
-class NoReply(Exception):
-    """The endpoint gave no usable reply, whatever the retries; says why in a few words, its cause in more."""
-
-
-async def ask(client, args, question):
-    """One completion, as a Sample. Broken replies are asked for again, as failed requests are by the client."""
     options = {"max_tokens": args.max_completion_length} if args.max_completion_length else {}
     options |= {"temperature": args.temperature} if args.temperature is not None else {}
-    for retry in range(args.max_retries + 1):
-        await asyncio.sleep(min(8.0, 0.5 * 2 ** (retry - 1)) if retry else 0)
-        try:
-            reply = await client.chat.completions.with_raw_response.create(
-                model=args.api_model, messages=CHAT.messages(question), **options
-            )
-        except APIError as error:
-            refuse_key(error)
-            raise NoReply(explain(error)) from error
-        try:
-            return read_reply(reply.text, PROMPTS[args.prompt])
-        except (ValueError, LookupError, TypeError, AttributeError):
-            continue  # cut JSON, no choices, a page of HTML
-    raise NoReply("broken reply")
+    read = partial(read_reply, prompt=PROMPTS[args.prompt])
+    async with Endpoint(args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries) as endpoint:
+        await endpoint.check()
+        gold.show_bar()
+
+        async def solve(problem):
+            try:
+                while gold.attempts_left(problem):
+                    gold.record([problem], [await endpoint.ask(CHAT.messages(problem["question"]), read, **options)])
+            except NoReply as error:
+                gold.no_reply(problem, str(error), error.message)
+
+        await for_each(solve, gold.open_problems, args.concurrency)
 
 
 def read_reply(text, prompt):
@@ -282,26 +252,6 @@ def read_reply(text, prompt):
         text = prompt.format_solution(solution, tagged_answer(text))
     tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
     return Sample(text, choice.get("finish_reason") == "length", *tokens)
-
-
-def refuse_key(error):
-    if getattr(error, "status_code", None) == 401:
-        raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
-
-
-def explain(error):
-    """An error of the openai client in a few words."""
-    if isinstance(error, APIStatusError):
-        return f"HTTP {error.status_code}"
-    return "no reply in time" if isinstance(error, APITimeoutError) else "no connection"
-
-
-def get_api_key(base_url):
-    """From the environment variable OPENAI_API_KEY; a server on loopback needs none."""
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    if not key and not re.fullmatch(r"localhost|::1|127(\.\d+){3}", urlsplit(base_url or "").hostname or ""):
-        raise ValueError("set the environment variable OPENAI_API_KEY to the key of the endpoint")
-    return key or "none"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -348,8 +298,7 @@ def check_args(args):
         raise ValueError("name one source: --from_reference, --model_name or --api_model")
     if args.base_url and not args.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
-    if args.base_url and not re.fullmatch(r"https?://([^/:]+|\[.+\])(:\d+)?(/.*)?", args.base_url):
-        raise ValueError(f"--base_url {args.base_url} must look like http://127.0.0.1:8000/v1")
+    check_base_url("--base_url", args.base_url)
     if args.api_model:
         get_api_key(args.base_url)
     zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]

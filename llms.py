@@ -206,18 +206,20 @@ class Rollout:
             texts=[self.texts[i] for i in rows.tolist()],
         )
 
-    def micro_batches(self, rows, group_size, max_tokens):
+    def micro_batches(self, rows, group_size, max_tokens, sharded=True):
         """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, group_size) each.
 
-        The group_size that comes back is how many consecutive rows of the piece share a prompt. A process with fewer
-        pieces than another goes on with row -1, which must not count: see distributed.same_number_of_passes.
+        The group_size that comes back is how many consecutive rows of the piece share a prompt. For a sharded model a
+        process with fewer pieces than another goes on with row -1, which must not count: all make equally many passes.
         """
         rows = torch.as_tensor(rows)
         prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
         lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
         pieces = utils.split_into_micro_batches(*lengths, group_size, max_tokens)
         pieces = [(rows[piece], size) for piece, size in pieces]
-        for piece, size in distributed.same_number_of_passes(pieces, (torch.tensor([-1]), 1)):
+        if sharded:
+            pieces = distributed.same_number_of_passes(pieces, (torch.tensor([-1]), 1))
+        for piece, size in pieces:
             yield piece, self.select(piece), size
 
 
@@ -330,13 +332,46 @@ def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
 def score(model, rollout, *, group_size, temperature, micro_batch_tokens):
     """(B, C) log-probs of a whole rollout's completions under a model, without gradient; 0 where masked."""
     logps = torch.zeros_like(rollout.sampled_logps)
-    for rows, batch, size in rollout.micro_batches(range(len(logps)), group_size, micro_batch_tokens):
+    sharded = hasattr(model, "per_token_logps")  # a judge's model is not
+    for rows, batch, size in rollout.micro_batches(range(len(logps)), group_size, micro_batch_tokens, sharded):
         C = batch.completion_ids.shape[1]
         with utils.autocast(model.device):
             logps[rows, :C] = utils.get_per_token_logps(
                 model, batch.prompt_completion_ids, batch.attention_mask, C, group_size=size, temperature=temperature
             )
     return logps
+
+
+def as_rollout(rows, pad_token_id, device):
+    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
+    prompt_ids, prompt_mask = _left_pad([prompt for prompt, _ in rows], pad_token_id, device)
+    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
+    C = max(1, int(lengths.max()))
+    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
+    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
+    return Rollout(
+        prompt_ids=prompt_ids,
+        completion_ids=ids,
+        attention_mask=torch.cat([prompt_mask, mask], dim=1),
+        completion_mask=mask,
+        sampled_logps=torch.zeros(ids.shape, device=device),
+        finished=torch.ones(len(rows), dtype=torch.bool, device=device),
+        texts=[""] * len(rows),
+    )
+
+
+@torch.no_grad()
+def next_token_logps(model, prompts, token_ids, *, batch_size=16):
+    """(N, tokens) float64 log-probs of some tokens after each of N prompts, given as lists of ids."""
+    rows = []
+    for start in range(0, len(prompts), batch_size):
+        ids, mask = _left_pad(prompts[start : start + batch_size], 0, model.device)
+        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+        with utils.autocast(model.device):
+            hidden = model.get_decoder()(ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
+            logits = model.get_output_embeddings()(hidden[:, -1])
+        rows.append(logits.double().log_softmax(-1)[:, token_ids].cpu())
+    return torch.cat(rows)
 
 
 def _draw(logps):
@@ -401,7 +436,8 @@ class _Stopper:
         self.eos = torch.tensor(self.eos_ids, device=model.device)
         if self.stop_strings:
             table = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
-            table[: len(tokenizer)] = torch.tensor(_may_complete(tokenizer, self.stop_strings))
+            known = _may_complete(tokenizer, self.stop_strings)[: len(table)]  # the tokenizer's tokens may be more
+            table[: len(known)] = torch.tensor(known)
             self.may_complete = table.to(model.device)  # (V,)
             # Every token adds at least one byte of text, save special ones: a little room for these.
             self.window = max(len(s.encode()) for s in self.stop_strings) + 8

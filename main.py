@@ -5,7 +5,7 @@ and reference log-probs, 5 compute the loss, 6 step, 7 log. `compute_loss` and i
 
 Where this departs from the paper, and the flag that restores it:
   1. One update per rollout batch, so the ratio is 1 and the clip idle: --epochs_per_rollout_batch, --train_batch_size.
-  2. The reward is computed by rules, not by a reward model: --evaluator names a class of evaluator.py.
+  2. The reward is computed by rules, or by a judge, not by a trained reward model: --evaluator names a class.
   3. The reference stays the initial policy; the paper's iterative variant renews it: start again from a checkpoint.
   4. The standard deviation of a group is unbiased, and a group of equal rewards has advantage exactly 0.
   5. On CUDA a bfloat16 copy of the float32 weights samples, refreshed after each update; `sampling_logp_gap` is logged:
@@ -18,12 +18,15 @@ import argparse
 import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
 import distributed
+import judge_report
+import judges
 import llms
 import runs
 import utils
@@ -108,7 +111,7 @@ def sample(run, args, examples, num_samples, temperature, progress=None):
 
 def reward(evaluator, examples, rollout):
     """The evaluator's Rewards for one completion per example."""
-    return evaluator.compute_rewards([e["prompt"] for e in examples], rollout.texts, [e["answer"] for e in examples])
+    return evaluator.compute_rewards([e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples])
 
 
 def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, normalize_by_std=True):
@@ -397,6 +400,21 @@ def evaluate(run, args):
     return metrics, utils.completion_records(run.evaluator, repeated, rollout, rewards)
 
 
+def check_judge(args, run, num_prompts=8):
+    """The judge's report on one group of the policy's stories for each of so many opening lines: printed, and kept."""
+    report = {}
+    if distributed.is_main():
+        examples = run.train_loader.examples[:num_prompts]
+        with utils.isolated_seed(args.seed):
+            rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
+        prompts = [example["question"] for example in examples for _ in range(args.group_size)]
+        report = judge_report.measure(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
+        print("\n".join(judge_report.lines(report)))
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        utils.write_json(args.output_dir / "judge_report.json", report)
+    return distributed.from_main(report)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 # ---------------------------------------------------------------------------------------------------------------------
@@ -448,6 +466,8 @@ def parse_args(argv=None):
     add("--adam_beta2", type=float, default=0.95)
     add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
 
+    judges.add_flags(parser)
+
     add = parser.add_argument_group("evaluation and output").add_argument
     add("--eval_iterations", type=int, default=100, help="evaluate every so many iterations, and first and last")
     add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
@@ -478,6 +498,7 @@ def check_numbers(args):
     limits = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
     for name, value in vars(args).items():
         zero_is_fine = name in ("seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature")
+        zero_is_fine |= name in judges.ZERO_IS_FINE
         if type(value) in (int, float) and (value < 0 or (value == 0 and not zero_is_fine) or not math.isfinite(value)):
             raise ValueError(f"--{name} must be {'at least' if zero_is_fine else 'more than'} 0, not {value}")
         if name in limits and value >= limits[name]:
@@ -561,11 +582,16 @@ def setup(args):
     )
     if not args.eval_only:
         train_loader.next_batch(0)  # raises where there is no training split
-    evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=train_loader.prompt.name)
+    base_model = llms.get_base_model(model) if args.beta else None
+    evaluator = get_evaluator(
+        args.evaluator or train_loader.default_evaluator,
+        prompt=train_loader.prompt.name,
+        judge=partial(judges.get_judge, args, reference=(base_model, tokenizer)),
+        max_judge_failures=args.max_judge_failures,
+    )
     for split, loader in (("training", train_loader), ("test", test_loader)):
         dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
         print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
-    base_model = llms.get_base_model(model) if args.beta else None
     sampler = llms.get_sampler(model, args.sampling_dtype)
     optimizer = torch.optim.AdamW(
         llms.shard(model).parameters(),
@@ -593,7 +619,28 @@ def setup(args):
         start=time.perf_counter(),
     )
     run.boundary = runs.resumable_state(run)
+    if hasattr(evaluator, "judge") and not (args.eval_only or args.resume):
+        judge_report.check_spread(check_judge(args, run), args.min_judge_spread)
     return run
+
+
+def check_judge_main(argv):
+    """evaluator.py --check_judge [PROMPTS], with the flags of a training run: the judge's report without training."""
+    parser = utils.ArgumentParser(description="Measure a judge; any other flag is one of main.py's.")
+    parser.add_argument("--check_judge", type=int, nargs="?", const=20, required=True, help="opening lines")
+    own, rest = parser.parse_known_args(argv)
+    args = parse_args(rest)
+    args.eval_only = True  # so that setup does not check it as well
+    try:
+        run = setup(args)
+        if not hasattr(run.evaluator, "judge"):
+            raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
+        check_judge(args, run, own.check_judge)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"kept in {args.output_dir / 'judge_report.json'}")
+    return 0
 
 
 def main(argv=None):

@@ -47,6 +47,7 @@ PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
     ("Reward and its parts", "train", ("reward", "rewards/")),
     ("Response length (tokens)", "train", ("response_length", "response_length_correct", "response_length_incorrect")),
+    ("Distinct bigrams", "train", ("distinct_2_batch", "distinct_2")),
     ("KL to the reference (nats)", "train", ("kl",)),
     ("Loss", "train", ("loss",)),
     ("Entropy (nats per token)", "train", ("entropy",)),
@@ -59,7 +60,8 @@ PANELS = (
 TITLES = {keys[0]: title for title, _, keys in PANELS} | {
     "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward"}  # fmt: skip
 LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "total", "response_length": "all",
-          "response_length_correct": "correct", "response_length_incorrect": "incorrect"}  # fmt: skip
+          "response_length_correct": "correct", "response_length_incorrect": "incorrect",
+          "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Prompts and data: how a question becomes a prompt, and the data sets `arithmetic`, `gsm8k` and `math`.
+"""Prompts and data: how a question becomes a prompt, and the data sets `arithmetic`, `gsm8k`, `math` and `creative`.
 
 An example is a plain dict: id, question, answer (gold), solution (worked steps, without the answer line), prompt
 (rendered: tokenize it with add_special_tokens=False), and where the data has them level and subject.
@@ -85,7 +85,29 @@ class QuestionOnly(Prompt):
         return f"{solution}\nThe answer is \\boxed{{{answer}}}."
 
 
-PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), QuestionOnly())}
+class Story(Prompt):
+    """A chat that asks for a one-paragraph story; without a chat template the opening line alone, to be continued."""
+
+    name = "story"
+    task = (
+        "Continue this opening line into a short story of one paragraph. Do not repeat the line, and write nothing but"
+        " the story."
+    )
+    stop_strings = ("\n",)  # the end of the paragraph
+
+    def render(self, tokenizer, question):
+        if not tokenizer.chat_template:  # what the tokenizer itself puts before a text (BOS or nothing), and the line
+            return tokenizer.decode(tokenizer("")["input_ids"]) + question
+        return tokenizer.apply_chat_template(self.messages(question), tokenize=False, add_generation_prompt=True)
+
+    def messages(self, question):
+        return [{"role": "user", "content": f"{self.task}\n\n{question}"}]
+
+    def format_solution(self, solution, answer):
+        return solution
+
+
+PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), QuestionOnly(), Story())}
 
 
 class DataLoader(ABC):
@@ -201,7 +223,18 @@ class MathLoader(DataLoader):
         return [math_example(row, where) for where, row in rows]
 
 
-DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader)}
+class CreativeLoader(DataLoader):
+    """Opening lines of stories, 80 and 20 of our own; a row needs only `opening`. There is no gold answer."""
+
+    name, default_evaluator, default_prompt = "creative", "creative", "story"
+
+    @classmethod
+    def load(cls, split, dataset_path):
+        rows = read_folder(dataset_path or Path(__file__).parent / "creative", split)
+        return [{"question": _text(row, "opening", where).strip(), "answer": "", "solution": ""} for where, row in rows]
+
+
+DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader, CreativeLoader)}
 
 
 def get_dataloaders(name, tokenizer, *, prompt=None, dataset_path=None, max_prompt_length=512, seed=0, eval_size=None):

@@ -34,7 +34,8 @@ TRANSCRIPTS = ("rollouts", "eval")
 # The flags that a resumed run may have otherwise than before: none of them changes what is learnt.
 MAY_CHANGE = (
     "num_train_iters", "eval_iterations", "save_iterations", "eval_updates", "save_updates", "keep_checkpoints",
-    "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences",
+    "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences", "judge_base_url",
+    "judge_concurrency", "judge_timeout", "judge_max_retries", "max_judge_failures", "min_judge_spread",
 )  # fmt: skip
 
 
@@ -85,6 +86,11 @@ def run_to_the_end(args, setup, train):
         return 130
     except Diverged as diverged:
         print(f"error: {diverged}; logs and earlier checkpoints are in {folder}", file=sys.stderr)
+        return 1
+    except utils.Halted as halted:
+        if not args.eval_only and distributed.world_size() == 1:  # of several processes the others may not have halted
+            save_checkpoint(args, run)
+        print(f"error: {halted}; stopped after step {run.step}, --resume continues", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk or a lost folder
         print(f"error: {error}; what was written before is in {folder}, --resume continues it", file=sys.stderr)

@@ -139,9 +139,11 @@ def check_sampling_fields(args, run, sampled):
 
 def check_gold(args, run, sampled):
     """The data set's own answers, written in the required form, get the full reward."""
-    examples = run.train_loader.examples[:500]
+    examples = [example for example in run.train_loader.examples[:500] if example["answer"]]
+    if not examples:
+        return True, "the data set has no gold answers", ""
     texts = [run.train_loader.prompt.format_solution(e["solution"], e["answer"]) for e in examples]
-    rewards = run.evaluator.compute_rewards([e["prompt"] for e in examples], texts, [e["answer"] for e in examples])
+    rewards = run.evaluator.compute_rewards([e["question"] for e in examples], texts, [e["answer"] for e in examples])
     right = sum(detail["correct_strict"] for detail in rewards.details)
     reward = run.evaluator.total(rewards).mean()
     figure = f"{right} of {len(examples)} gold solutions are strictly correct, mean reward {reward:.3f}"

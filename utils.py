@@ -20,11 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers import DynamicCache
 
 import distributed
 
 # Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
+# Completions run in this many parts of similar length.
+LENGTH_BUCKETS = 4
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -140,17 +143,26 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
     )
     cache = prompt.past_key_values
     assert cache is not None and cache.get_seq_length() == P, "the prompt pass returned no cache to share"
-    cache.batch_repeat_interleave(group_size)
-    first = prompt.last_hidden_state[:, -1:].repeat_interleave(group_size, dim=0)  # predicts the first token
-    end = P + max(1, C - 1)  # at least one token, which none needs if C is 1, so that there are always two passes
-    completion = body(
-        ids[:, P:end],
-        attention_mask=attention_mask[:, :end],
-        position_ids=position_ids[:, P:end],
-        past_key_values=cache,
-        use_cache=True,
-    )
-    return torch.cat([first, completion.last_hidden_state], dim=1)[:, :C]
+    hidden = prompt.last_hidden_state.new_zeros(len(ids), C, prompt.last_hidden_state.shape[-1])
+    hidden[:, 0] = prompt.last_hidden_state[:, -1].repeat_interleave(group_size, dim=0)  # predicts the first token
+
+    # Completions of similar length run together, so that little is padded.
+    lengths = attention_mask[:, P:].sum(1)  # (B,)
+    buckets = 1 if hasattr(model, "per_token_logps") else LENGTH_BUCKETS
+    for rows in lengths.argsort().chunk(buckets):
+        end = max(1, int(lengths[rows].max()) - 1)  # the last token predicts nothing; one at least: a pass for everyone
+        own = DynamicCache()
+        for i, layer in enumerate(cache.layers):
+            own.update(layer.keys[rows // group_size], layer.values[rows // group_size], i)
+        states = body(
+            ids[rows, P : P + end],
+            attention_mask=attention_mask[rows, : P + end],
+            position_ids=position_ids[rows, P : P + end],
+            past_key_values=own,
+            use_cache=True,
+        ).last_hidden_state
+        hidden[rows, 1 : end + 1] = states[:, : C - 1]
+    return hidden
 
 
 def compute_entropy(logits):
@@ -344,6 +356,10 @@ class Stages:
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs: of several processes only the first one writes
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+class Halted(OSError):
+    """What the run depends on has failed, not the run: it is saved and ends with this message; --resume continues."""
 
 
 def _jsonable(value):

@@ -1,8 +1,11 @@
 """What the tests share: small random models, ragged batches, and where real data can be found."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
@@ -164,3 +167,31 @@ def run_script(script, *flags, **options):
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)
+
+
+def closed_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextmanager
+def transformers_serve(model, lines=None):
+    """The base URL of a `transformers serve` of this model on loopback; what it prints is appended to lines."""
+    pytest.importorskip("uvicorn", reason="pip install 'transformers[serving]' to test against transformers serve")
+    port, lines = closed_port(), [] if lines is None else lines
+    command = [str(Path(sys.executable).parent / "transformers"), "serve", str(model), "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "info"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in server.stdout:
+            lines.append(line)
+            if "Uvicorn running on" in line:
+                break
+        else:
+            pytest.fail("transformers serve did not start: " + "".join(lines))
+        threading.Thread(target=lambda: lines.extend(server.stdout), daemon=True).start()
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait()

@@ -9,6 +9,8 @@ one is repeated. A behaviour is a function of the request handler.
 """
 
 import json
+import math
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,6 +24,22 @@ def ok(text, *, finish_reason="stop", prompt_tokens=10, completion_tokens=5, log
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     usage["total_tokens"] = prompt_tokens + completion_tokens
     return body(completion([choice]) | {"usage": usage})
+
+
+def rating(grades, logprobs=True):
+    """A judge's reply in the JSON that was asked for. grades: per criterion {grade: probability}, the written first."""
+    tokens = []
+    for name, probabilities in grades.items():
+        tokens += [{", " if tokens else "{": 0.0}, {f'"{name}"': 0.0}, {": ": 0.0}]
+        tokens.append({str(grade): math.log(p) for grade, p in probabilities.items()})
+    tokens.append({"}": 0.0})
+    return ok("".join(next(iter(token)) for token in tokens), logprobs=tokens if logprobs else None)
+
+
+def story_in(request):
+    """What stands in the fence of a judge's request."""
+    text = request["messages"][-1]["content"]
+    return re.search(r"<(text-[0-9a-f]{8})>\n(.*)\n</\1>", text, re.DOTALL)[2]
 
 
 def completion(choices):

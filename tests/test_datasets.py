@@ -302,6 +302,7 @@ def test_each_data_set_names_its_evaluator_and_prompt():
         "arithmetic": ("gsm8k", "reasoning_answer"),
         "gsm8k": ("gsm8k", "reasoning_answer"),
         "math": ("math", "r1_zero"),
+        "creative": ("creative", "story"),
     }
 
 

@@ -6,19 +6,17 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import anyio
 import fake_openai_server as fake
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, closed_port, run_script, transformers_serve
 from fake_openai_server import FakeOpenAIServer, ok, status
 
 import generate_gold
@@ -383,12 +381,6 @@ def test_an_endpoint_without_a_list_of_models_will_do(folder):
     assert len(accepted(folder)) == 12
 
 
-def closed_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def one_line(capsys):
     streams = capsys.readouterr()
     assert streams.out == "" and streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams
@@ -642,24 +634,10 @@ def test_a_demo_model_makes_gold(demo_model, tmp_path):
 @pytest.mark.slow
 def test_gold_from_transformers_serve(demo_model, tmp_path):
     """It refuses fields that it does not know, and warns of those that it leaves out, such as logprobs, n."""
-    pytest.importorskip("uvicorn", reason="pip install 'transformers[serving]' to test against transformers serve")
-    command = [str(Path(sys.executable).parent / "transformers"), "serve", str(demo_model), "--device", "cpu"]
-    port, lines = closed_port(), []
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "info"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        for line in server.stdout:
-            lines.append(line)
-            if "Uvicorn running on" in line:
-                break
-        else:
-            pytest.fail("transformers serve did not start: " + "".join(lines))
-        threading.Thread(target=lambda: lines.extend(server.stdout), daemon=True).start()
-        flags = ["--api_model", demo_model, "--base_url", f"http://127.0.0.1:{port}/v1", *FIFTY]
+    lines = []
+    with transformers_serve(demo_model, lines) as base_url:
+        flags = ["--api_model", demo_model, "--base_url", base_url, *FIFTY]
         done = run_script("generate_gold.py", *flags, "--concurrency", 4, "--output", tmp_path / "gold.jsonl")
-    finally:
-        server.terminate()
-        server.wait()
     assert done.returncode == 0, done.stderr
     assert outcome(done.stdout, "tried")[0] == 50 and outcome(done.stdout, "no reply")[0] == 0
     assert 0 < outcome(done.stdout, "accepted")[0] == len(read(tmp_path / "gold.jsonl"))
