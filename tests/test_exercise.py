@@ -35,7 +35,7 @@ def judge(folder):
     """The loss tests, run in the copy as a student runs them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_loss.py"]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=1200)
 
 
 def test_only_the_body_differs(exercise):
