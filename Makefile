@@ -1,10 +1,12 @@
 # make demo       install, train the built-in tiny model with GRPO, plot the run
 # make test       install, lint, run the tests (under ten minutes on 2 cores)
 # make test-slow  the tests that take longer (under 45 minutes)
+# make exercise   a copy of the repository in output/exercise whose compute_loss is yours to write
+# make test-exercise   judge it: red before, green when it is right
 PYTHON = .venv/bin/python
 DEMO = output/demo
 
-.PHONY: demo test test-slow
+.PHONY: demo test test-slow exercise test-exercise
 demo: .venv/installed
 	@if [ -e $(DEMO) ]; then old=$(DEMO)-$$(date +%Y%m%d-%H%M%S); mv $(DEMO) $$old; echo "the last demo is now in $$old"; fi
 	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) --num_train_iters 80 \
@@ -19,6 +21,12 @@ test: .venv/installed-dev
 
 test-slow: .venv/installed-dev
 	$(PYTHON) -m pytest -q -m slow
+
+exercise: .venv/installed-dev
+	$(PYTHON) experiments/make_exercise.py
+
+test-exercise:
+	cd output/exercise && $(abspath $(PYTHON)) -m pytest -q tests/test_loss.py
 
 .venv/installed: requirements.txt
 	python3 -m venv .venv
