@@ -80,12 +80,17 @@ def run_to_the_end(args, setup, train):
         advice = "it kept no checkpoint"
         if not args.eval_only:
             save_checkpoint(args, run)
+<<<<<<< ours
             advice = "the same command with --resume continues"
+        say(f"stopped by {interrupt} after step {run.step}; {advice}")
         distributed.leave()
-        print(f"stopped by {interrupt} after step {run.step}; {advice}", file=sys.stderr)
+=======
+        say(f"stopped by {interrupt} after step {run.step}; the same command with --resume continues")
+        distributed.leave()
+>>>>>>> theirs
         return 130
     except Diverged as diverged:
-        print(f"error: {diverged}; logs and earlier checkpoints are in {folder}", file=sys.stderr)
+        say(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
         return 1
     except utils.Halted as halted:
         if not args.eval_only and distributed.world_size() == 1:  # of several processes the others may not have halted
@@ -102,8 +107,24 @@ def run_to_the_end(args, setup, train):
     return 0
 
 
+def say(text):
+    """One line on stderr, of what all processes know."""
+    if distributed.is_main():
+        print(text, file=sys.stderr)
+
+
+def say(text):
+    """One line on stderr, of what all processes know."""
+    if distributed.is_main():
+        print(text, file=sys.stderr)
+
+
 def start(args, run):
     """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
+    if distributed.world_size() == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("this script runs as one process: start it with python, not with torchrun")
+    if distributed.world_size() == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("this script runs as one process: start it with python, not with torchrun")
     if distributed.is_main():
         args.output_dir.mkdir(parents=True, exist_ok=True)
     utils.write_json(args.output_dir / "args.json", utils.run_description(args, run.model))
@@ -312,7 +333,7 @@ def load_checkpoint(path, model, optimizer=None):
     weights, state = {}, {}
     if distributed.is_main():
         for file in sorted(path.glob("*.safetensors")):
-            weights |= load_file(file, device=str(model.device))
+            weights |= load_file(file)
         tied = set(model.all_tied_weights_keys)  # saved once, under their other name
         different = set(weights) ^ set(model.state_dict())
         if different - tied:

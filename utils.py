@@ -281,7 +281,7 @@ def wilson_interval(successes, n, z=1.959963984540054):
 
 def seed_everything(seed):
     """Seed Python, NumPy and torch (every device), each process with a stream of its own."""
-    seed += distributed.rank() * 1_000_003
+    seed = _own_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -290,26 +290,32 @@ def seed_everything(seed):
 @contextmanager
 def isolated_seed(seed):
     """Seed torch inside the block and restore its random state after it: evaluation must not disturb training."""
-    with torch.random.fork_rng(devices=_own_gpu()):
-        torch.manual_seed(seed + distributed.rank() * 1_000_003)
+    with torch.random.fork_rng(devices=_own_gpus()):
+        torch.manual_seed(_own_seed(seed))
         yield
 
 
-def _own_gpu():
-    """The GPU of this process, in a list: other processes may own the rest. Empty without CUDA."""
-    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
+def _own_seed(seed):
+    return seed + 1_000_003 * distributed.rank()  # the seed itself on one process
+
+
+def _own_gpus():
+    """Numbers of the GPUs that this process may use: of several processes each has one."""
+    several = distributed.world_size() > 1 and torch.cuda.is_available()
+    return [torch.cuda.current_device()] if several else list(range(torch.cuda.device_count()))
 
 
 def get_rng_state():
     """Every random state that a run draws from, in types that a checkpoint may hold."""
-    return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpu()]}
+    return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpus()]}
 
 
 def set_rng_state(state):
-    """Put back what get_rng_state returned; the CUDA state only where there is a GPU."""
+    """Put back what get_rng_state returned; CUDA states only where there are as many devices as before."""
     torch.set_rng_state(state["torch"])
-    for gpu, cuda_state in zip(_own_gpu(), state["cuda"], strict=False):
-        torch.cuda.set_rng_state(cuda_state, gpu)
+    if len(state["cuda"]) == len(_own_gpus()):
+        for gpu, cuda_state in zip(_own_gpus(), state["cuda"], strict=True):
+            torch.cuda.set_rng_state(cuda_state, gpu)
 
 
 def pass_at_k(correct, n, k):
