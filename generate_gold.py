@@ -27,8 +27,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import llms
 import utils
-from endpoint import Endpoint, NoReply, check_base_url, for_each
+from endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from evaluator import EVALUATORS, get_evaluator, strict_format, tagged_answer
 from rl_datasets import DATASETS, PROMPTS
 
@@ -201,10 +202,7 @@ def use_reference(args, gold):
         gold.record(batch, [Sample(form(p["solution"], p["answer"]) if p["solution"] else "") for p in batch])
 
 
-def use_local_model(args, gold):
-    import llms  # here, because transformers takes a while to import
-
-    model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+def use_local_model(args, gold, model, tokenizer):
     gold.show_bar()
     prompt = PROMPTS[args.prompt]
     utils.seed_everything(args.seed + sum(gold.attempts.values()))  # so that a second start draws other samples
@@ -301,6 +299,8 @@ def check_args(args):
     if args.base_url and not args.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
     check_base_url("--base_url", args.base_url)
+    if args.api_model:
+        get_api_key(args.base_url)
     zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]
     zero_is_fine += ["max_completion_length"] if args.api_model else []
     for name, value in vars(args).items():
@@ -331,11 +331,12 @@ def main(argv=None):
     try:
         check_args(args)
         problems, duplicates = choose_problems(args)
+        local = llms.get_llm_tokenizer(args.model_name, args.device) if args.model_name else ()
         gold = Gold(args, problems, get_evaluator(args.evaluator, prompt=args.prompt))
         if gold.open_problems and args.from_reference:
             use_reference(args, gold)
         elif gold.open_problems and args.model_name:
-            use_local_model(args, gold)
+            use_local_model(args, gold, *local)
         elif gold.open_problems:
             asyncio.run(use_endpoint(args, gold))
     except (ValueError, OSError) as error:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import is_flash_attn_2_available
@@ -43,7 +44,7 @@ def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False)
         model = AutoModelForCausalLM.from_pretrained(
             model_name, config=config, dtype=torch.float32, attn_implementation=attention, use_safetensors=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
             f"--model_name {model_name}: cannot be loaded. Give a directory with safetensors weights, or the name of a"
@@ -51,6 +52,11 @@ def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False)
         ) from error
     if getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_scaling", 1) != 1:
         raise ValueError(f"--model_name {model_name}: models that rescale their logits are not supported")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        known = model.get_input_embeddings().num_embeddings
+        raise ValueError(
+            f"--model_name {model_name}: its tokenizer knows {len(tokenizer)} tokens, the model only {known}"
+        )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"--model_name {model_name}: its tokenizer has no EOS token, so a completion could never end")
     if tokenizer.pad_token_id is None:

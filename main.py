@@ -489,11 +489,24 @@ def parse_args(argv=None):
 
 def check_numbers(args):
     """Raise ValueError for a number out of range."""
+    limits = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
     for name, value in vars(args).items():
         zero_is_fine = name in ("seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature")
         zero_is_fine |= name in judges.ZERO_IS_FINE
         if type(value) in (int, float) and (value < 0 or (value == 0 and not zero_is_fine) or not math.isfinite(value)):
             raise ValueError(f"--{name} must be {'at least' if zero_is_fine else 'more than'} 0, not {value}")
+        if name in limits and value >= limits[name]:
+            raise ValueError(f"--{name} must be below {limits[name]}, not {value}")
+
+
+def check_lengths(args, model):
+    """Raise ValueError where prompts and completions can be longer than what the model was made for."""
+    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
+    if args.max_prompt_length + args.max_completion_length > positions:
+        raise ValueError(
+            f"--max_prompt_length {args.max_prompt_length} and --max_completion_length {args.max_completion_length}:"
+            f" the model has only {positions:,} positions for both"
+        )
 
 
 def check_names(args):
@@ -546,6 +559,7 @@ def setup(args):
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
+    check_lengths(args, model)
     train_loader, test_loader = get_dataloaders(
         args.dataset_name,
         tokenizer,

@@ -2,6 +2,7 @@
 
     python plotter.py --log_dir output/run              writes output/run/training_plots.pdf
     python plotter.py --log_dir output/a output/b       overlays the runs and compares them question by question
+    python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
 
 Reads train_log.jsonl and eval_log.jsonl and, where they exist, args.json (for titles) and eval/step_*.jsonl (for the
 paired comparison). Every number in a log gets a page, so a new metric or reward needs no edit here. In the evaluation
@@ -35,8 +36,12 @@ STYLE = {
 }  # fmt: skip
 WIDTH, HEIGHT = 11.69, 8.27  # of the dashboard: A4 landscape, in inches
 
-AXES = {"step": ("step", "step"), "tokens": ("total_tokens", "sampled tokens"), "time": ("elapsed", "time")}
-COUNTERS = {"step", "total_tokens", "elapsed", "epoch", "n"}  # where and how much was measured, not what
+AXES = {
+    "step": ("step", "step"),
+    "tokens": ("total_tokens", "tokens, sampled or trained on"),
+    "time": ("elapsed", "time"),
+}
+COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
@@ -63,7 +68,8 @@ LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "tota
 class Run:
     name: str  # the end of its path, long enough to differ from the other runs'
     path: Path
-    about: str  # model, data set, parameters; "" without args.json
+    args: dict  # the flags and the number of parameters; {} without args.json
+    about: str  # model, data set, parameters, as far as args tells them
     train: list[dict]
     eval: list[dict]
 
@@ -91,15 +97,20 @@ def read_jsonl(path, required_key):
     return rows
 
 
-def describe(path):
-    """Model, data set and parameters out of args.json, as far as it tells them."""
+def read_args(path):
+    """The flags in args.json, and the number of parameters; {} where there is no such file."""
     if not path.exists():
-        return ""
+        return {}
     try:
         record = json.loads(path.read_bytes())
-        parts = [record["args"].get("model_name"), record["args"].get("dataset_name"), record.get("parameters")]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return record["args"] | {"parameters": record.get("parameters")}
+    except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path}: not the args.json of a run ({error!r})") from None
+
+
+def describe(args):
+    """Model, data set and parameters in a few words."""
+    parts = [args.get("model_name"), args.get("dataset_name"), args.get("parameters")]
     if isinstance(parts[2], int):
         parts[2] = f"{EngFormatter(places=2)(parts[2])} parameters"
     return ", ".join(str(part) for part in parts if part)
@@ -123,7 +134,8 @@ def load_runs(log_dirs):
         train, evaluations = (read_jsonl(log, "step") if log.exists() else [] for log in logs)
         if not train and not evaluations:
             raise ValueError(f"{path}: no complete line in its logs yet")
-        runs.append(Run("/".join(path.parts[-depth:]), path, describe(path / "args.json"), train, evaluations))
+        args = read_args(path / "args.json")
+        runs.append(Run("/".join(path.parts[-depth:]), path, args, describe(args), train, evaluations))
     return runs
 
 
@@ -214,6 +226,30 @@ def accuracy_lines(run):
         if ends:
             lines.append(f"accuracy ({kind})  {change}  (n = {n}, 95 % interval{'s'[: len(ends) - 1]} {intervals})")
     return lines or ["accuracy: not evaluated yet"]
+
+
+def last_accuracies(runs, flags):
+    """{values of the flags: [(strict, low, high, flexible, low, high) of each run]}, in order of the values."""
+    keys = [f"accuracy{kind}{end}" for kind in ("", "_flexible") for end in ("", "_low", "_high")]
+    groups = {}
+    for run in runs:
+        lacking = [flag for flag in flags if run.args.get(flag) is None]
+        rows = [row for row in run.eval if math.isfinite(number(row.get("accuracy")))]
+        if lacking or not rows:
+            raise ValueError(f"{run.path}: " + (f"no --{lacking[0]} in its args.json" if lacking else "not evaluated"))
+        group = tuple(run.args[flag] for flag in flags)
+        groups.setdefault(group, []).append([number(rows[-1].get(key)) for key in keys])
+    return dict(sorted(groups.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
+
+
+def accuracy_table(groups, flags):
+    """Markdown: a row per value, every run's strict accuracy with its interval, and the means over the runs."""
+    lines = [f"| {', '.join(flags)} | strict, each run (%) | mean | flexible, mean |", "|---|---|---:|---:|"]
+    for group, rows in groups.items():
+        each = ", ".join(f"{100 * row[0]:.1f} [{100 * row[1]:.1f}, {100 * row[2]:.1f}]" for row in rows)
+        strict, flexible = (100 * np.mean([row[i] for row in rows]) for i in (0, 3))
+        lines.append(f"| {', '.join(map(str, group))} | {each} | {strict:.1f} | {flexible:.1f} |")
+    return "\n".join(lines)
 
 
 # ---- drawing
@@ -347,6 +383,39 @@ def draw_dashboard(runs, metrics, axis):
     return fig
 
 
+def draw_last_accuracies(runs, groups, flags):
+    """Strict and flexible accuracy at the end of every run, with their intervals, against the flags; means joined."""
+    about = "" if len({run.about for run in runs}) > 1 else f": {runs[0].about}"
+    fig = Figure((6.5, 4), layout="constrained")
+    ax = fig.add_subplot(title=f"Accuracy at the end of each run{about}")
+    values = [group[0] for group in groups]
+    is_scale = len(flags) == 1 and not any(isinstance(value, str) for value in values) and min(values) > 0
+    places = values if is_scale else range(len(groups))
+    for offset, kind in ((0, "strict"), (3, "flexible")):
+        style = look(offset // 3)
+        ax.plot(places, [np.mean([row[offset] for row in rows]) for rows in groups.values()], **style | {"marker": ""})
+        for place, rows in zip(places, groups.values(), strict=True):
+            for i, row in enumerate(rows):  # the runs side by side, or their intervals would hide each other
+                shift = 0.03 * (i - (len(rows) - 1) / 2 + (offset - 1.5) / 12)
+                x = place * 10**shift if is_scale else place + 3 * shift
+                ax.vlines(x, row[offset + 1], row[offset + 2], color=style["color"], alpha=0.4, linewidth=1)
+                label = (
+                    f"{kind}: each run with its 95 % interval, and the mean" if place == places[0] and not i else None
+                )
+                ax.plot(x, row[offset], color=style["color"], marker=style["marker"], linestyle="", label=label)
+    starts = {row["accuracy"] for run in runs for row in run.eval if row["step"] == 0 and "accuracy" in row}
+    if len(starts) == 1:
+        ax.axhline(*starts, color="0.4", linestyle=":", label="strict, before training")
+    if is_scale:
+        ax.set_xscale("log")
+    ax.set_xticks(places, [", ".join(map(str, group)) for group in groups])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel(", ".join(flag.replace("_", " ") for flag in flags))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    fig.legend(loc="outside lower center")
+    return fig
+
+
 def draw_comparisons(results):
     """Per comparison a bar to the left of 0 (questions broken) and one to the right (questions fixed)."""
     fig = Figure((WIDTH, 1.5 + 0.5 * len(results)), layout="constrained")
@@ -389,13 +458,16 @@ def draw_pages(runs, axis, results):
             yield fig
 
 
-def save_pdf(figures, output):
-    """Written under a temporary name, so that an error leaves an existing PDF alone. Equal logs give equal bytes."""
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+def save(figures, output):
+    """Written under a temporary name, so that an error leaves an existing file alone. Equal logs give equal bytes."""
+    temporary = output.with_name(f"{output.stem}.{os.getpid()}.tmp{output.suffix}")
     try:
-        with PdfPages(temporary, metadata={"CreationDate": None}) as pdf:
-            for figure in figures:
-                pdf.savefig(figure)
+        if output.suffix == ".png":  # the first page, for a text
+            next(iter(figures)).savefig(temporary, dpi=110, metadata={"Software": None})
+        else:
+            with PdfPages(temporary, metadata={"CreationDate": None}) as pdf:
+                for figure in figures:
+                    pdf.savefig(figure)
         os.replace(temporary, output)
     finally:
         temporary.unlink(missing_ok=True)
@@ -403,9 +475,13 @@ def save_pdf(figures, output):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="Plot one run or overlay several, from their log files.")
-    parser.add_argument("--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs")
-    parser.add_argument("--output", type=Path, help="the PDF (default: training_plots.pdf in the first log directory)")
-    parser.add_argument("--x", choices=AXES, default="step", help="the x axis of the curves (default: step)")
+    add = parser.add_argument
+    add("--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs")
+    add(
+        "--output", type=Path, help="PDF, or PNG of its first page (default: training_plots.pdf in the first directory)"
+    )
+    add("--x", choices=AXES, default="step", help="the x axis of the curves (default: step)")
+    add("--by", nargs="+", metavar="FLAG", help="only the last accuracies, by flags of args.json or by parameters")
     return parser.parse_args(argv)
 
 
@@ -414,18 +490,24 @@ def main(argv=None):
     output = args.output or Path(args.log_dir[0], "training_plots.pdf")
     try:
         runs = load_runs(args.log_dir)
-        results = compare_runs(runs)
         with matplotlib.rc_context(STYLE):
-            save_pdf(draw_pages(runs, choose_axis(runs, args.x), results), output)
+            if args.by:
+                groups = last_accuracies(runs, args.by)
+                save([draw_last_accuracies(runs, groups, args.by)], output)
+                report = [accuracy_table(groups, args.by)]
+            else:
+                results = compare_runs(runs)
+                save(draw_pages(runs, choose_axis(runs, args.x), results), output)
+                report = [
+                    f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {p_text(p)}"
+                    for label, kind, n, fixed, broken, p in results
+                ]
+                head = (lambda run: f"{run.name}: ") if len(runs) > 1 else lambda run: ""
+                report += [head(run) + line for run in runs for line in accuracy_lines(run)]
     except (ValueError, OSError) as error:
-        print(f"plotter.py: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    for label, kind, n, fixed, broken, p in results:
-        print(f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {p_text(p)}")
-    for run in runs:
-        for line in accuracy_lines(run):
-            print(f"{run.name}: {line}" if len(runs) > 1 else line)
-    print(f"plots: {output}")
+    print(*report, f"plots: {output}", sep="\n")
     return 0
 
 

@@ -43,10 +43,15 @@ def check_output_dir(args):
     holds_a_run = (args.output_dir / "args.json").exists()
     if holds_a_run and not args.resume:
         raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory, or --resume it")
+    if args.output_dir.exists() and not args.output_dir.is_dir():
+        raise ValueError(f"--output_dir {args.output_dir} is a file; name a directory")
     if args.resume and not holds_a_run:
         raise ValueError(f"--resume: there is no run in --output_dir {args.output_dir}")
     if args.resume:
-        before = json.loads((args.output_dir / "args.json").read_text("utf-8"))["args"]
+        try:
+            before = dict(json.loads((args.output_dir / "args.json").read_text("utf-8"))["args"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{args.output_dir / 'args.json'}: not the args.json of a run ({error!r})") from error
         now = json.loads(json.dumps(vars(args), default=str))
         changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
         if changed:
@@ -68,11 +73,11 @@ def run_to_the_end(args, setup, train):
         train(args, run)
     except Interrupted as interrupt:
         run.interrupts.ignore()
+        advice = "it kept no checkpoint"
         if not args.eval_only:
             save_checkpoint(args, run)
-        print(
-            f"stopped by {interrupt} after step {run.step}; the same command with --resume continues", file=sys.stderr
-        )
+            advice = "the same command with --resume continues"
+        print(f"stopped by {interrupt} after step {run.step}; {advice}", file=sys.stderr)
         return 130
     except Diverged as diverged:
         print(f"error: {diverged}; logs and earlier checkpoints are in {folder}", file=sys.stderr)

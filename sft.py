@@ -80,11 +80,12 @@ def train(
 
     Returns:
         The rows of the log, one per update: step, loss, entropy, grad_norm (before clipping), learning_rate,
-        examples and tokens (both so far; prompts count too), time/loss, time/step, time/total and elapsed (seconds).
+        examples and tokens (both so far; prompts count too; tokens also as total_tokens), time/loss, time/step,
+        time/total and elapsed (seconds).
     """
     _check(examples, length_normalization, normalization_constant)
     sequences = encode(tokenizer, examples)
-    order = itertools.islice(_example_order(len(sequences), seed), start * train_batch_size, None)
+    order = itertools.islice(example_order(len(sequences), seed), start * train_batch_size, None)
     optimizer = optimizer or get_optimizer(model, weight_decay)
     stages, start_time, log = Stages(model.device), start_time or time.perf_counter(), []
     if output_dir:
@@ -114,7 +115,7 @@ def train(
             optimizer.zero_grad()
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
         row = {"step": step, **metrics, "grad_norm": grad_norm.item(), "learning_rate": rate}
-        row |= {"examples": step * train_batch_size, "tokens": tokens}
+        row |= {"examples": step * train_batch_size, "tokens": tokens, "total_tokens": tokens}  # the axis of any run
         row |= {**stages.flush(), "elapsed": time.perf_counter() - start_time}
         log.append(row)
         if output_dir:
@@ -226,7 +227,7 @@ def collate(sequences, pad_token_id, device="cpu"):
     return ids.to(device), attention_mask.to(device), C
 
 
-def _example_order(n, seed):
+def example_order(n, seed):
     """Endless row numbers: every epoch is its own permutation of range(n)."""
     for epoch in itertools.count():
         order = list(range(n))
@@ -367,6 +368,7 @@ def setup(args):
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
+    grpo.check_lengths(args, model)
     shared = {
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }

@@ -3,6 +3,7 @@
   step           main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
   sampling       llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
   shared_prompt  the policy's forward and backward with the prompt run once per group, beside once per row
+  supervised     sft.train, optimiser and logs included, beside a bare forward and backward on the same padded batches
   memory         what the loss adds to the peak of a Qwen2-0.5B body, beside full float32 logits
 
 Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
@@ -31,13 +32,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 import llms
 import main as grpo
+import sft
 import utils
-from rl_datasets import get_dataloaders
+from rl_datasets import DATASETS, PROMPTS, get_dataloaders
 
 HERE = Path(__file__).parent
 MIB, GIB = 2**20, 2**30
 PROMPT, COMPLETION, GROUP = 512, 64, 16  # of shared_prompt
 MEMORY_SEQUENCES, MEMORY_COMPLETION = 8, 256
+SFT_EXAMPLES, SFT_BATCH = 256, 32
 QWEN2_05B = Qwen2Config(
     vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
     num_key_value_heads=2, tie_word_embeddings=True,
@@ -213,7 +216,7 @@ def copy_bandwidth(device):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Shared prompt, and memory
+# Shared prompt, supervised fine-tuning, and memory
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +238,40 @@ def shared_prompt(args, folder):
     yield "plain / shared", "ratio", ratios(runs["plain"], runs["shared"])
     shared, plain = (torch.cat([g.flatten() for g in gradients[size]]) for size in (GROUP, 1))
     yield "distance of the gradients", "relative", [((shared - plain).norm() / plain.norm()).item()]
+
+
+def supervised(args, folder):
+    """Seconds per example of supervised fine-tuning on `arithmetic`, and of transformers' own loss and its gradient."""
+    model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+    prompt, examples = PROMPTS["reasoning_answer"], []
+    for row in DATASETS["arithmetic"].read("train")[:SFT_EXAMPLES]:
+        completion = prompt.format_solution(row["solution"], row["answer"])
+        examples.append({"prompt": prompt.render(tokenizer, row["question"]), "completion": completion})
+    sequences, updates = sft.encode(tokenizer, examples), len(examples) // SFT_BATCH
+    order, passes = sft.example_order(len(sequences), seed=0), []
+    for _ in range(updates):
+        batch = [sequences[next(order)] for _ in range(SFT_BATCH)]
+        lengths = [len(prompt) for prompt, _ in batch], [len(completion) for _, completion in batch]
+        for rows, _ in utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=args.micro_batch_tokens):
+            ids, mask, C = sft.collate([batch[i] for i in rows], tokenizer.pad_token_id, args.device)
+            labels = ids.masked_fill(mask == 0, -100)
+            labels[:, :-C] = -100
+            passes.append(dict(input_ids=ids, attention_mask=mask, labels=labels))
+
+    def bare():
+        for inputs in passes:
+            with utils.autocast(args.device):
+                loss = model(**inputs, use_cache=False).loss
+            loss.backward()
+
+    def train():
+        options = dict(train_batch_size=SFT_BATCH, micro_batch_tokens=args.micro_batch_tokens, learning_rate=1e-9)
+        sft.train(model, tokenizer, examples, num_updates=updates, output_dir=folder, **options)
+
+    runs = alternate(args, train=train, bare=bare)
+    for name, taken in runs.items():
+        yield f"{name}: per example", "s", [seconds / len(examples) for seconds, _ in taken]
+    yield "sft.train / bare", "ratio", ratios(runs["train"], runs["bare"])
 
 
 def memory(args, folder):
@@ -333,7 +370,7 @@ def talk_to_stderr():
 # The command line
 # ---------------------------------------------------------------------------------------------------------------------
 
-BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt, memory)}
+BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt, supervised, memory)}
 
 
 def parse_args(argv=None):

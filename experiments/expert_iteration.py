@@ -61,6 +61,7 @@ def setup(args):
     runs.check_output_dir(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+    grpo.check_lengths(args, model)
     shared = {
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }

@@ -67,7 +67,11 @@ def small_tokenizer():
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", additional_special_tokens=["<end>"]
+        tokenizer_object=tokenizer,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token=" ",
+        additional_special_tokens=["<end>"],
     )
 
 

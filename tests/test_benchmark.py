@@ -32,11 +32,12 @@ def table(tmp_path, *benchmarks):
     return {(benchmark, quantity, unit): float(median) for benchmark, quantity, median, _, unit in cells}
 
 
-def test_sampling_and_shared_prompt(tmp_path):
-    rows = table(tmp_path, "sampling", "shared_prompt")
+def test_sampling_shared_prompt_and_supervised(tmp_path):
+    rows = table(tmp_path, "sampling", "shared_prompt", "supervised")
     assert all(math.isfinite(value) and value > 0 for key, value in rows.items() if key[2] != "relative")
     assert ("sampling", "natural lengths, generate / ours", "ratio") in rows
     assert ("shared_prompt", "plain / shared", "ratio") in rows
+    assert ("supervised", "sft.train / bare", "ratio") in rows
     for name in ("ours", "generate"):  # no EOS can end a completion
         assert rows["sampling", f"equal lengths, {name}: mean completion", "tokens"] == 5
     # Float32 rounding of two orders of the same sums.

@@ -392,42 +392,6 @@ def test_an_unreachable_endpoint_is_one_line(folder, capsys):
     assert "cannot reach http://127.0.0.1:" in one_line(capsys)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "name one source"),
-        (["--from_reference", "--model_name", "m"], "name one source"),
-        (["--from_reference", "--base_url", "http://x"], "--base_url goes with --api_model"),
-        (["--api_model", "m", "--base_url", "127.0.0.1:1/v1"], "must look like http"),
-        (["--api_model", "m", "--base_url", "http://127.0.0.1:port/v1"], "must look like http"),
-        (["--api_model", "m", "--base_url", "http://127.0.0.1.example.com/v1"], "set .* OPENAI_API_KEY"),
-        (["--from_reference", "--dataset_name", "gsm9k"], "unknown data set 'gsm9k'; known: arithmetic, gsm8k, math"),
-        (["--from_reference", "--dataset_path", "nowhere"], "nowhere is not a folder"),
-        (["--from_reference", "--prompt", "chat"], "unknown prompt 'chat'"),
-        (["--from_reference", "--evaluator", "judge"], "unknown evaluator 'judge'"),
-        (["--from_reference", "--prompt", "r1_zero"], "use --evaluator math"),
-        (["--from_reference", "--num_problems", "0"], "--num_problems must be more than 0"),
-        (["--from_reference", "--timeout", "nan"], "--timeout must be more than 0"),
-        (["--model_name", "./nowhere"], "no such directory"),
-    ],
-)
-def test_bad_flags_are_one_line(folder, capsys, flags, message):
-    assert gold(folder, *flags) == 2
-    assert re.search(message, one_line(capsys))
-
-
-def test_an_unwritable_output_is_one_line(folder, capsys):
-    for output in (folder, folder / "train.jsonl" / "gold.jsonl"):
-        assert gold(folder, "--from_reference", "--output", output) == 2
-        assert f"cannot write {output}" in one_line(capsys)
-
-
-def test_a_folder_without_training_data_is_one_line(folder, capsys):
-    (folder / "train.jsonl").unlink()
-    assert gold(folder, "--from_reference") == 2
-    assert "has no training split" in one_line(capsys)
-
-
 # What takes its time. Three seconds, because on a busy machine an honest reply may take one.
 
 

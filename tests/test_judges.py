@@ -269,7 +269,8 @@ def test_likelihood_under_the_story_model(data_folder):
     stories = ["She was very happy and ran to her mom.", "mom ran and happy her was She to very.", "Qzx jklw vvvq!"]
     scores, _ = judge.score(lines, stories)
     expected = [naive_likelihood(model, tokenizer, *pair) for pair in zip(lines, stories, strict=True)]
-    assert scores == pytest.approx(expected, abs=1e-5) and scores[0] > scores[1] > scores[2] > judge.lowest
+    assert expected[0] > judge.lowest > expected[1] > expected[2], "in disorder, or no words at all: worse than blind"
+    assert scores == pytest.approx([expected[0], judge.lowest, judge.lowest], abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

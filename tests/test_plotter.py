@@ -255,7 +255,8 @@ def test_a_run_may_lack_what_another_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "x, last, label", [("step", 90, "step"), ("tokens", 450_000, "sampled tokens"), ("time", 3, "time (min)")]
+    "x, last, label",
+    [("step", 90, "step"), ("tokens", 450_000, "tokens, sampled or trained on"), ("time", 3, "time (min)")],
 )
 def test_x_axis(tmp_path, x, last, label):
     rows = [row | {"total_tokens": 5000 * row["step"], "elapsed": 2.0 * row["step"]} for row in losses(90)]
@@ -297,6 +298,30 @@ def test_nothing_overlaps_or_is_clipped_or_empty(tmp_path, case):
                 assert ax.get_legend().get_window_extent(renderer).y1 < ax.xaxis.get_tightbbox(renderer).y0
 
 
+@pytest.mark.parametrize(("flags", "values"), [("group_size", [(4,), (16,)]), ("loss_type group_size", [("a", 4)])])
+def test_last_accuracies_by_flags(tmp_path, capsys, flags, values):
+    """Two runs at 4 that end at 50 and 60 % strict, one at 16 (of another loss) that ends at 70 %."""
+    for i, (group_size, strict) in enumerate(((16, 0.7), (4, 0.5), (4, 0.6))):
+        run = write_run(tmp_path / f"run{i}", None, [eval_row(0), eval_row(5, strict, 0.8)])
+        args = {"group_size": group_size, "loss_type": "b" if group_size == 16 else "a", "model_name": "m"}
+        (run / "args.json").write_text(json.dumps({"args": args, "parameters": 7}))
+    paths = [str(tmp_path / f"run{i}") for i in range(3)]
+    output = tmp_path / "figure.png"
+    assert plotter.main(["--log_dir", *paths, "--output", str(output), "--by", *flags.split()]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].startswith(
+        f"| {', '.join(map(str, values[0]))} | 50.0 [46.0, 54.0], 60.0 [56.0, 64.0] | 55.0 | 80.0 |"
+    )
+    assert table[3].endswith("| 70.0 [66.0, 74.0] | 70.0 | 80.0 |") and len(table) == 5
+    assert output.read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 4
+    runs = plotter.load_runs(paths)
+    groups = plotter.last_accuracies(runs, flags.split())
+    ax = plotter.draw_last_accuracies(runs, groups, flags.split()).axes[0]
+    means = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_marker() in ("", "None")][0]
+    np.testing.assert_allclose(means.get_ydata(), [0.55, 0.7])
+    assert ax.get_xscale() == ("log" if flags == "group_size" else "linear")
+
+
 # ---- runs in progress and bad input
 
 
@@ -313,45 +338,6 @@ def test_torn_last_line_is_skipped_with_a_note(tmp_path, capsys):
 def test_evaluation_before_the_first_iteration(tmp_path, capsys):
     assert plotter.main(["--log_dir", str(write_run(tmp_path / "run", None, [eval_row(0)]))]) == 0
     assert "accuracy (strict)  30.0 %  (n = 500, 95 % interval [26.0, 34.0])\n" in capsys.readouterr().out
-
-
-GOOD = '{"step": 1, "loss": 1}\n'
-BAD = {  # the log, what follows --log_dir, what the line says
-    "missing directory": (GOOD, "RUN/nowhere", "RUN/nowhere: no such directory"),
-    "a file, not a directory": (GOOD, "RUN/args.json", "RUN/args.json: no such directory"),
-    "no logs": (None, "RUN", "RUN: no train_log.jsonl and no eval_log.jsonl in it"),
-    "empty log": ("", "RUN", "RUN/train_log.jsonl is empty"),
-    "only a torn line": ('{"st', "RUN", "RUN: no complete line in its logs yet"),
-    "broken line": (GOOD + '{"st\n' + GOOD, "RUN", "RUN/train_log.jsonl:2: broken line"),
-    "not an object": (GOOD + "\n7\n" + GOOD, "RUN", 'RUN/train_log.jsonl:3: not an object with "step"'),
-    "no step": ('{"loss": 1}\n', "RUN", 'RUN/train_log.jsonl:1: not an object with "step"'),
-    "no numbers": ('{"step": 1}\n', "RUN", "no number to plot"),
-    "same run twice": (GOOD, "RUN RUN/.", "RUN: given twice"),
-    "no tokens": (GOOD, "RUN --x tokens", 'RUN: a log without "total_tokens"'),
-    "output nowhere": (GOOD, "RUN --output RUN/no/plots.pdf", "No such file"),
-    "output a directory": (GOOD, "RUN --output RUN", "Is a directory"),
-}
-
-
-@pytest.mark.parametrize("log, argv, message", BAD.values(), ids=BAD)
-def test_bad_input_is_one_line_and_exit_code_2_and_loses_nothing(tmp_path, capsys, log, argv, message):
-    for name, text in {"args.json": '{"args": {}}', "training_plots.pdf": "plots", "train_log.jsonl": log}.items():
-        if text is not None:
-            (tmp_path / name).write_text(text)
-    there = sorted(tmp_path.iterdir())
-    assert plotter.main(["--log_dir", *argv.replace("RUN", str(tmp_path)).split()]) == 2
-    error = capsys.readouterr().err
-    assert message.replace("RUN", str(tmp_path)) in error and error.count("\n") == 1
-    assert (tmp_path / "training_plots.pdf").read_text() == "plots"
-    assert sorted(tmp_path.iterdir()) == there
-
-
-def test_broken_args_json(tmp_path, capsys):
-    run = write_run(tmp_path, losses(2))
-    for text in ("[]", "{}", '{"args"', '{"args": 1}'):
-        (run / "args.json").write_text(text)
-        assert plotter.main(["--log_dir", str(run)]) == 2
-        assert f"{run}/args.json: not the args.json of a run" in capsys.readouterr().err
 
 
 def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch, capsys):

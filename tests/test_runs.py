@@ -1,8 +1,10 @@
 """Runs that are killed, stopped or damaged continue as if nothing had happened."""
 
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -49,36 +51,45 @@ def assert_same_run(actual, expected, step):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def killed_run(flags, output_dir, kills, generator, script="main.py", lines=(4, 12)):
-    """Run a script, killed with SIGKILL after a random number of its lines, `kills` times, and resumed each time.
+HEADER = 4  # lines that a start prints before its first step or evaluation
+STEP = re.compile(r"(?:evaluation at )?step +([1-9][0-9]*)")
+
+
+def killed_run(flags, output_dir, kills, last_step, generator, script="main.py"):
+    """Run a script, killed with SIGKILL at `kills` random moments and resumed each time, then left to end.
+
+    A moment is a random number of printed lines and then a random time, less than it takes to finish: every kill finds
+    the process alive, or the test fails. The first life may end anywhere, the second ends after a checkpoint.
 
     Returns:
-        the kills that fell after a checkpoint. Asserts that no iteration before a checkpoint was run again.
+        the kills that fell after a checkpoint. Asserts that no step before a checkpoint was run again.
     """
     command = [sys.executable, str(ROOT / script), *flags]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     after_checkpoint = 0
     for attempt in range(kills + 1):
         newest = max([int(p.name[5:]) for p in runs.checkpoints(output_dir)], default=0)
-        after_checkpoint += attempt > 0 and newest > 0
         resume = ["--resume"] if (output_dir / "args.json").exists() else []
         process = subprocess.Popen(
-            command + resume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
-            env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1"),
-        )  # fmt: skip
-        lines_to_live = generator.randint(*lines) if attempt < kills else 10**9
+            command + resume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1, env=environment
+        )
+        steps_left = last_step - newest
+        more = generator.randint(0, min(4, steps_left - 2)) if newest or not attempt else 5
         steps = []
         for count, line in enumerate(process.stdout):
-            if line.startswith("step "):
-                steps.append(int(line.split()[1]))
-            if count + 1 >= lines_to_live:
+            steps += [int(found[1]) for found in [STEP.match(line)] if found]
+            if attempt < kills and count + 1 == HEADER + more:
                 break
-        process.kill() if attempt < kills else None
-        process.stdout.read()
-        code = process.wait()
         assert not steps or steps[0] == newest + 1, f"went on at step {steps[0]} after a checkpoint at {newest}"
         if attempt == kills:
-            assert code == 0
-    return after_checkpoint
+            assert process.wait() == 0
+            return after_checkpoint
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(generator.uniform(0, 0.03 * steps_left))
+        process.kill()
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL, f"attempt {attempt}: ended before it was killed"
+        after_checkpoint += any(runs.checkpoints(output_dir))
 
 
 def check_kill_and_resume(tmp_path, kills, at_least, **flags):
@@ -87,7 +98,7 @@ def check_kill_and_resume(tmp_path, kills, at_least, **flags):
     assert run_script("main.py", *run_flags(TINY, tmp_path / "whole", **flags)).returncode == 0
     generator = random.Random(0)
     folder = tmp_path / "killed"
-    count = killed_run(run_flags(TINY, folder, **flags), folder, kills, generator)
+    count = killed_run(run_flags(TINY, folder, **flags), folder, kills, 12, generator)
     assert count >= at_least
     assert_same_run(folder, tmp_path / "whole", 12)
     assert any(row["grad_norm"] > 0 for row in utils.read_jsonl(folder / "train_log.jsonl")), "nothing was learnt"

@@ -217,7 +217,7 @@ def test_an_update_does_not_add_to_the_gradient_of_the_one_before(model, tokeniz
 
 def test_order_depends_on_the_seed_alone_and_covers_each_epoch():
     def first(seed, n=20):
-        order = sft._example_order(10, seed)
+        order = sft.example_order(10, seed)
         return [next(order) for _ in range(n)]
 
     assert first(0) == first(0) != first(1)

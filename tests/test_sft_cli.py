@@ -1,6 +1,5 @@
 """sft.py's command line: which examples it takes, that it can be stopped, and what a person can get wrong."""
 
-import json
 import random
 import subprocess
 import sys
@@ -101,17 +100,21 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, tmp_path):
 
 
 def check_kill_and_resume(gold_file, tmp_path, kills, at_least):
-    flags = dict(num_updates=12, eval_updates=3, save_updates=2)
+    flags = dict(num_updates=12, eval_updates=1, save_updates=2)
     assert run_script("sft.py", *sft_flags(gold_file, tmp_path / "whole", **flags)).returncode == 0
     folder = tmp_path / "killed"
-    count = killed_run(sft_flags(gold_file, folder, **flags), folder, kills, random.Random(1), "sft.py", (2, 5))
+    count = killed_run(sft_flags(gold_file, folder, **flags), folder, kills, 12, random.Random(1), "sft.py")
     assert count >= at_least
     assert_same_run(folder, tmp_path / "whole", 12)
 
 
+def test_killed_and_resumed_run_equals_the_whole_one(gold_file, tmp_path):
+    check_kill_and_resume(gold_file, tmp_path, kills=2, at_least=1)
+
+
 @pytest.mark.slow
-def test_six_kills(gold_file, tmp_path):
-    check_kill_and_resume(gold_file, tmp_path, kills=6, at_least=4)
+def test_twenty_kills(gold_file, tmp_path):
+    check_kill_and_resume(gold_file, tmp_path, kills=20, at_least=15)
 
 
 def test_sigterm_stops_after_the_update_and_resumes_exactly(gold_file, tmp_path):
@@ -127,32 +130,3 @@ def test_sigterm_stops_after_the_update_and_resumes_exactly(gold_file, tmp_path)
     assert sft.main([*flags, "--resume"]) == 0
     assert sft.main(sft_flags(gold_file, tmp_path / "whole")) == 0
     assert_same_run(tmp_path / "stopped", tmp_path / "whole", 6)
-
-
-MISTAKES = {
-    "no such file": (dict(train_file="absent.jsonl"), "--train_file absent.jsonl: cannot be read"),
-    "too few": (dict(num_examples=100), "--num_examples 100: only 60 usable examples"),
-    "another form": (
-        dict(prompt="r1_zero", evaluator="math"),
-        "line 1: its completion is in the form reasoning_answer",
-    ),
-    "unknown data set": (dict(dataset_name="gsm9k"), "unknown data set 'gsm9k'"),
-    "nothing fits": (dict(max_prompt_length=150, train_file="long"), "no example is left"),
-    "broken": (dict(train_file="broken"), "line 2: not valid JSON"),
-    "no completion": (dict(train_file="column"), "line 1: needs a text column 'completion'"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_clear_line_and_exit_code_2(mistake, gold_file, tmp_path, capsys):
-    flags, message = MISTAKES[mistake]
-    row = utils.read_jsonl(gold_file)[0]
-    utils.write_jsonl(tmp_path / "long", [row | {"question": row["question"] * 9}])
-    (tmp_path / "broken").write_text(json.dumps(row) + "\n{\n")
-    utils.write_jsonl(tmp_path / "column", [{"question": "q", "answer": "a"}])
-    if (tmp_path / flags.get("train_file", "-")).exists():
-        flags = flags | {"train_file": tmp_path / flags["train_file"]}
-    assert sft.main(sft_flags(gold_file, tmp_path / "run", **flags)) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("error: ") and message in lines[-1]
-    assert not (tmp_path / "run").exists()
