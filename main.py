@@ -612,8 +612,9 @@ def setup(args):
         if not spread >= args.min_judge_spread and args.min_judge_spread:
             raise ValueError(
                 f"the judge's scores spread by {spread:.3g} within groups, less than --min_judge_spread"
-                f" {args.min_judge_spread:g}: it cannot tell these stories apart, so there is nothing to learn from it;"
-                " take another judge, or train in any case with --min_judge_spread 0"
+                f" {args.min_judge_spread:g}: it cannot tell these stories apart (or has seen too few above the floor),"
+                " so there is nothing to learn from it; take another judge, or train in any case with"
+                " --min_judge_spread 0"
             )
     return run
 
@@ -623,6 +624,8 @@ def check_judge_main(argv):
     parser = utils.ArgumentParser(description="Measure a judge; any other flag is one of main.py's.")
     parser.add_argument("--check_judge", type=int, nargs="?", const=20, required=True, help="opening lines")
     own, rest = parser.parse_known_args(argv)
+    if own.check_judge < 1:
+        parser.error("--check_judge takes a number of opening lines, at least 1")
     args = parse_args(rest)
     args.eval_only = True  # so that setup does not check it as well
     try:

@@ -83,9 +83,10 @@ def run_to_the_end(args, setup, train):
         print(f"error: {diverged}; logs and earlier checkpoints are in {folder}", file=sys.stderr)
         return 1
     except utils.Halted as halted:
+        advice = "" if args.eval_only else f"; stopped after step {run.step}, --resume continues"
         if not args.eval_only:
             save_checkpoint(args, run)
-        print(f"error: {halted}; stopped after step {run.step}, --resume continues", file=sys.stderr)
+        print(f"error: {halted}{advice}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk or a lost folder
         print(f"error: {error}; what was written before is in {folder}, --resume continues it", file=sys.stderr)
