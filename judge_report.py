@@ -178,6 +178,6 @@ def check_spread(report, least):
     if least and not report["spread"] >= least:
         raise ValueError(
             f"the judge's scores spread by {report['spread']:.3g} within groups, under --min_judge_spread {least:g}:"
-            " it cannot tell these stories apart, so there is nothing to learn from it; take another judge, or train in"
-            " any case with --min_judge_spread 0"
+            " it cannot tell these stories apart (or has seen too few above the floor), so there is nothing to learn"
+            " from it; take another judge, or train in any case with --min_judge_spread 0"
         )

@@ -629,6 +629,8 @@ def check_judge_main(argv):
     parser = utils.ArgumentParser(description="Measure a judge; any other flag is one of main.py's.")
     parser.add_argument("--check_judge", type=int, nargs="?", const=20, required=True, help="opening lines")
     own, rest = parser.parse_known_args(argv)
+    if own.check_judge < 1:
+        parser.error("--check_judge takes a number of opening lines, at least 1")
     args = parse_args(rest)
     args.eval_only = True  # so that setup does not check it as well
     try:

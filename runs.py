@@ -80,22 +80,18 @@ def run_to_the_end(args, setup, train):
         advice = "it kept no checkpoint"
         if not args.eval_only:
             save_checkpoint(args, run)
-<<<<<<< ours
             advice = "the same command with --resume continues"
         say(f"stopped by {interrupt} after step {run.step}; {advice}")
         distributed.leave()
-=======
-        say(f"stopped by {interrupt} after step {run.step}; the same command with --resume continues")
-        distributed.leave()
->>>>>>> theirs
         return 130
     except Diverged as diverged:
         say(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
         return 1
     except utils.Halted as halted:
+        advice = "" if args.eval_only else f"; stopped after step {run.step}, --resume continues"
         if not args.eval_only and distributed.world_size() == 1:  # of several processes the others may not have halted
             save_checkpoint(args, run)
-        print(f"error: {halted}; stopped after step {run.step}, --resume continues", file=sys.stderr)
+        print(f"error: {halted}{advice}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk or a lost folder
         print(f"error: {error}; what was written before is in {folder}, --resume continues it", file=sys.stderr)
@@ -113,16 +109,8 @@ def say(text):
         print(text, file=sys.stderr)
 
 
-def say(text):
-    """One line on stderr, of what all processes know."""
-    if distributed.is_main():
-        print(text, file=sys.stderr)
-
-
 def start(args, run):
     """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
-    if distributed.world_size() == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("this script runs as one process: start it with python, not with torchrun")
     if distributed.world_size() == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("this script runs as one process: start it with python, not with torchrun")
     if distributed.is_main():
