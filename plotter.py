@@ -393,7 +393,8 @@ def draw_last_accuracies(runs, groups, flags):
     places = values if is_scale else range(len(groups))
     for offset, kind in ((0, "strict"), (3, "flexible")):
         style = look(offset // 3)
-        ax.plot(places, [np.mean([row[offset] for row in rows]) for rows in groups.values()], **style | {"marker": ""})
+        between = {"marker": ""} if is_scale else {"marker": "_", "markersize": 40, "linestyle": ""}
+        ax.plot(places, [np.mean([row[offset] for row in rows]) for rows in groups.values()], **style | between)
         for place, rows in zip(places, groups.values(), strict=True):
             for i, row in enumerate(rows):  # the runs side by side, or their intervals would hide each other
                 shift = 0.03 * (i - (len(rows) - 1) / 2 + (offset - 1.5) / 12)

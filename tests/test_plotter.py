@@ -317,7 +317,7 @@ def test_last_accuracies_by_flags(tmp_path, capsys, flags, values):
     runs = plotter.load_runs(paths)
     groups = plotter.last_accuracies(runs, flags.split())
     ax = plotter.draw_last_accuracies(runs, groups, flags.split()).axes[0]
-    means = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_marker() in ("", "None")][0]
+    means = [line for line in ax.lines if len(line.get_xdata()) == 2][0]
     np.testing.assert_allclose(means.get_ydata(), [0.55, 0.7])
     assert ax.get_xscale() == ("log" if flags == "group_size" else "linear")
 
