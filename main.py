@@ -507,13 +507,14 @@ def check_numbers(args):
         raise ValueError(f"--eval_size {args.eval_size} is less than one problem for each process")
 
 
-def check_lengths(args, model):
-    """Raise ValueError where prompts and completions can be longer than what the model was made for."""
+def check_lengths(args, model, *loaders):
+    """Raise ValueError where a prompt and its completion can be longer than what the model was made for."""
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
-    if args.max_prompt_length + args.max_completion_length > positions:
+    longest = max(loader.longest_prompt for loader in loaders)
+    if longest + args.max_completion_length > positions:
         raise ValueError(
-            f"--max_prompt_length {args.max_prompt_length} and --max_completion_length {args.max_completion_length}:"
-            f" the model has only {positions:,} positions for both"
+            f"--max_completion_length {args.max_completion_length}: the model has {positions:,} positions, of which the"
+            f" longest prompt takes {longest}; lower it, or lower --max_prompt_length"
         )
 
 
@@ -570,7 +571,6 @@ def setup(args):
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
-    check_lengths(args, model)
     train_loader, test_loader = get_dataloaders(
         args.dataset_name,
         tokenizer,
@@ -580,6 +580,7 @@ def setup(args):
         seed=args.seed,
         eval_size=args.eval_size,
     )
+    check_lengths(args, model, train_loader, test_loader)
     if not args.eval_only:
         train_loader.next_batch(0)  # raises where there is no training split
     base_model = llms.get_base_model(model) if args.beta else None

@@ -129,7 +129,7 @@ class DataLoader(ABC):
             examples = _fixed_subset(examples, size)
         for example in examples:
             example["prompt"] = prompt.render(tokenizer, example["question"])
-        self.examples = _drop_long(examples, tokenizer, max_prompt_length)
+        self.examples, self.longest_prompt = _drop_long(examples, tokenizer, max_prompt_length)
         self.dropped = len(examples) - len(self.examples)
         if self.dropped and not self.examples:
             raise ValueError(
@@ -370,8 +370,8 @@ def _fixed_subset(examples, size):
 
 
 def _drop_long(examples, tokenizer, max_length):
-    if not examples:
-        return []
+    """The examples whose prompts are short enough, and the tokens of the longest of these."""
     prompts = [example["prompt"] for example in examples]
-    ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    return [example for example, row in zip(examples, ids, strict=True) if len(row) <= max_length]
+    lengths = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]] if prompts else []
+    kept = [example for example, length in zip(examples, lengths, strict=True) if length <= max_length]
+    return kept, max((length for length in lengths if length <= max_length), default=0)

@@ -372,11 +372,11 @@ def setup(args):
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
-    grpo.check_lengths(args, model)
     shared = {
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }
     train_loader, test_loader = get_dataloaders(args.dataset_name, tokenizer, **shared)
+    grpo.check_lengths(args, model, train_loader, test_loader)
     prompt = train_loader.prompt
     evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=prompt.name)
     examples = select_examples(read_gold(args.train_file, prompt.name), args, prompt, tokenizer, evaluator)

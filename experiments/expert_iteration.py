@@ -61,11 +61,11 @@ def setup(args):
     runs.check_output_dir(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
-    grpo.check_lengths(args, model)
     shared = {
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }
     train_loader, test_loader = get_dataloaders(args.dataset_name, tokenizer, **shared)
+    grpo.check_lengths(args, model, train_loader, test_loader)
     name = args.evaluator or train_loader.default_evaluator
     return SimpleNamespace(
         model=model, sampler=llms.get_sampler(model), tokenizer=tokenizer, train_loader=train_loader,

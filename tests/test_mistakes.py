@@ -67,7 +67,7 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("main", "--prompt poem", {}, "unknown prompt 'poem'; known: "),
     ("main", "--prompt r1_zero --evaluator gsm8k", {}, "use --evaluator math"),
     ("main", "--max_prompt_length 3", {}, "raise --max_prompt_length"),
-    ("main", "--max_completion_length 2000", {}, "--max_completion_length 2000: the model has only 1,024 positions"),
+    ("main", "--max_completion_length 2000", {}, "--max_completion_length 2000: the model has 1,024 positions"),
     ("sft", "--num_examples 100", {}, "--num_examples 100: only 12 usable examples are there"),
     ("sft", "--epochs 0", {}, "--epochs must be more than 0, not 0.0"),
     ("sft", "--prompt r1_zero --evaluator math", {}, "line 1: its completion is in the form reasoning_answer"),
