@@ -53,7 +53,7 @@ def test_the_chat_template_opens_the_assistants_turn(tokenizer):
     assert prompt.startswith("<|im_start|>system\n") and prompt.endswith("Why?<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("prompt", list(PROMPTS))
+@pytest.mark.parametrize("prompt", ["reasoning_answer", "r1_zero", "question_only"])
 def test_every_prompt_form_has_something_to_sample(prompt):
     """For each form some sampled answers of tiny/1m are strictly right and others are not: groups have spread."""
     from evaluator import get_evaluator
