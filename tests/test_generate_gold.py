@@ -350,7 +350,9 @@ def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys):
     assert len(server.requests) <= 5 + 20 + 2 * 4, "but for the requests that were under way"
     streams = capsys.readouterr()
     assert streams.err.endswith("error: 20 problems in a row got no reply (HTTP 500): stopped\n")
-    assert outcome(streams.out, "rejected")[0] == 5 and 20 <= outcome(streams.out, "no reply")[0] <= 24
+    assert outcome(streams.out, "rejected")[0] == 5
+    # Of 4 requests under way, an "ok" may be read after 3 failures and start the count anew; 3 may end after the 20th.
+    assert 20 <= outcome(streams.out, "no reply")[0] <= 20 + 2 * 3
 
 
 @pytest.mark.parametrize("where", ["models", "behaviour"])
