@@ -17,6 +17,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import llms
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 
 torch.set_num_threads(1)  # as in the subprocesses: what is compared bit by bit must be added up in one order
@@ -113,6 +114,20 @@ def ragged_batch(groups=3, group_size=4, seed=0):
         attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
         completion_mask=completion_mask,
         advantages=torch.randn(B, generator=generator),
+    )
+
+
+def rollout_of(batch):
+    """A Rollout made of a ragged batch, for accumulate_gradient."""
+    C = batch["completion_ids"].shape[1]
+    return llms.Rollout(
+        prompt_ids=batch["prompt_completion_ids"][:, :-C],
+        completion_ids=batch["completion_ids"],
+        attention_mask=batch["attention_mask"],
+        completion_mask=batch["completion_mask"],
+        sampled_logps=torch.zeros(batch["completion_ids"].shape),
+        finished=batch["completion_mask"].sum(1) < C,
+        texts=[""] * len(batch["advantages"]),
     )
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, VOCAB, LettersEvaluator, model_folder, ragged_batch, random_model, run_flags  # noqa: F401
+from conftest import ROOT, VOCAB, LettersEvaluator, model_folder, ragged_batch, random_model, rollout_of, run_flags  # noqa: F401
 from test_runs import assert_same_run
 
 import distributed
@@ -96,19 +96,6 @@ def three_updates(case, beta, tied, checkpointing=False, **flags):
         "the sampler is the policy's copy"
     )
     return steps, whole
-
-
-def rollout_of(batch):
-    C = batch["completion_ids"].shape[1]
-    return llms.Rollout(
-        prompt_ids=batch["prompt_completion_ids"][:, :-C],
-        completion_ids=batch["completion_ids"],
-        attention_mask=batch["attention_mask"],
-        completion_mask=batch["completion_mask"],
-        sampled_logps=torch.zeros(batch["completion_ids"].shape),
-        finished=batch["completion_mask"].sum(1) < C,
-        texts=[""] * len(batch["completion_ids"]),
-    )
 
 
 def fixed_sample(run, args, examples, num_samples, temperature, progress=None):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, ragged_batch, run_flags, run_script
+from conftest import ROOT, ragged_batch, rollout_of, run_flags, run_script
 
 import llms
 import main
@@ -79,20 +79,6 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
     trained, _ = llms.get_llm_tokenizer(str(tmp_path / "run" / "checkpoints" / "step_000002"))
     for p, q in zip(model.parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
-
-
-def rollout_of(batch):
-    """A Rollout made of a ragged batch, for accumulate_gradient."""
-    C = batch["completion_ids"].shape[1]
-    return llms.Rollout(
-        prompt_ids=batch["prompt_completion_ids"][:, :-C],
-        completion_ids=batch["completion_ids"],
-        attention_mask=batch["attention_mask"],
-        completion_mask=batch["completion_mask"],
-        sampled_logps=torch.zeros(batch["completion_ids"].shape),
-        finished=batch["completion_mask"].sum(1) < C,
-        texts=[""] * len(batch["advantages"]),
-    )
 
 
 @pytest.mark.parametrize("use_std_normalization", [True, False])
