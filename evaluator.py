@@ -429,7 +429,22 @@ def get_evaluator(name: str, **context) -> RewardEvaluator:
     return EVALUATORS[name](**context)
 
 
-if __name__ == "__main__":  # python evaluator.py --check_judge: the judge's report on stories of a policy
+if __name__ == "__main__":  # python evaluator.py --check_judge [LINES]: the judge's report, without training
+    import judge_report
     import main
 
-    sys.exit(main.check_judge_main(sys.argv[1:]))
+    parser = utils.ArgumentParser(description="Measure a judge; any other flag is one of main.py's.")
+    parser.add_argument("--check_judge", type=int, nargs="?", const=20, required=True, help="opening lines")
+    own, rest = parser.parse_known_args()
+    args = main.parse_args([*rest, "--eval_only"])  # so that setup makes no report of its own
+    try:
+        if own.check_judge < 1:
+            raise ValueError("--check_judge takes a number of opening lines, at least 1")
+        run = main.setup(args)
+        if not hasattr(run.evaluator, "judge"):
+            raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
+        judge_report.make(args, run, main.sample, own.check_judge)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"kept in {args.output_dir / 'judge_report.json'}")

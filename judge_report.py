@@ -12,6 +12,9 @@ import re
 
 import torch
 
+import distributed
+import utils
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Damages: a judge that does not mind them has not read the story
 # ---------------------------------------------------------------------------------------------------------------------
@@ -171,6 +174,24 @@ def lines(report):
             for key in ("auc", "auc_total")
         )
         yield f"  {name:20s}  {alone}   {both}   n = {r[f'n/{name}']}"
+
+
+def make(args, run, sample, num_prompts=8):
+    """The report on one group of the policy's stories for each of so many opening lines: printed, and kept.
+
+    sample: main.sample. Of several processes the first one measures, and all get its report.
+    """
+    report = {}
+    if distributed.is_main():
+        examples = run.train_loader.examples[:num_prompts]
+        with utils.isolated_seed(args.seed):
+            rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
+        prompts = [example["question"] for example in examples for _ in range(args.group_size)]
+        report = measure(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
+        print("\n".join(lines(report)))
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        utils.write_json(args.output_dir / "judge_report.json", report)
+    return distributed.from_main(report)
 
 
 def check_spread(report, least):

@@ -400,21 +400,6 @@ def evaluate(run, args):
     return metrics, utils.completion_records(run.evaluator, repeated, rollout, rewards)
 
 
-def check_judge(args, run, num_prompts=8):
-    """The judge's report on one group of the policy's stories for each of so many opening lines: printed, and kept."""
-    report = {}
-    if distributed.is_main():
-        examples = run.train_loader.examples[:num_prompts]
-        with utils.isolated_seed(args.seed):
-            rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
-        prompts = [example["question"] for example in examples for _ in range(args.group_size)]
-        report = judge_report.measure(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
-        print("\n".join(judge_report.lines(report)))
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        utils.write_json(args.output_dir / "judge_report.json", report)
-    return distributed.from_main(report)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 # ---------------------------------------------------------------------------------------------------------------------
@@ -621,29 +606,8 @@ def setup(args):
     )
     run.boundary = runs.resumable_state(run)
     if hasattr(evaluator, "judge") and not (args.eval_only or args.resume):
-        judge_report.check_spread(check_judge(args, run), args.min_judge_spread)
+        judge_report.check_spread(judge_report.make(args, run, sample), args.min_judge_spread)
     return run
-
-
-def check_judge_main(argv):
-    """evaluator.py --check_judge [PROMPTS], with the flags of a training run: the judge's report without training."""
-    parser = utils.ArgumentParser(description="Measure a judge; any other flag is one of main.py's.")
-    parser.add_argument("--check_judge", type=int, nargs="?", const=20, required=True, help="opening lines")
-    own, rest = parser.parse_known_args(argv)
-    if own.check_judge < 1:
-        parser.error("--check_judge takes a number of opening lines, at least 1")
-    args = parse_args(rest)
-    args.eval_only = True  # so that setup does not check it as well
-    try:
-        run = setup(args)
-        if not hasattr(run.evaluator, "judge"):
-            raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
-        check_judge(args, run, own.check_judge)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"kept in {args.output_dir / 'judge_report.json'}")
-    return 0
 
 
 def main(argv=None):
