@@ -151,9 +151,9 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
     buckets = 1 if hasattr(model, "per_token_logps") else LENGTH_BUCKETS
     for rows in lengths.argsort().chunk(buckets):
         end = max(1, int(lengths[rows].max()) - 1)  # the last token predicts nothing; one at least: a pass for everyone
-        own = DynamicCache()
+        own = DynamicCache()  # index_select: plain indexing adds gradients up in no fixed order on several threads
         for i, layer in enumerate(cache.layers):
-            own.update(layer.keys[rows // group_size], layer.values[rows // group_size], i)
+            own.update(*(x.index_select(0, rows // group_size) for x in (layer.keys, layer.values)), i)
         states = body(
             ids[rows, P : P + end],
             attention_mask=attention_mask[rows, : P + end],
