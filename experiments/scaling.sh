@@ -5,6 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
 for seed in 0 1 2; do
     for size in 0.1m 0.3m 1m 3m; do
-        run ${size}_seed$seed $PYTHON main.py $DEMO --model_name tiny/$size --seed $seed
+        run ${size}_seed$seed $PYTHON main.py $DEMO --eval_iterations 5 --model_name tiny/$size --seed $seed
     done
 done

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# CS336's SFT problem: 128, 256, 512, 1,024 and all 10,000 gold examples; then the samples of a teacher, as they come, those of them
+# that are right, and as many drawn blindly. 4 epochs, 3 seeds.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
+
+GOLD=output/$STUDY/gold.jsonl TEACHER=output/$STUDY/teacher.jsonl
+mkdir -p output/$STUDY
+$PYTHON generate_gold.py --from_reference --dataset_name arithmetic --output $GOLD
+$PYTHON generate_gold.py --model_name tiny/3m --dataset_name arithmetic --num_problems 2048 --max_completion_length 96 --keep_incorrect --output $TEACHER
+right=$(grep -c '"correct": true' $TEACHER)
+fine_tune() { # NAME seed flags...
+    local name=$1 seed=$2
+    shift 2
+    run ${name}_seed$seed $PYTHON sft.py $DEMO_MODEL --epochs 4 --learning_rate 1e-4 --warmup_steps 3 --eval_updates 10000 --log_entropy --seed $seed "$@"
+}
+for seed in 0 1 2; do
+    fine_tune teacher_all $seed --train_file $TEACHER --num_examples 2048
+    fine_tune teacher_right $seed --train_file $TEACHER --num_examples $right --filter_correct
+    fine_tune teacher_as_many $seed --train_file $TEACHER --num_examples $right
+    for examples in 128 256 512 1024; do
+        fine_tune gold_$examples $seed --train_file $GOLD --num_examples $examples
+    done
+done
+for seed in 0 1 2; do
+    fine_tune gold_10000 $seed --train_file $GOLD --num_examples 10000
+done

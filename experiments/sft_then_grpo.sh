@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# GRPO from where SFT on 50 or 1,000 gold examples ends, 40 iterations of the demo's, 3 seeds.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
+
+GOLD=output/$STUDY/gold.jsonl
+mkdir -p output/$STUDY
+$PYTHON generate_gold.py --from_reference --dataset_name arithmetic --output $GOLD
+for seed in 0 1 2; do
+    for examples in 50 1000; do
+        sft=output/$STUDY/sft_${examples}_seed$seed
+        if [ ! -e "experiments/$STUDY/${examples}_seed$seed/eval_log.jsonl" ]; then
+            rm -rf "$sft"
+            $PYTHON sft.py $DEMO_MODEL --train_file $GOLD --num_examples $examples --epochs 4 --learning_rate 1e-4 --warmup_steps 3 \
+                --eval_updates 1000 --seed $seed --output_dir "$sft" >/dev/null 2>&1
+        fi
+        run ${examples}_seed$seed $PYTHON main.py $DEMO --num_train_iters 40 --eval_iterations 5 --seed $seed \
+            --model_name "$(echo "$sft"/checkpoints/step_*)"
+    done
+done
