@@ -3,20 +3,18 @@
     python plotter.py --log_dir output/run              writes output/run/training_plots.pdf
     python plotter.py --log_dir output/a output/b       overlays the runs and compares them question by question
     python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
+    python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
-Reads train_log.jsonl and eval_log.jsonl and, where they exist, args.json (for titles) and eval/step_*.jsonl (for the
-paired comparison). Every number in a log gets a page, so a new metric or reward needs no edit here. In the evaluation
-log KEY_low and KEY_high are the interval of KEY; keys that share a prefix before "/" are a family (rewards/, time/).
-A null is a gap in the curve; where a line lacks a key it was not measured, and the curve goes on.
+Every number in a log gets a page, so a new metric or reward needs no edit here. Keys that share a prefix before "/" are
+a family (rewards/, time/). A null is a gap in the curve; where a line lacks a key, the curve goes on. run_logs.py reads
+the logs and does the statistics.
 """
 
 import argparse
-import json
 import math
 import os
 import sys
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -25,6 +23,22 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure  # without pyplot nothing can open a window
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+
+from run_logs import (
+    accuracy_lines,
+    accuracy_table,
+    column,
+    compare_runs,
+    find_metrics,
+    group_by,
+    group_label,
+    last_accuracies,
+    load_runs,
+    number,
+    p_text,
+    reach_table,
+    smooth,
+)
 
 # Okabe and Ito's colour-blind-safe palette without its yellow, too pale for paper. Markers tell runs apart in grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
@@ -41,7 +55,6 @@ AXES = {
     "tokens": ("total_tokens", "tokens, sampled or trained on"),
     "time": ("elapsed", "time"),
 }
-COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
@@ -62,194 +75,6 @@ TITLES = {keys[0]: title for title, _, keys in PANELS} | {
 LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "total", "response_length": "all",
           "response_length_correct": "correct", "response_length_incorrect": "incorrect",
           "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
-
-
-@dataclass
-class Run:
-    name: str  # the end of its path, long enough to differ from the other runs'
-    path: Path
-    args: dict  # the flags and the number of parameters; {} without args.json
-    about: str  # model, data set, parameters, as far as args tells them
-    train: list[dict]
-    eval: list[dict]
-
-
-# ---- reading the logs
-
-
-def read_jsonl(path, required_key):
-    """Rows of a log. A torn last line is skipped with a printed note; any other broken line is a ValueError."""
-    lines = [(i, line) for i, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
-    if not lines:
-        raise ValueError(f"{path} is empty: nothing was logged yet")
-    rows = []
-    for i, line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            if i < lines[-1][0]:
-                raise ValueError(f"{path}:{i}: broken line ({error})") from None
-            print(f"note: {path}:{i}: torn last line skipped (the run was killed or is still writing)")
-            break
-        if not isinstance(row, dict) or required_key not in row:
-            raise ValueError(f'{path}:{i}: not an object with "{required_key}"')
-        rows.append(row)
-    return rows
-
-
-def read_args(path):
-    """The flags in args.json, and the number of parameters; {} where there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        record = json.loads(path.read_bytes())
-        return record["args"] | {"parameters": record.get("parameters")}
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path}: not the args.json of a run ({error!r})") from None
-
-
-def describe(args):
-    """Model, data set and parameters in a few words."""
-    parts = [args.get("model_name"), args.get("dataset_name"), args.get("parameters")]
-    if isinstance(parts[2], int):
-        parts[2] = f"{EngFormatter(places=2)(parts[2])} parameters"
-    return ", ".join(str(part) for part in parts if part)
-
-
-def load_runs(log_dirs):
-    paths = [Path(os.path.abspath(log_dir)) for log_dir in log_dirs]
-    for path in paths:
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such directory")
-        if paths.count(path) > 1:
-            raise ValueError(f"{path}: given twice")
-    depth = 1
-    while len({path.parts[-depth:] for path in paths}) < len(paths):
-        depth += 1
-    runs = []
-    for path in paths:
-        logs = [path / "train_log.jsonl", path / "eval_log.jsonl"]
-        if not any(log.exists() for log in logs):
-            raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
-        train, evaluations = (read_jsonl(log, "step") if log.exists() else [] for log in logs)
-        if not train and not evaluations:
-            raise ValueError(f"{path}: no complete line in its logs yet")
-        args = read_args(path / "args.json")
-        runs.append(Run("/".join(path.parts[-depth:]), path, args, describe(args), train, evaluations))
-    return runs
-
-
-def number(value):
-    """A float; NaN for whatever is not a finite number."""
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else math.nan
-
-
-def column(rows, key):
-    return np.array([number(row.get(key)) for row in rows])
-
-
-def find_metrics(runs, log):
-    """Keys of a log ("train" or "eval") with a finite number in some row of some run, in order of appearance."""
-    rows = [row for run in runs for row in getattr(run, log)]
-    keys = {key: None for row in rows for key in row if key not in COUNTERS and math.isfinite(number(row[key]))}
-    intervals = {key + end for key in keys for end in ("_low", "_high")} if log == "eval" else set()
-    return [key for key in keys if key not in intervals]
-
-
-# ---- statistics
-
-
-def smooth(values):
-    """Centred running mean of the finite values among about a fifteenth of the points; a gap stays a gap."""
-    finite, window = np.isfinite(values), np.ones(2 * (len(values) // 30) + 1)
-    total, count = (np.convolve(part, window, "same") for part in (np.where(finite, values, 0.0), finite))
-    return np.where(finite, total / np.maximum(count, 1), np.nan)
-
-
-def mcnemar(fixed, broken):
-    """Exact two-sided McNemar p-value: min(1, 2 P(X <= min(fixed, broken))) with X ~ Binomial(fixed + broken, 1/2)."""
-    n, term, tail = fixed + broken, 1, 1
-    for i in range(min(fixed, broken)):  # whole numbers: exact for any n
-        term = term * (n - i) // (i + 1)
-        tail += term
-    return min(1.0, 2 * tail / 2**n)
-
-
-def compare(label, before, after):
-    """Paired comparison of two eval/step_*.jsonl: [(label, kind, questions, fixed, broken, p)] for strict and flexible.
-
-    A question is the same if its id and gold answer are; of several samples of a question the first one counts.
-    """
-
-    def answers(path):
-        return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_jsonl(path, "id"))}
-
-    before, after, results = answers(before), answers(after), []
-    for kind in ("strict", "flexible"):
-        key = f"correct_{kind}"
-        pairs = [(before[question].get(key), after[question].get(key)) for question in before.keys() & after.keys()]
-        pairs = [pair for pair in pairs if None not in pair]
-        fixed, broken = pairs.count((False, True)), pairs.count((True, False))
-        if pairs:
-            results.append((label, kind, len(pairs), fixed, broken, mcnemar(fixed, broken)))
-    if not results:
-        print(f"note: {label}: no question in common, not compared")
-    return results
-
-
-def compare_runs(runs):
-    """Each run's last evaluation against its own first, and the last of every further run against that of the first."""
-    results, last = [], []
-    for run in runs:
-        files = {path.stem.removeprefix("step_"): path for path in run.path.glob("eval/step_*.jsonl")}
-        files = {int(step): path for step, path in files.items() if step.isdecimal()}
-        steps = [row["step"] for row in run.eval if row["step"] in files]  # a file without a row is not finished
-        if len(steps) > 1:
-            results += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]])
-        if steps:
-            last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]]))
-    for name, path in last[1:]:
-        results += compare(f"{last[0][0]} -> {name}", last[0][1], path)
-    return results
-
-
-def accuracy_lines(run):
-    """From what to what: a line for strict and one for flexible accuracy, out of the first and last evaluation."""
-    lines = []
-    for kind, key in (("strict", "accuracy"), ("flexible", "accuracy_flexible")):
-        rows = [row for row in run.eval if math.isfinite(number(row.get(key)))]
-        ends = rows[:1] + rows[1:][-1:]
-        change = " -> ".join(f"{100 * row[key]:.1f} %" for row in ends)
-        n = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
-        bounds = zip(*(100 * column(ends, key + end) for end in ("_low", "_high")), strict=True)
-        intervals = " and ".join(f"[{low:.1f}, {high:.1f}]" for low, high in bounds)
-        if ends:
-            lines.append(f"accuracy ({kind})  {change}  (n = {n}, 95 % interval{'s'[: len(ends) - 1]} {intervals})")
-    return lines or ["accuracy: not evaluated yet"]
-
-
-def last_accuracies(runs, flags):
-    """{values of the flags: [(strict, low, high, flexible, low, high) of each run]}, in order of the values."""
-    keys = [f"accuracy{kind}{end}" for kind in ("", "_flexible") for end in ("", "_low", "_high")]
-    groups = {}
-    for run in runs:
-        lacking = [flag for flag in flags if run.args.get(flag) is None]
-        rows = [row for row in run.eval if math.isfinite(number(row.get("accuracy")))]
-        if lacking or not rows:
-            raise ValueError(f"{run.path}: " + (f"no --{lacking[0]} in its args.json" if lacking else "not evaluated"))
-        group = tuple(run.args[flag] for flag in flags)
-        groups.setdefault(group, []).append([number(rows[-1].get(key)) for key in keys])
-    return dict(sorted(groups.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
-
-
-def accuracy_table(groups, flags):
-    """Markdown: a row per value, every run's strict accuracy with its interval, and the means over the runs."""
-    lines = [f"| {', '.join(flags)} | strict, each run (%) | mean | flexible, mean |", "|---|---|---:|---:|"]
-    for group, rows in groups.items():
-        each = ", ".join(f"{100 * row[0]:.1f} [{100 * row[1]:.1f}, {100 * row[2]:.1f}]" for row in rows)
-        strict, flexible = (100 * np.mean([row[i] for row in rows]) for i in (0, 3))
-        lines.append(f"| {', '.join(map(str, group))} | {each} | {strict:.1f} | {flexible:.1f} |")
-    return "\n".join(lines)
 
 
 # ---- drawing
@@ -290,7 +115,12 @@ def legend_columns(labels, width):
     return max(1, min(fitting, len(labels)))
 
 
-def new_page(runs, title, size=(8.5, 5.5)):
+def looks(runs):
+    """{group: its colour, marker and line}"""
+    return {group: look(i) for i, group in enumerate(dict.fromkeys(run.group for run in runs))}
+
+
+def new_page(runs, title, size=(8.5, 5.5), flags=()):
     """A figure that says what was trained: in its title, or in its legend where the runs differ in it."""
     fig = Figure(size, layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
@@ -298,32 +128,37 @@ def new_page(runs, title, size=(8.5, 5.5)):
     parts = [runs[0].name] * (len(runs) == 1) + [runs[0].about] * (same and runs[0].about != "")
     fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (": ".join(parts), title) if line))
     if len(runs) > 1:
-        labels = [run.name if same or not run.about else f"{run.name}: {run.about}" for run in runs]
-        handles = [Line2D([], [], **look(i)) for i in range(len(runs))]
-        fig.legend(handles, labels, ncols=legend_columns(labels, size[0]), loc="outside lower center")
+        about = {run.group: "" if same or flags or not run.about else f": {run.about}" for run in runs}
+        labels = [group_label(group) + about[group] for group in looks(runs)]
+        handles = [Line2D([], [], **style) for style in looks(runs).values()]
+        columns = legend_columns(labels, size[0])
+        name = ", ".join(flag.replace("_", " ") for flag in flags)
+        fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=name or None)
     return fig
 
 
 def draw_curves(ax, runs, log, keys, axis):
     """A colour per run, or per key of a single run. Training: raw and smoothed. Evaluation: with its interval."""
     x_key, x_label, x_scale = axis
-    for i, run in enumerate(runs):
+    styles, crowded = looks(runs), len(runs) > 3  # bands and raw curves of many runs would hide everything
+    for run in runs:
         for j, key in enumerate(keys):
             rows = [row for row in getattr(run, log) if key in row and math.isfinite(number(row.get(x_key)))]
             if not rows:
                 continue
             x, y = column(rows, x_key) / x_scale, column(rows, key)
-            style, label = look(i if len(runs) > 1 else j), label_of(key) if len(keys) > 1 else None
+            style, label = styles[run.group] if len(runs) > 1 else look(j), label_of(key) if len(keys) > 1 else None
             finite = np.pad(np.isfinite(y), 1)
             alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])  # no line would show these points
             if log == "eval":
                 low, high = column(rows, f"{key}_low"), column(rows, f"{key}_high")
-                ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+                ax.fill_between(x, low, high, color=style["color"], alpha=0.15 * (not crowded), linewidth=0)
                 ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
                 ax.plot(x, y, **style, label=label)
             else:
                 bold = y if key == "learning_rate" else smooth(y)  # a schedule has no noise to smooth away
-                ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
+                if not crowded:
+                    ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
                 ax.plot(x, bold, **style, markevery=alone, label=label)
     if all(key.startswith(("accuracy", "pass")) or "_fraction" in key for key in keys):  # shares, from 0 to 1
         top = min(max(ax.get_ylim()[1], 0.05), 1.03)
@@ -383,6 +218,28 @@ def draw_dashboard(runs, metrics, axis):
     return fig
 
 
+def draw_metrics(runs, keys, axes, flags):
+    """A panel per metric and x axis on one page; a key of both logs is the evaluation's. Raises ValueError."""
+    metrics = {log: find_metrics(runs, log) for log in ("eval", "train")}
+    panels = []
+    for axis in axes:
+        for key in keys:
+            log = next((log for log in metrics if key in metrics[log]), None)
+            if log is None:
+                raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(sum(metrics.values(), []))}")
+            panels.append((key, log, axis))
+    columns = len(keys) if len(axes) > 1 else min(len(keys), 3 if len(keys) != 4 else 2)
+    rows = math.ceil(len(panels) / columns)
+    about = "a line per run; training metrics are running means" if len(runs) > 1 else ""
+    fig = new_page(runs, about, (max(3.9 * columns, 6), 2.8 * rows + 0.7), flags)
+    for ax, (key, log, axis) in zip(fig.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
+        ax.set_title(f"{title_of(key)}, evaluation" if log == "eval" else title_of(key))
+        draw_curves(ax, runs, log, [key], axis)
+    for ax in fig.axes[len(panels) :]:
+        ax.remove()
+    return fig
+
+
 def draw_last_accuracies(runs, groups, flags):
     """Strict and flexible accuracy at the end of every run, with their intervals, against the flags; means joined."""
     about = "" if len({run.about for run in runs}) > 1 else f": {runs[0].about}"
@@ -409,7 +266,7 @@ def draw_last_accuracies(runs, groups, flags):
         ax.axhline(*starts, color="0.4", linestyle=":", label="strict, before training")
     if is_scale:
         ax.set_xscale("log")
-    ax.set_xticks(places, [", ".join(map(str, group)) for group in groups])
+    ax.set_xticks(places, [group_label(group) for group in groups])
     ax.set_xticks([], minor=True)
     ax.set_xlabel(", ".join(flag.replace("_", " ") for flag in flags))
     ax.yaxis.set_major_formatter(PercentFormatter(1))
@@ -438,10 +295,6 @@ def draw_comparisons(results):
     ax.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     ax.set_xlabel("questions")
     return fig
-
-
-def p_text(p):
-    return f"p = {p:.2g}" if p > 1e-300 else "p < 1e-300"
 
 
 def draw_pages(runs, axis, results):
@@ -481,8 +334,17 @@ def parse_args(argv=None):
     add(
         "--output", type=Path, help="PDF, or PNG of its first page (default: training_plots.pdf in the first directory)"
     )
-    add("--x", choices=AXES, default="step", help="the x axis of the curves (default: step)")
-    add("--by", nargs="+", metavar="FLAG", help="only the last accuracies, by flags of args.json or by parameters")
+    add("--x", nargs="+", choices=AXES, default=["step"], help="the x axis of the curves, or several (default: step)")
+    add("--metrics", nargs="+", metavar="KEY", help="only the curves of these keys of the logs, on one page")
+    add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, or by parameters: a "
+        "colour per group; without --metrics the accuracies at the end and their table")  # fmt: skip
+    add(
+        "--reach",
+        nargs="+",
+        type=float,
+        metavar="ACCURACY",
+        help="also print when each run first reached it, such as 0.5",
+    )
     return parser.parse_args(argv)
 
 
@@ -490,21 +352,26 @@ def main(argv=None):
     args = parse_args(argv)
     output = args.output or Path(args.log_dir[0], "training_plots.pdf")
     try:
-        runs = load_runs(args.log_dir)
+        runs = group_by(load_runs(args.log_dir), args.by)
+        report = []
         with matplotlib.rc_context(STYLE):
-            if args.by:
-                groups = last_accuracies(runs, args.by)
+            if args.metrics:
+                save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)
+            elif args.by:
+                groups = last_accuracies(runs)
                 save([draw_last_accuracies(runs, groups, args.by)], output)
                 report = [accuracy_table(groups, args.by)]
             else:
                 results = compare_runs(runs)
-                save(draw_pages(runs, choose_axis(runs, args.x), results), output)
+                save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x), results)), output)
                 report = [
                     f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {p_text(p)}"
                     for label, kind, n, fixed, broken, p in results
                 ]
                 head = (lambda run: f"{run.name}: ") if len(runs) > 1 else lambda run: ""
                 report += [head(run) + line for run in runs for line in accuracy_lines(run)]
+        if args.reach:
+            report.append(reach_table(runs, args.by, args.reach))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 import plotter
+import run_logs
 
 REWARDS = ("correctness", "number_format", "strict_format", "soft_format", "tag_count")
 
@@ -73,8 +74,8 @@ def write_answers(run, step, strict, flexible=None, gold=str):
 
 def figures(*paths, x="step", first=None):
     with rc_context(plotter.STYLE):
-        runs = plotter.load_runs(paths)
-        return list(islice(plotter.draw_pages(runs, plotter.choose_axis(runs, x), plotter.compare_runs(runs)), first))
+        runs = run_logs.load_runs(paths)
+        return list(islice(plotter.draw_pages(runs, plotter.choose_axis(runs, x), run_logs.compare_runs(runs)), first))
 
 
 def page(pages, title):
@@ -99,7 +100,7 @@ def count_pages(pdf):
     [(0, 0, 1), (1, 0, 1), (3, 3, 1), (5, 0, 2 / 32), (10, 2, 2 * (1 + 12 + 66) / 4096), (2, 10, 2 * 79 / 4096)],
 )
 def test_mcnemar_by_hand(fixed, broken, p):
-    assert plotter.mcnemar(fixed, broken) == p
+    assert run_logs.mcnemar(fixed, broken) == p
 
 
 def test_mcnemar_equals_scipy_binomial_test():
@@ -113,22 +114,22 @@ def test_mcnemar_equals_scipy_binomial_test():
     ]
     for fixed, broken in pairs:
         expected = stats.binomtest(min(fixed, broken), fixed + broken, 0.5).pvalue
-        assert plotter.mcnemar(fixed, broken) == pytest.approx(expected, rel=1e-9), (fixed, broken)
+        assert run_logs.mcnemar(fixed, broken) == pytest.approx(expected, rel=1e-9), (fixed, broken)
 
 
 def test_mcnemar_too_small_for_a_float_is_zero_and_printed_as_a_bound():
-    assert plotter.mcnemar(4000, 0) == 0.0
-    assert plotter.p_text(0.0) == "p < 1e-300"
+    assert run_logs.mcnemar(4000, 0) == 0.0
+    assert run_logs.p_text(0.0) == "p < 1e-300"
 
 
 def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
     values = np.arange(30.0)  # 30 points: a window of 3
     values[10] = np.nan
-    smooth = plotter.smooth(values)
+    smooth = run_logs.smooth(values)
     assert smooth[5] == 5 and smooth[0] == 0.5 and smooth[29] == 28.5
     assert math.isnan(smooth[10]) and smooth[9] == 8.5 and smooth[11] == 11.5
-    np.testing.assert_array_equal(plotter.smooth(values[:29]), values[:29])  # too short to smooth
-    np.testing.assert_allclose(plotter.smooth(np.full(150, 7.0)), 7.0)
+    np.testing.assert_array_equal(run_logs.smooth(values[:29]), values[:29])  # too short to smooth
+    np.testing.assert_allclose(run_logs.smooth(np.full(150, 7.0)), 7.0)
 
 
 # ---- paired comparison
@@ -141,7 +142,7 @@ def test_run_is_compared_with_its_own_first_evaluation(tmp_path, capsys):
     write_answers(run, 5, [0] * 6)  # neither first nor last
     write_answers(run, 9, [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 0])
     write_answers(run, 12, [0] * 6)  # still being written: no row in eval_log yet
-    assert plotter.compare_runs(plotter.load_runs([run])) == [
+    assert run_logs.compare_runs(run_logs.load_runs([run])) == [
         ("run, step 0 -> 9", "strict", 6, 3, 1, 0.625),
         ("run, step 0 -> 9", "flexible", 6, 1, 0, 1.0),
     ]
@@ -158,7 +159,7 @@ def test_runs_are_compared_on_the_questions_they_share(tmp_path, capsys):
     write_answers(a, 0, [False, True, True, False])
     write_answers(b, 0, [True, False, None, True, True], gold=lambda i: "other" if i == 3 else str(i))
     write_answers(c, 0, [True] * 4, gold=lambda i: "another data set")
-    results = plotter.compare_runs(plotter.load_runs([a, b, c]))
+    results = run_logs.compare_runs(run_logs.load_runs([a, b, c]))
     assert results == [("a (step 0) -> b (step 0)", kind, 2, 1, 1, 1.0) for kind in ("strict", "flexible")]
     assert "a (step 0) -> c (step 0): no question in common" in capsys.readouterr().out
 
@@ -168,7 +169,7 @@ def test_of_several_samples_of_a_question_the_first_is_compared(tmp_path):
     for step, verdicts in ((0, [False, True, True]), (1, [True, False, False])):
         rows = [{"id": 7, "gold": "1", "correct_strict": v, "correct_flexible": v} for v in verdicts]
         write_jsonl(run / f"eval/step_{step:06d}.jsonl", rows)
-    assert plotter.compare_runs(plotter.load_runs([run]))[0][2:5] == (1, 1, 0)
+    assert run_logs.compare_runs(run_logs.load_runs([run]))[0][2:5] == (1, 1, 0)
 
 
 # ---- what is drawn
@@ -314,12 +315,58 @@ def test_last_accuracies_by_flags(tmp_path, capsys, flags, values):
     )
     assert table[3].endswith("| 70.0 [66.0, 74.0] | 70.0 | 80.0 |") and len(table) == 5
     assert output.read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 4
-    runs = plotter.load_runs(paths)
-    groups = plotter.last_accuracies(runs, flags.split())
+    runs = run_logs.group_by(run_logs.load_runs(paths), flags.split())
+    groups = run_logs.last_accuracies(runs)
     ax = plotter.draw_last_accuracies(runs, groups, flags.split()).axes[0]
     means = [line for line in ax.lines if len(line.get_xdata()) == 2][0]
     np.testing.assert_allclose(means.get_ydata(), [0.55, 0.7])
     assert ax.get_xscale() == ("log" if flags == "group_size" else "linear")
+
+
+@pytest.fixture
+def four_runs(tmp_path):
+    """Group sizes 16, 4, 4, 16; run i has accuracy 10 i, 10 i + 20 and 10 i + 40 % at steps 0, 5 and 10."""
+    for i, group_size in enumerate((16, 4, 4, 16)):
+        rows = [eval_row(step, 0.1 * i + 0.04 * step) for step in (0, 5, 10)]
+        run = write_run(tmp_path / f"run{i}", [row | {"time/total": 3.0} for row in train_rows(10)], rows)
+        (run / "args.json").write_text(json.dumps({"args": {"group_size": group_size}, "parameters": 20_000}))
+    return [str(tmp_path / f"run{i}") for i in range(4)]
+
+
+def test_curves_of_equal_flags_have_one_colour(four_runs):
+    runs = run_logs.group_by(run_logs.load_runs(four_runs), ["group_size", "parameters"])
+    assert [run.name for run in runs] == ["run1", "run2", "run0", "run3"]
+    axes = [plotter.choose_axis(runs, x) for x in ("step", "tokens")]
+    fig = plotter.draw_metrics(runs, ["accuracy", "entropy", "kl"], axes, ["group_size", "parameters"])
+    assert [ax.get_title() for ax in fig.axes] == 2 * ["Accuracy (strict), evaluation", "Entropy (nats per token)",
+                                                       "KL to the reference (nats)"]  # fmt: skip
+    for ax in fig.axes:
+        assert [line.get_color() for line in ax.lines] == [plotter.COLORS[i] for i in (0, 0, 1, 1)]
+    np.testing.assert_allclose(fig.axes[0].lines[1].get_ydata(), [0.2, 0.4, 0.6])
+    assert list(fig.axes[3].lines[0].get_xdata()) == [0, 25_000, 50_000]
+    legend = fig.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["4, 20.00 k", "16, 20.00 k"]
+    assert legend.get_title().get_text() == "group size, parameters"
+
+
+def test_when_an_accuracy_was_first_reached(four_runs, capsys):
+    output = Path(four_runs[0]).parent / "curves.png"
+    flags = ["--by", "group_size", "--metrics", "accuracy", "--reach", "0.35", "0.6", "--output", str(output)]
+    assert plotter.main(["--log_dir", *four_runs, *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[2:6] == [
+        "| 35 % | 4 | 10, 5 | 50, 25 | 30, 15 |",
+        "| 35 % | 16 | 10, 5 | 50, 25 | 30, 15 |",
+        "| 60 % | 4 | never, 10 | never, 50 | never, 30 |",
+        "| 60 % | 16 | never, 10 | never, 50 | never, 30 |",
+    ]
+    assert output.exists()
+
+
+def test_unknown_metric_is_one_line_that_names_those_of_the_logs(four_runs, capsys):
+    assert plotter.main(["--log_dir", *four_runs, "--metrics", "acuracy"]) == 2
+    assert re.fullmatch(
+        "error: --metrics acuracy: not in the logs, which have accuracy, .*", capsys.readouterr().err[:-1]
+    )
 
 
 # ---- runs in progress and bad input
@@ -329,7 +376,7 @@ def test_torn_last_line_is_skipped_with_a_note(tmp_path, capsys):
     run = write_run(tmp_path / "run", losses(3))
     with open(run / "train_log.jsonl", "ab") as log:
         log.write(b'{"step": 4, "text": "\xc3')  # cut inside a character
-    assert len(plotter.load_runs([run])[0].train) == 3
+    assert len(run_logs.load_runs([run])[0].train) == 3
     assert plotter.main(["--log_dir", str(run)]) == 0
     out = capsys.readouterr().out
     assert f"{run}/train_log.jsonl:4: torn last line skipped" in out and "not evaluated yet" in out
@@ -356,8 +403,10 @@ def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch, c
     assert len(list(run.iterdir())) == 3  # no temporary file
 
 
-def test_imports_nothing_of_the_project_and_no_torch():
-    tree = ast.parse(Path(plotter.__file__).read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {"matplotlib", "numpy"}
+def test_imports_no_other_room_and_no_torch():
+    names = set()
+    for module in (plotter, run_logs):
+        tree = ast.parse(Path(module.__file__).read_text())
+        names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {"matplotlib", "numpy", "run_logs"}
