@@ -29,11 +29,13 @@ from run_logs import (
     accuracy_table,
     column,
     compare_runs,
+    end_table,
     find_metrics,
     group_by,
     group_label,
     last_accuracies,
     load_runs,
+    log_of,
     number,
     p_text,
     reach_table,
@@ -219,16 +221,9 @@ def draw_dashboard(runs, metrics, axis):
 
 
 def draw_metrics(runs, keys, axes, flags):
-    """A panel per metric and x axis on one page; a key of both logs is the evaluation's. Raises ValueError."""
-    metrics = {log: find_metrics(runs, log) for log in ("eval", "train")}
-    panels = []
-    for axis in axes:
-        for key in keys:
-            log = next((log for log in metrics if key in metrics[log]), None)
-            if log is None:
-                raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(sum(metrics.values(), []))}")
-            panels.append((key, log, axis))
-    columns = len(keys) if len(axes) > 1 else min(len(keys), 3 if len(keys) != 4 else 2)
+    """A panel per metric and x axis on one page. ValueError: no such metric."""
+    panels = [(key, log_of(runs, key), axis) for axis in axes for key in keys]
+    columns = len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     about = "a line per run; training metrics are running means" if len(runs) > 1 else ""
     fig = new_page(runs, about, (max(3.9 * columns, 6), 2.8 * rows + 0.7), flags)
@@ -357,6 +352,7 @@ def main(argv=None):
         with matplotlib.rc_context(STYLE):
             if args.metrics:
                 save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)
+                report = [end_table(runs, args.by, args.metrics)]
             elif args.by:
                 groups = last_accuracies(runs)
                 save([draw_last_accuracies(runs, groups, args.by)], output)

@@ -98,10 +98,10 @@ def group_by(runs, flags):
     if not flags:
         return runs
     for run in runs:
-        lacking = [flag for flag in flags if run.args.get(flag) is None]
+        lacking = [flag for flag in flags if flag not in run.args]
         if lacking:
             raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
-        run.group = tuple(run.args[flag] for flag in flags)
+        run.group = tuple("default" if run.args[flag] is None else run.args[flag] for flag in flags)
     return sorted(runs, key=lambda run: [(isinstance(value, str), value) for value in run.group])
 
 
@@ -222,6 +222,31 @@ def accuracy_table(groups, flags):
         each = ", ".join(f"{100 * row[0]:.1f} [{100 * row[1]:.1f}, {100 * row[2]:.1f}]" for row in rows)
         strict, flexible = (100 * np.mean([row[i] for row in rows]) for i in (0, 3))
         lines.append(f"| {group_label(group)} | {each} | {strict:.1f} | {flexible:.1f} |")
+    return "\n".join(lines)
+
+
+def log_of(runs, key):
+    """Where a metric is read: accuracies in the evaluations, the rest in training if it is there. Raises ValueError."""
+    metrics = {log: find_metrics(runs, log) for log in ("train", "eval")}
+    order = ("eval", "train") if key.startswith(("accuracy", "pass")) else ("train", "eval")
+    log = next((log for log in order if key in metrics[log]), None)
+    if log is None:
+        raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(sum(metrics.values(), []))}")
+    return log
+
+
+def end_table(runs, flags, keys):
+    """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training."""
+    lines = [f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |", "|---" * (len(keys) + 1) + "|"]
+    for group in dict.fromkeys(run.group for run in runs):
+        cells = []
+        for key in keys:
+            log = log_of(runs, key)
+            values = [column(getattr(run, log), key) for run in runs if run.group == group]
+            values = [v[np.isfinite(v)] for v in values]
+            ends = [v[-1:] if log == "eval" else v[-math.ceil(len(v) / 10) :] for v in values]
+            cells.append(", ".join(f"{end.mean():.3g}" if len(end) else "none" for end in ends))
+        lines.append(f"| {group_label(group)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ grpo() { # NAME seed flags...
     shift 2
     run ${name}_seed$seed $PYTHON main.py $DEMO --num_train_iters 50 --eval_iterations 10 --seed $seed --max_kl 1000 "$@"
 }
-for seed in 0 1 2; do
+for seed in $SEEDS; do
     grpo base $seed
     grpo no_baseline $seed --loss_type no_baseline
     grpo reinforce_with_baseline $seed --loss_type reinforce_with_baseline
@@ -17,7 +17,7 @@ for seed in 0 1 2; do
     grpo question_only $seed --prompt question_only --evaluator math
     grpo r1_zero $seed --prompt r1_zero --evaluator math
 done
-for seed in 0 1; do
+for seed in ${SEEDS% 2}; do
     for rate in 1e-5 3e-5 3e-4 1e-3; do
         grpo rate$rate $seed --learning_rate $rate
     done

@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
-for seed in 0 1 2; do
+for seed in $SEEDS; do
     for reward in random format; do
         run ${reward}_seed$seed $PYTHON experiments/controls.py $DEMO --evaluator $reward --seed $seed
     done

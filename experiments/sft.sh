@@ -3,10 +3,9 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
-GOLD=output/sft/gold.jsonl
-mkdir -p output/sft
+GOLD=$OUT/gold.jsonl
 $PYTHON generate_gold.py --from_reference --dataset_name arithmetic --output $GOLD
-for seed in 0 1 2; do
+for seed in $SEEDS; do
     for examples in 10 25 50 100 250 500 1000; do
         run ${examples}_seed$seed $PYTHON sft.py $DEMO_MODEL --train_file $GOLD --num_examples $examples --epochs 4 \
             --learning_rate 1e-4 --warmup_steps 3 --eval_updates 1000 --log_entropy --seed $seed

@@ -3,13 +3,12 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
-GOLD=output/$STUDY/gold.jsonl
-mkdir -p output/$STUDY
+GOLD=$OUT/gold.jsonl
 $PYTHON generate_gold.py --from_reference --dataset_name arithmetic --output $GOLD
-for seed in 0 1 2; do
+for seed in $SEEDS; do
     for examples in 50 1000; do
-        sft=output/$STUDY/sft_${examples}_seed$seed
-        if [ ! -e "experiments/$STUDY/${examples}_seed$seed/eval_log.jsonl" ]; then
+        sft=$OUT/sft_${examples}_seed$seed
+        if [ ! -e "$LOGS/${examples}_seed$seed/eval_log.jsonl" ]; then
             rm -rf "$sft"
             $PYTHON sft.py $DEMO_MODEL --train_file $GOLD --num_examples $examples --epochs 4 --learning_rate 1e-4 --warmup_steps 3 \
                 --eval_updates 1000 --seed $seed --output_dir "$sft" >/dev/null 2>&1

@@ -1,21 +1,32 @@
 # What the scripts of the studies share; they source it. A study can be stopped and started again at any moment.
+# QUICK=1: one seed, few iterations and 64 test problems, with logs in output/quick instead of experiments.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 STUDY=$(basename "$0" .sh)
+SEEDS="0 1 2" LOGS=experiments/$STUDY OUT=output/$STUDY
+[ -z "${QUICK:-}" ] || SEEDS=0 LOGS=output/quick/$STUDY OUT=output/quick/runs/$STUDY
 DEMO_MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 96 --micro_batch_tokens 4096 --device cpu"
 DEMO="$DEMO_MODEL --num_train_iters 80 --rollout_batch_size 128 --learning_rate 1e-4 --eval_iterations 20 --save_iterations 80"
 export OMP_NUM_THREADS=1 # one thread: the same numbers on every machine of one kind, and runs side by side
 
-# run NAME COMMAND...: a run in output/STUDY/NAME, unless it is finished; its logs are kept in experiments/STUDY/NAME
+# run NAME PYTHON PROGRAM FLAGS...: a run in $OUT/NAME, unless it is finished; its logs are kept in $LOGS/NAME
 run() {
-    local name=$1 out=output/$STUDY/$1 logs=experiments/$STUDY/$1
+    local name=$1 out=$OUT/$1 logs=$LOGS/$1 quick=
     shift
+    if [ -n "${QUICK:-}" ]; then
+        case $2 in
+            sft.py) quick="--epochs 1 --eval_size 64" ;;
+            */expert_iteration.py) quick="--n_ei_steps 2 --eval_size 64" ;;
+            *) quick="--num_train_iters 4 --eval_iterations 2 --eval_size 64" ;;
+        esac
+    fi
     if [ ! -e "$logs/eval_log.jsonl" ]; then
-        echo "== $name"
+        echo "== $STUDY: $name"
         rm -rf "$out"
-        "$@" --output_dir "$out" 2>/dev/null | grep -E "^(examples|evaluation|expert|error)"
+        "$@" $quick --output_dir "$out" 2>"$OUT/$name.err" | grep -E "^(examples|evaluation|expert)" || { cat "$OUT/$name.err"; exit 1; }
         mkdir -p "$logs"
         cp "$out"/args.json "$out"/train_log.jsonl "$out"/eval_log.jsonl "$logs"
         rm -rf "$out/checkpoints" "$out/model"
     fi
 }
+mkdir -p "$OUT"

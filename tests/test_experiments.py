@@ -1,14 +1,68 @@
 """The experiments' scripts, at tiny scale."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 
+import matplotlib.image
+import numpy as np
 import pytest
 from conftest import ROOT, run_flags, run_script
 
 import main
+import plotter
 import utils
+
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from wrong_steps import checked_steps
+
+COMMANDS = re.findall(r"^    python plotter\.py (.*)$", (ROOT / "analysis.md").read_text(), re.MULTILINE)
+FIGURES = [re.search(r"--output (\S+)", command)[1] for command in COMMANDS]
+
+
+def test_each_figure_of_the_analysis_has_its_command_and_the_other_way_round():
+    shown = re.findall(r"^!\[.+\]\((.*)\)$", (ROOT / "analysis.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(FIGURES)
+    assert {path.name for path in (ROOT / "experiments" / "figures").iterdir()} == {f.split("/")[-1] for f in FIGURES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=FIGURES)
+def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, monkeypatch):
+    """The command that analysis.md prints, its globs expanded as a shell does; as pictures, since fonts may differ."""
+    monkeypatch.chdir(ROOT)
+    *flags, figure = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True
+    ).stdout.split()
+    assert flags[-1] == "--output" and plotter.main([*flags, str(tmp_path / "figure.png")]) == 0
+    new, committed = (matplotlib.image.imread(path)[..., :3] for path in (tmp_path / "figure.png", figure))
+    assert new.shape == committed.shape
+    assert np.abs(new - committed).mean() < 0.01
+
+
+def test_steps_of_arithmetic_are_checked():
+    text = "3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\nso 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"
+    assert checked_steps(text) == [True, True, False, False, False, True]
+
+
+@pytest.mark.slow
+def test_a_quick_study_ends_with_its_figure(tmp_path):
+    """run_all.sh on a copy, since it writes to output/ beside it; the figures of other studies are left out."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "output", "__pycache__"))
+    environment = dict(os.environ, PYTHON=sys.executable, STUDIES="controls scaling")
+    command = ["bash", "experiments/run_all.sh", "--quick"]
+    run = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    logs = copy / "output" / "quick"
+    assert len(utils.read_jsonl(logs / "controls" / "random_seed0" / "train_log.jsonl")) == 4
+    assert {"controls.png", "scaling.png"} <= {path.name for path in (logs / "figures").iterdir()}
+    assert "left out, since output/quick/sft/ is not there" in run.stdout
+    again = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
+    assert again.returncode == 0 and "evaluation" not in again.stdout, again.stdout[-3000:]
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):

@@ -353,7 +353,9 @@ def test_when_an_accuracy_was_first_reached(four_runs, capsys):
     output = Path(four_runs[0]).parent / "curves.png"
     flags = ["--by", "group_size", "--metrics", "accuracy", "--reach", "0.35", "0.6", "--output", str(output)]
     assert plotter.main(["--log_dir", *four_runs, *flags]) == 0
-    assert capsys.readouterr().out.splitlines()[2:6] == [
+    table = capsys.readouterr().out.splitlines()
+    assert table[:4] == ["| group_size | accuracy |", "|---|---|", "| 4 | 0.5, 0.6 |", "| 16 | 0.4, 0.7 |"]
+    assert table[6:10] == [
         "| 35 % | 4 | 10, 5 | 50, 25 | 30, 15 |",
         "| 35 % | 16 | 10, 5 | 50, 25 | 30, 15 |",
         "| 60 % | 4 | never, 10 | never, 50 | never, 30 |",
@@ -362,10 +364,16 @@ def test_when_an_accuracy_was_first_reached(four_runs, capsys):
     assert output.exists()
 
 
+def test_training_metrics_at_the_end_are_means_of_the_last_tenth(tmp_path):
+    rows = [{"step": i, "loss": i, "kl": None if i == 25 else 1.0} for i in range(1, 26)]  # 25 / 10: the last three
+    runs = run_logs.load_runs([write_run(tmp_path / "run", rows, [eval_row(0), eval_row(25, 0.5)])])
+    assert run_logs.end_table(runs, [], ["loss", "kl", "accuracy"]).endswith("\n| run | 24 | 1 | 0.5 |")
+
+
 def test_unknown_metric_is_one_line_that_names_those_of_the_logs(four_runs, capsys):
     assert plotter.main(["--log_dir", *four_runs, "--metrics", "acuracy"]) == 2
     assert re.fullmatch(
-        "error: --metrics acuracy: not in the logs, which have accuracy, .*", capsys.readouterr().err[:-1]
+        "error: --metrics acuracy: not in the logs, which have loss, .*, accuracy, .*", capsys.readouterr().err[:-1]
     )
 
 
