@@ -11,7 +11,7 @@ grpo() { # NAME seed flags...
 for seed in $SEEDS; do
     grpo base $seed
     grpo no_baseline $seed --loss_type no_baseline
-    grpo reinforce_with_baseline $seed --loss_type reinforce_with_baseline
+    [ $seed != 0 ] || grpo reinforce_with_baseline 0 --loss_type reinforce_with_baseline # on policy equal to base, bit for bit
     grpo masked_normalize $seed --length_normalization masked_normalize
     grpo no_std $seed --no-use_std_normalization
     grpo question_only $seed --prompt question_only --evaluator math

@@ -17,6 +17,7 @@ import utils
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
+import scaling_law
 from wrong_steps import checked_steps
 
 COMMANDS = re.findall(r"^    python plotter\.py (.*)$", (ROOT / "analysis.md").read_text(), re.MULTILINE)
@@ -46,6 +47,15 @@ def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, m
 def test_steps_of_arithmetic_are_checked():
     text = "3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\nso 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"
     assert checked_steps(text) == [True, True, False, False, False, True]
+
+
+def test_scaling_law_finds_a_line_and_says_where_there_is_none():
+    """Accuracies on logit(p) = 1 + 2 x, as whole numbers of a million answers; then one of them doubled."""
+    x, n = np.array([-1.0, 0.0, 0.0, 0.5]), np.full(4, 10**6)
+    right = (n / (1 + np.exp(-1 - 2 * x))).round()
+    np.testing.assert_allclose(scaling_law.fit(x, right, n), [1, 2], atol=1e-4)
+    assert scaling_law.likelihood_ratio(x, right, n) < 0.01
+    assert scaling_law.likelihood_ratio(x, right * [2, 1, 1, 1], n) > 1e4
 
 
 @pytest.mark.slow
