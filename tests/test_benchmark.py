@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import random_model, small_tokenizer
@@ -13,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import memory_table  # noqa: E402
+import time_table  # noqa: E402
 
 
 def table(tmp_path, *benchmarks):
@@ -76,3 +78,42 @@ def test_memory_table_by_hand(tmp_path, capsys):
     kept = memory_table.activation_bytes(model.config, 8, False) / 2
     assert 0.8 * (30 * 32 + 8 * 64) < kept < 1.5 * (34 * 32 + 8 * 64)
     assert memory_table.activation_bytes(model.config, 8, True) < 2 * kept
+
+
+def test_time_table_by_hand():
+    """A model of 2 layers with 4e5 parameters each, 2e5 outside: launches of one second, then FLOPs and bytes alone."""
+    config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=2**20)
+    shape = SimpleNamespace(P=1e6, layer=4e5, outside=2e5, output=1e5, token=2**20)
+    flags = "config --rollout_batch_size 16 --group_size 4 --prompt_length 5 --completion_length 4"
+    flags += " --max_completion_length 10 --max_concurrent_sequences 8 --micro_batch_tokens 100"
+    slow = SimpleNamespace(launch=1, mfu=1, bandwidth=1, cache=None, logits=0, adam=28, hidden=True, longest=True)
+    fast = SimpleNamespace(**(vars(slow) | {"launch": 0, "hidden": False}))
+
+    def seconds(at, more="", processes=1):
+        return time_table.stages(config, shape, processes, time_table.parse_args((flags + more).split()), at)
+
+    launched = seconds(slow)
+    assert launched["sampling"] == pytest.approx(40)  # 2 turns of 10 tokens through 2 layers
+    assert launched["layers"] == 80  # 2 passes of (prompt + 4 buckets), reference + forward + backward as 2, 2 layers
+    assert launched["output"] == 20  # 160 tokens, 8 a chunk of 2**23 logits
+    assert seconds(slow, " --gradient_checkpointing")["layers"] == 20  # nothing shared: 1 run of 5 units
+    assert seconds(slow, " --micro_batch_tokens 30")["layers"] == 320  # groups cut in two, each part a pass: 8
+    assert seconds(slow, " --beta 0")["layers"] == 60
+    split = seconds(slow, processes=2)
+    assert split["sampling"] == pytest.approx(20) and split["layers"] == 16  # one turn; 1 pass of prompt + completions
+    assert split["exchange"] == 0  # behind the layers
+
+    bound = seconds(fast)
+    weights, logits = 2 * 9e5, 8 * 48 * 2**20
+    assert bound["sampling"] == pytest.approx(20 * (weights + logits + 8 * (5 + 5) * 2**20 * 5) / 3.35e12, rel=1e-4)
+    assert bound["layers"] == pytest.approx(2 * 8e5 * (160 + 4 * 5) * 4 / 989e12)
+    assert bound["step"] == pytest.approx((28e6 + 6e6) / 3.35e12)
+    assert seconds(fast, processes=2)["step"] == pytest.approx((14e6 + 6e6) / 3.35e12)
+    gathered = 2 * 8e5 * (3 * 2 + 4) + 2e5 * 4 * 4  # twice through the layers: 3 gathers in 2 bytes, a sum in 4
+    assert seconds(fast, processes=2)["exchange"] == pytest.approx((gathered + 2e6) / 2 / 450e9)
+    mean = SimpleNamespace(
+        **(vars(fast) | {"longest": False})
+    )  # 4 of 10 tokens: fewer rows in each step, not fewer steps
+    assert seconds(mean)["sampling"] == pytest.approx(
+        20 * (weights + 0.4 * (logits + 8 * 10 * 2**20 * 5)) / 3.35e12, rel=1e-4
+    )
