@@ -256,9 +256,10 @@ def draw_last_accuracies(runs, groups, flags):
                     f"{kind}: each run with its 95 % interval, and the mean" if place == places[0] and not i else None
                 )
                 ax.plot(x, row[offset], color=style["color"], marker=style["marker"], linestyle="", label=label)
-    starts = {row["accuracy"] for run in runs for row in run.eval if row["step"] == 0 and "accuracy" in row}
-    if len(starts) == 1:
-        ax.axhline(*starts, color="0.4", linestyle=":", label="strict, before training")
+    starts = {run.group: number(row.get("accuracy")) for run in runs for row in run.eval if row["step"] == 0}
+    if starts:
+        starts = [starts.get(group, math.nan) for group in groups]
+        ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label="strict, before training")
     if is_scale:
         ax.set_xscale("log")
     ax.set_xticks(places, [group_label(group) for group in groups])
