@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Several updates on each batch of rollouts. Broad: epochs x batch, 40 iterations, and without the clip where it matters most, seed 0
-# (1 epoch with batches of 128 is the ablations' base). Focused: 200 iterations on policy and with 4 updates a batch, seed 0.
+# (1 epoch with batches of 128 is the ablations' base). Focused: 200 iterations at 3e-5, on policy and with 4 updates a batch, seed 0.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
@@ -14,5 +14,5 @@ for setting in "1 32" "2 128" "2 32" "4 128" "4 32"; do
     grpo "epochs${setting/ /_batch}" 40 $setting --eval_iterations 10
 done
 grpo epochs4_batch32_no_clip 40 4 32 --eval_iterations 10 --loss_type grpo_no_clip
-grpo long_epochs1_batch128 200 1 128
-grpo long_epochs2_batch64 200 2 64
+grpo long_epochs1_batch128 200 1 128 --learning_rate 3e-5
+grpo long_epochs2_batch64 200 2 64 --learning_rate 3e-5
