@@ -16,7 +16,7 @@ printf 'experiments/%s.sh\n' $studies | xargs -P 2 -n 1 bash
 
 # The figures: the commands that analysis.md prints, on the logs that are there.
 mkdir -p $logs/figures
-grep -E '^    python plotter\.py ' analysis.md | sed "s#^    python#$PYTHON#; s#experiments/#$logs/#g" | while read -r command; do
+grep -E '^    python plotter\.py .* --output experiments/figures/' analysis.md | sed "s#^    python#$PYTHON#; s#experiments/#$logs/#g" | while read -r command; do
     for folder in $(grep -o "$logs/[a-z0-9_]*/" <<<"$command"); do
         [ -d "$folder" ] || { echo "== left out, since $folder is not there: $command"; continue 2; }
     done

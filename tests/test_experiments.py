@@ -20,7 +20,9 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import scaling_law
 from wrong_steps import checked_steps
 
-COMMANDS = re.findall(r"^    python plotter\.py (.*)$", (ROOT / "analysis.md").read_text(), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^    python plotter\.py (.* --output experiments/figures/.*)$", (ROOT / "analysis.md").read_text(), re.MULTILINE
+)
 FIGURES = [re.search(r"--output (\S+)", command)[1] for command in COMMANDS]
 
 
