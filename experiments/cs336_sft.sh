@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # CS336's SFT problem: 128, 256, 512, 1,024 and all 10,000 gold examples; then the samples of a teacher, as they come, those of them
-# that are right, and as many drawn blindly. 4 epochs, 3 seeds (all 10,000: 1 epoch, seed 0).
+# that are right, and as many drawn blindly, with 3 seeds. 4 epochs (all 10,000: 1 epoch).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
@@ -17,8 +17,8 @@ for seed in $SEEDS; do
     fine_tune teacher_all $seed --train_file $TEACHER --num_examples 2048
     fine_tune teacher_right $seed --train_file $TEACHER --num_examples $right --filter_correct
     fine_tune teacher_as_many $seed --train_file $TEACHER --num_examples $right
-    for examples in 128 256 512 1024; do
-        fine_tune gold_$examples $seed --train_file $GOLD --num_examples $examples
-    done
+done
+for examples in 128 256 512 1024; do
+    fine_tune gold_$examples 0 --train_file $GOLD --num_examples $examples
 done
 fine_tune gold_10000 0 --train_file $GOLD --num_examples 10000 --epochs 1
