@@ -18,6 +18,7 @@ import math
 import os
 import random
 import re
+import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -227,6 +228,8 @@ async def use_endpoint(args, gold):
     options = {"max_tokens": args.max_completion_length} if args.max_completion_length else {}
     options |= {"temperature": args.temperature} if args.temperature is not None else {}
     read = partial(read_reply, prompt=PROMPTS[args.prompt])
+    # asyncio's own handler does not wake a loop that has just gone to sleep: Ctrl-C would wait for the next reply.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
     async with Endpoint(args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries) as endpoint:
         await endpoint.check()
         gold.show_bar()
@@ -341,7 +344,7 @@ def main(argv=None):
             asyncio.run(use_endpoint(args, gold))
     except (ValueError, OSError) as error:
         code, message = 2, f"error: {error}"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         code, message = 130, "interrupted: every finished attempt is on disk; start again to continue"
     if gold and gold.bar:
         gold.bar.close()
