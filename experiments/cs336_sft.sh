@@ -5,8 +5,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
 GOLD=$OUT/gold.jsonl TEACHER=$OUT/teacher.jsonl
+problems=2048
+[ -z "${QUICK:-}" ] || problems=256
 $PYTHON generate_gold.py --from_reference --dataset_name arithmetic --output $GOLD
-$PYTHON generate_gold.py --model_name tiny/3m --dataset_name arithmetic --num_problems 2048 --max_completion_length 96 --keep_incorrect --output $TEACHER
+$PYTHON generate_gold.py --model_name tiny/3m --dataset_name arithmetic --num_problems $problems --max_completion_length 96 --keep_incorrect --output $TEACHER
 right=$(grep -c '"correct": true' $TEACHER)
 fine_tune() { # NAME seed flags...
     local name=$1 seed=$2
@@ -14,7 +16,7 @@ fine_tune() { # NAME seed flags...
     run ${name}_seed$seed $PYTHON sft.py $DEMO_MODEL --epochs 4 --learning_rate 1e-4 --warmup_steps 3 --eval_updates 10000 --log_entropy --seed $seed "$@"
 }
 for seed in $SEEDS; do
-    fine_tune teacher_all $seed --train_file $TEACHER --num_examples 2048
+    fine_tune teacher_all $seed --train_file $TEACHER --num_examples $problems
     fine_tune teacher_right $seed --train_file $TEACHER --num_examples $right --filter_correct
     fine_tune teacher_as_many $seed --train_file $TEACHER --num_examples $right
 done
