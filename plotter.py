@@ -348,6 +348,8 @@ def main(argv=None):
     args = parse_args(argv)
     output = args.output or Path(args.log_dir[0], "training_plots.pdf")
     try:
+        if any(not 0 < accuracy <= 1 for accuracy in args.reach or []):
+            raise ValueError("--reach takes shares above 0 and at most 1, such as 0.5")
         runs = group_by(load_runs(args.log_dir), args.by)
         report = []
         with matplotlib.rc_context(STYLE):

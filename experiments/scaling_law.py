@@ -42,6 +42,8 @@ def likelihood_ratio(x, right, n):
 
 
 def main(paths, samples=2000):
+    if not paths:
+        raise ValueError("name the directories of runs that differ in size")
     runs, rng = group_by(load_runs(paths), ["parameters"]), np.random.default_rng(0)
     x = np.array([np.log10(run.group[0]) for run in runs])
     n = np.array([run.eval[-1]["n"] for run in runs])
@@ -61,4 +63,7 @@ def main(paths, samples=2000):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)

@@ -29,6 +29,8 @@ def checked_steps(text):
 
 
 def main(paths):
+    if not paths:
+        raise ValueError("name the transcripts to read: eval/step_*.jsonl of a run")
     for path in map(Path, paths):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         steps = [checked_steps(row["completion"]) for row in rows]
@@ -42,4 +44,7 @@ def main(paths):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)

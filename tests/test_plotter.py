@@ -364,6 +364,11 @@ def test_when_an_accuracy_was_first_reached(four_runs, capsys):
     assert output.exists()
 
 
+def test_an_accuracy_in_percent_is_refused(four_runs, capsys):
+    assert plotter.main(["--log_dir", *four_runs, "--reach", "50"]) == 2
+    assert capsys.readouterr().err == "error: --reach takes shares above 0 and at most 1, such as 0.5\n"
+
+
 def test_training_metrics_at_the_end_are_means_of_the_last_tenth(tmp_path):
     rows = [{"step": i, "loss": i, "kl": None if i == 25 else 1.0} for i in range(1, 26)]  # 25 / 10: the last three
     runs = run_logs.load_runs([write_run(tmp_path / "run", rows, [eval_row(0), eval_row(25, 0.5)])])
