@@ -12,9 +12,9 @@ for seed in $SEEDS; do
             rm -rf "$sft"
             echo "== $STUDY: SFT on $examples, seed $seed"
             $PYTHON sft.py $DEMO_MODEL --train_file $GOLD --num_examples $examples --epochs 4 --learning_rate 1e-4 --warmup_steps 3 \
-                --eval_updates 1000 --save_updates 1000 --seed $seed --output_dir "$sft" >/dev/null 2>&1
+                --eval_updates 1000 --save_updates 1000 --seed $seed --output_dir "$sft" >"$sft.log" 2>&1 || { cat "$sft.log"; exit 1; }
+            ln -sfn "$PWD/$(echo "$sft"/checkpoints/step_*)" $OUT/sft_$examples # one name for the models of all seeds
         fi
-        ln -sfn "$PWD/$(echo "$sft"/checkpoints/step_*)" $OUT/sft_$examples # one name for the models of all seeds
         run ${examples}_seed$seed $PYTHON main.py $DEMO --num_train_iters 40 --eval_iterations 5 --seed $seed --model_name $OUT/sft_$examples
     done
 done
