@@ -756,6 +756,7 @@ class Misbehaving:
 
     A request that failed is repeated by the client at once; an answered one that cannot be read is asked anew. Each may
     happen max_retries times: the same rule as the client's, so that this class can tell which stories must be missing.
+    What is repeated is known by its whole chat: one story may be asked about under two opening lines at the same time.
     """
 
     TROUBLE = {
@@ -770,14 +771,14 @@ class Misbehaving:
     def __init__(self, max_retries):
         self.random, self.max_retries, self.lock = random.Random(0), max_retries, threading.Lock()
         self.injected, self.given_up, self.asked = Counter(), Counter(), Counter()
-        self.failed = {}  # story: (failed requests in a row, unreadable replies in a row) of the asking under way
+        self.failed = {}  # chat: (failed requests in a row, unreadable replies in a row) of the asking under way
 
     def __call__(self, request):
-        story = story_in(request)
+        chat = json.dumps(request["messages"])
         with self.lock:
-            if story not in self.failed:
-                self.asked[story] += 1
-            requests, replies = self.failed.pop(story, (0, 0))
+            if chat not in self.failed:
+                self.asked[chat] += 1
+            requests, replies = self.failed.pop(chat, (0, 0))
             if self.random.random() >= 0.2:
                 return likes_vowels(request)
             kind = self.random.choice(list(self.TROUBLE))
@@ -787,9 +788,9 @@ class Misbehaving:
             else:
                 requests, replies = 0, replies + 1
             if max(requests, replies) > self.max_retries:
-                self.given_up[story] += 1
+                self.given_up[story_in(request)] += 1
             else:
-                self.failed[story] = requests, replies
+                self.failed[chat] = requests, replies
             return self.TROUBLE[kind]
 
 
