@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One change at a time to the demo's flags, 50 iterations, 3 seeds: baseline, length and std normalisation, prompt; learning rates with 2.
+# One change at a time to the demo's flags, 50 iterations, 3 seeds: baseline, length and std normalisation, prompt, learning rate.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
@@ -16,8 +16,6 @@ for seed in $SEEDS; do
     grpo no_std $seed --no-use_std_normalization
     grpo question_only $seed --prompt question_only --evaluator math
     grpo r1_zero $seed --prompt r1_zero --evaluator math
-done
-for seed in ${SEEDS% 2}; do
     for rate in 1e-5 3e-5 3e-4 1e-3; do
         grpo rate$rate $seed --learning_rate $rate
     done
