@@ -38,6 +38,12 @@ def init(device):
         sys.stdout = open(os.devnull, "w")
 
 
+def check_alone():
+    """Raise ValueError where torchrun has started several processes of a script that is made for one."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("this script runs as one process: start it with python, not with torchrun")
+
+
 def world_size():
     """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -14,7 +14,6 @@ go on: problems that are solved or out of attempts are skipped, those that got n
 import asyncio
 import fcntl
 import json
-import math
 import os
 import random
 import re
@@ -28,6 +27,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import flags
 import llms
 import utils
 from endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
@@ -305,18 +305,10 @@ def check_args(args):
     if args.api_model:
         get_api_key(args.base_url)
     zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]
-    zero_is_fine += ["max_completion_length"] if args.api_model else []
-    for name, value in vars(args).items():
-        low = 0 if name in zero_is_fine else 1e-9
-        if type(value) in (int, float) and not low <= value < math.inf:
-            raise ValueError(f"--{name} must be {'at least' if not low else 'more than'} 0, not {value}")
-    if args.dataset_name not in DATASETS:
-        raise ValueError(f"unknown data set {args.dataset_name!r}; known: {', '.join(DATASETS)}")
+    flags.check_numbers(args, zero_is_fine + ["max_completion_length"] * bool(args.api_model))
+    flags.check_names(args)
     args.prompt = args.prompt or DATASETS[args.dataset_name].default_prompt
     args.evaluator = args.evaluator or DATASETS[args.dataset_name].default_evaluator
-    for name, known in (("prompt", PROMPTS), ("evaluator", EVALUATORS)):
-        if getattr(args, name) not in known:
-            raise ValueError(f"unknown {name} {getattr(args, name)!r}; known: {', '.join(known)}")
 
 
 def choose_problems(args):

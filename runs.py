@@ -5,26 +5,21 @@
 
 import json
 import math
-import os
-import shutil
 import signal
+import subprocess
 import sys
 import time
-import zlib
+from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tqdm import tqdm
 
+import checkpoints
 import distributed
 import llms
 import utils
-
-LOGS = ("train_log.jsonl", "eval_log.jsonl")
-TRANSCRIPTS = ("rollouts", "eval")
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What a run writes after each step, and how it goes on from there
@@ -111,13 +106,27 @@ def say(text):
 
 def start(args, run):
     """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
-    if distributed.world_size() == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("this script runs as one process: start it with python, not with torchrun")
+    if distributed.world_size() == 1:  # it did not join others
+        distributed.check_alone()
     if distributed.is_main():
         args.output_dir.mkdir(parents=True, exist_ok=True)
-    utils.write_json(args.output_dir / "args.json", utils.run_description(args, run.model))
+    utils.write_json(args.output_dir / "args.json", run_description(args, run.model))
     if args.resume:
         resume(args, run)
+
+
+def run_description(args, model):
+    """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "args": vars(args),
+        "command": " ".join(sys.argv),
+        "commit": git.stdout.strip() or None,
+        "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
+        "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads(), "processes": distributed.world_size()},
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
 
 
 def progress_bar(args, run):
@@ -138,7 +147,7 @@ def save_iteration(args, run, step, metrics, examples, rollout, rewards, weights
     seconds = run.stages.flush()
     head = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
     tail = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
-    records = utils.completion_records(run.evaluator, examples, rollout, rewards, advantage=weights)
+    records = completion_records(run.evaluator, examples, rollout, rewards, advantage=weights)
     utils.write_jsonl(args.output_dir / "rollouts" / f"step_{step:06d}.jsonl", records)
     utils.append_jsonl(args.output_dir / "train_log.jsonl", head | metrics | tail | seconds)
     run.boundary = resumable_state(run)
@@ -199,7 +208,7 @@ def save_checkpoint(args, run):
         state["rng"] = distributed.gather([run.boundary["rng"]])
     accuracy = run.accuracy if run.evaluated_step == run.step else None
     if distributed.is_main():
-        write_checkpoint(
+        checkpoints.write(
             args.output_dir, run.step, run.model, run.tokenizer, state,
             weights=weights, accuracy=accuracy, keep=args.keep_checkpoints,
         )  # fmt: skip
@@ -217,20 +226,20 @@ def resumable_state(run):
 
 def resume(args, run):
     """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
-    found = distributed.from_main(find_checkpoint(args.output_dir) if distributed.is_main() else None)
+    found = distributed.from_main(checkpoints.find(args.output_dir) if distributed.is_main() else None)
     if found is None:
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
-        rewind(args.output_dir, -1, {})
+        checkpoints.rewind(args.output_dir, -1, {})
         return
     path, manifest = found
-    state = load_checkpoint(path, run.model, run.optimizer)
+    state = checkpoints.load(path, run.model, run.optimizer)
     if hasattr(run, "scheduler"):
         run.scheduler.load_state_dict(state["scheduler"])
     if "train_loader" in state:  # supervised fine-tuning draws from neither
         run.train_loader.load_state_dict(state["train_loader"])
         state["rng"] = resume_random_numbers(args, state["rng"], manifest["step"])
     llms.refresh_sampler(run.sampler, run.model)
-    rewind(args.output_dir, manifest["step"], manifest["log_sizes"])
+    checkpoints.rewind(args.output_dir, manifest["step"], manifest["log_sizes"])
     run.step, run.total_tokens, run.start = manifest["step"], state["total_tokens"], run.start - state["elapsed"]
     run.boundary = {name: state[name] for name in run.boundary}
     evaluations = distributed.from_main(utils.read_jsonl(args.output_dir / "eval_log.jsonl")[-1:])
@@ -250,120 +259,60 @@ def resume_random_numbers(args, states, step):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Checkpoints
+# What is logged of a batch of completions
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=None, keep=3):
-    """Write checkpoints/step_NNNNNN: a Hugging Face directory, the trainer's state, and a manifest, last.
-
-    All is written and synced under a temporary name, then renamed: a checkpoint is complete or absent. Then only the
-    newest `keep` and the one of the highest accuracy are kept. A full disk is said, and training goes on.
-
-    Args:
-        state: of types that `torch.load(weights_only=True)` reads: tensors, numbers, text, lists and dicts.
-        weights: of a sharded model, as llms.gather_state returns them; None: the model has them.
-    """
-    folder = Path(output_dir) / "checkpoints"
-    path, temporary = folder / f"step_{step:06d}", folder / f"step_{step:06d}.tmp"
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        model.save_pretrained(temporary, state_dict=weights)
-        tokenizer.save_pretrained(temporary)
-        torch.save(state, temporary / "trainer.pt")
-        checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
-        log_sizes = {name: _size(Path(output_dir) / name) for name in LOGS}
-        manifest = {"step": step, "accuracy": accuracy, "log_sizes": log_sizes, "crc32": checksums}
-        utils.write_json(temporary / "manifest.json", manifest)
-        for file in [*temporary.iterdir(), temporary]:
-            _sync(file)
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(temporary, path)
-        _sync(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library reports it
-        shutil.rmtree(temporary, ignore_errors=True)
-        print(f"warning: no checkpoint written at step {step} ({error}); the one before remains")
-        return None
-
-    kept = sorted(checkpoints(output_dir))
-    accuracies = {p: json.loads((p / "manifest.json").read_text("utf-8"))["accuracy"] for p in kept}
-    measured = [p for p in kept if accuracies[p] is not None]
-    best = [max(measured, key=accuracies.get)] if measured else []
-    for old in set(kept[:-keep]) - set(best):
-        shutil.rmtree(old)
-    return path
+def rollout_metrics(evaluator, rewards, rollout):
+    """What a rollout batch looks like: reward parts, accuracies, lengths, share cut at the maximum length."""
+    lengths = rollout.lengths.float().cpu()
+    correct = torch.tensor([detail["correct_strict"] for detail in rewards.details])
+    return evaluator.get_reward_breakdown(rewards) | {
+        "accuracy": correct.float().mean().item(),
+        "accuracy_flexible": sum(detail["correct_flexible"] for detail in rewards.details) / len(correct),
+        "response_length": lengths.mean().item(),
+        "response_length_correct": utils.masked_mean(lengths, correct).item(),
+        "response_length_incorrect": utils.masked_mean(lengths, ~correct).item(),
+        "truncated_fraction": (~rollout.finished).float().mean().item(),
+        "sampled_tokens": int(lengths.sum()),
+    }
 
 
-def checkpoints(output_dir):
-    """Paths of the checkpoints whose writing was finished, in no order."""
-    return [path.parent for path in Path(output_dir).glob("checkpoints/step_??????/manifest.json")]
+def format_and_answer_counts(details):
+    """How many completions have the required form and the right answer in it, the form alone, or neither."""
+    pairs = [(detail["format"], detail["correct_strict"]) for detail in details]
+    named = {"format1_answer1": (True, True), "format1_answer0": (True, False), "format0_answer0": (False, False)}
+    return {f"count/{name}": pairs.count(pair) for name, pair in named.items()}
 
 
-def find_checkpoint(output_dir):
-    """The newest intact checkpoint as (path, manifest), or None; damaged ones are said and passed over."""
-    for path in sorted(checkpoints(output_dir), reverse=True):
-        try:
-            manifest = json.loads((path / "manifest.json").read_text("utf-8"))
-            damaged = [name for name, crc in manifest["crc32"].items() if _crc32(path / name) != crc]
-        except (OSError, ValueError, KeyError) as error:
-            damaged = [str(error)]
-        if not damaged:
-            return path, manifest
-        print(f"checkpoint {path} is damaged ({', '.join(damaged)}); trying the one before")
-    return None
+def accuracy_by(column, examples, correct):
+    """{"accuracy_level/3": share correct, ...} over the values of a column; nothing where the data have none."""
+    groups = defaultdict(list)
+    for example, right in zip(examples, correct, strict=True):
+        if example.get(column) is not None:
+            groups[example[column]].append(right)
+    return {f"accuracy_{column}/{value}": sum(groups[value]) / len(groups[value]) for value in sorted(groups)}
 
 
-def load_checkpoint(path, model, optimizer=None):
-    """Put a checkpoint's weights and optimiser state into place and return the rest of the trainer's state.
-
-    The first process reads, and the others get from it what is theirs.
-    """
-    weights, state = {}, {}
-    if distributed.is_main():
-        for file in sorted(path.glob("*.safetensors")):
-            weights |= load_file(file)
-        tied = set(model.all_tied_weights_keys)  # saved once, under their other name
-        different = set(weights) ^ set(model.state_dict())
-        if different - tied:
-            raise ValueError(f"{path} holds other weights than the model of this run: {sorted(different - tied)}")
-        state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
-    optimizer_state = state.pop("optimizer", {})
-    llms.scatter_state(model, optimizer, weights, optimizer_state)
-    return distributed.from_main(state)
-
-
-def rewind(output_dir, step, log_sizes):
-    """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again."""
-    if not distributed.is_main():
-        return
-    for name in LOGS:
-        file = Path(output_dir) / name
-        if file.exists():
-            os.truncate(file, min(log_sizes.get(name, 0), _size(file)))
-    for folder in TRANSCRIPTS:
-        for file in Path(output_dir, folder).glob("step_*"):
-            if int(file.stem.removeprefix("step_")) > step:
-                file.unlink()
-
-
-def _size(path):
-    return path.stat().st_size if path.exists() else 0
-
-
-def _crc32(path):
-    crc = 0
-    with open(path, "rb") as file:
-        while block := file.read(2**24):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _sync(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def completion_records(evaluator, examples, rollout, rewards, **columns):
+    """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
+    total, records = evaluator.total(rewards), []
+    for i, (example, detail) in enumerate(zip(examples, rewards.details, strict=True)):
+        parts = dict(zip(evaluator.reward_names, rewards.per_function[i].tolist(), strict=True))
+        records.append(
+            {
+                "id": example["id"],
+                "prompt": example["prompt"],
+                "completion": rollout.texts[i],
+                "gold": example["answer"],
+            }
+            | {name: example[name] for name in ("level", "subject") if name in example}
+            | detail
+            | {f"rewards/{name}": value for name, value in parts.items()}
+            | {"reward": total[i], "length": rollout.lengths[i], "finished": rollout.finished[i]}
+            | {name: column[i] for name, column in columns.items()}
+        )
+    return records
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 
 import torch
 
+import distributed
 import llms
 import main
 import utils
@@ -239,6 +240,7 @@ def run_checks(args, run):
 def run(argv=None):
     args = main.parse_args(argv)
     try:
+        distributed.check_alone()
         prepared = main.setup(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import torch
 
 import distributed
+import flags
 import llms
 import main as grpo
 import runs
@@ -365,8 +366,8 @@ def parse_args(argv=None):
 def setup(args):
     """Model, data and examples, from the flags. Raises ValueError or OSError for what a user got wrong."""
     distributed.init(args.device)
-    grpo.check_numbers(args)
-    grpo.check_names(args)
+    flags.check_numbers(args)
+    flags.check_names(args)
     runs.check_output_dir(args)
     seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(
@@ -376,7 +377,7 @@ def setup(args):
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }
     train_loader, test_loader = get_dataloaders(args.dataset_name, tokenizer, **shared)
-    grpo.check_lengths(args, model, train_loader, test_loader)
+    flags.check_lengths(args, model, train_loader, test_loader)
     prompt = train_loader.prompt
     evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=prompt.name)
     examples = select_examples(read_gold(args.train_file, prompt.name), args, prompt, tokenizer, evaluator)

@@ -1,4 +1,4 @@
-"""Log-prob and mask mathematics, seeding, intervals, run logs and checkpoints: what every other room stands on.
+"""Log-prob and mask mathematics, micro-batches, seeds, intervals, log files: what every other room stands on.
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size, V vocabulary.
 """
@@ -8,13 +8,10 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -403,58 +400,6 @@ def write_jsonl(path, rows):
     os.replace(temporary, path)
 
 
-def rollout_metrics(evaluator, rewards, rollout):
-    """What a rollout batch looks like: reward parts, accuracies, lengths, share cut at the maximum length."""
-    lengths = rollout.lengths.float().cpu()
-    correct = torch.tensor([detail["correct_strict"] for detail in rewards.details])
-    return evaluator.get_reward_breakdown(rewards) | {
-        "accuracy": correct.float().mean().item(),
-        "accuracy_flexible": sum(detail["correct_flexible"] for detail in rewards.details) / len(correct),
-        "response_length": lengths.mean().item(),
-        "response_length_correct": masked_mean(lengths, correct).item(),
-        "response_length_incorrect": masked_mean(lengths, ~correct).item(),
-        "truncated_fraction": (~rollout.finished).float().mean().item(),
-        "sampled_tokens": int(lengths.sum()),
-    }
-
-
-def format_and_answer_counts(details):
-    """How many completions have the required form and the right answer in it, the form alone, or neither."""
-    pairs = [(detail["format"], detail["correct_strict"]) for detail in details]
-    named = {"format1_answer1": (True, True), "format1_answer0": (True, False), "format0_answer0": (False, False)}
-    return {f"count/{name}": pairs.count(pair) for name, pair in named.items()}
-
-
-def accuracy_by(column, examples, correct):
-    """{"accuracy_level/3": share correct, ...} over the values of a column; nothing where the data have none."""
-    groups = defaultdict(list)
-    for example, right in zip(examples, correct, strict=True):
-        if example.get(column) is not None:
-            groups[example[column]].append(right)
-    return {f"accuracy_{column}/{value}": sum(groups[value]) / len(groups[value]) for value in sorted(groups)}
-
-
-def completion_records(evaluator, examples, rollout, rewards, **columns):
-    """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
-    total, records = evaluator.total(rewards), []
-    for i, (example, detail) in enumerate(zip(examples, rewards.details, strict=True)):
-        parts = dict(zip(evaluator.reward_names, rewards.per_function[i].tolist(), strict=True))
-        records.append(
-            {
-                "id": example["id"],
-                "prompt": example["prompt"],
-                "completion": rollout.texts[i],
-                "gold": example["answer"],
-            }
-            | {name: example[name] for name in ("level", "subject") if name in example}
-            | detail
-            | {f"rewards/{name}": value for name, value in parts.items()}
-            | {"reward": total[i], "length": rollout.lengths[i], "finished": rollout.finished[i]}
-            | {name: column[i] for name, column in columns.items()}
-        )
-    return records
-
-
 def sum_metrics(shares):
     """Metrics of one update from its shares: sums, but the least _min and the greatest _max."""
     merged = {}
@@ -481,20 +426,6 @@ def write_json(path, value):
     temporary = Path(path).with_suffix(".tmp")
     temporary.write_text(json.dumps(_jsonable(value), indent=2, default=str) + "\n", "utf-8")
     os.replace(temporary, path)
-
-
-def run_description(args, model):
-    """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "args": vars(args),
-        "command": " ".join(sys.argv),
-        "commit": git.stdout.strip() or None,
-        "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
-        "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads(), "processes": distributed.world_size()},
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
 
 
 class ArgumentParser(argparse.ArgumentParser):

@@ -16,6 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import flags  # noqa: E402
 import llms  # noqa: E402
 import main as grpo  # noqa: E402
 import runs  # noqa: E402
@@ -56,8 +57,8 @@ def parse_args(argv=None):
 
 def setup(args):
     """Model, data and evaluator, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    grpo.check_numbers(args)
-    grpo.check_names(args)
+    flags.check_numbers(args)
+    flags.check_names(args)
     runs.check_output_dir(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
@@ -65,7 +66,7 @@ def setup(args):
         name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
     }
     train_loader, test_loader = get_dataloaders(args.dataset_name, tokenizer, **shared)
-    grpo.check_lengths(args, model, train_loader, test_loader)
+    flags.check_lengths(args, model, train_loader, test_loader)
     name = args.evaluator or train_loader.default_evaluator
     return SimpleNamespace(
         model=model, sampler=llms.get_sampler(model), tokenizer=tokenizer, train_loader=train_loader,
@@ -90,7 +91,7 @@ def expert_iteration(args, run):
             for example, text, detail in zip(repeated, rollout.texts, rewards.details, strict=True)
             if detail["correct_strict"]
         ]
-        records = utils.completion_records(run.evaluator, repeated, rollout, rewards)
+        records = runs.completion_records(run.evaluator, repeated, rollout, rewards)
         utils.write_jsonl(args.output_dir / "rollouts" / f"step_{ei_step:06d}.jsonl", records)
         print(f"expert iteration {ei_step}: {len(kept)} of {len(repeated)} completions are right and kept")
         if kept:

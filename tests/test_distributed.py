@@ -17,11 +17,11 @@ import torch
 from conftest import ROOT, VOCAB, LettersEvaluator, model_folder, ragged_batch, random_model, rollout_of, run_flags  # noqa: F401
 from test_runs import assert_same_run
 
+import checkpoints
 import distributed
 import evaluator
 import llms
 import main
-import runs
 import sft
 import utils
 
@@ -306,7 +306,7 @@ def test_a_job_ends_when_one_process_does_and_can_be_resumed(end, whole_run, mod
     assert process.returncode != 0
     stopped = re.search(r"stopped by SIGTERM after step (\d)", output)
     assert output.count("stopped by") == (end == "told to stop"), output[-2000:]
-    _, manifest = runs.find_checkpoint(tmp_path / "run")
+    _, manifest = checkpoints.find(tmp_path / "run")
     assert manifest["step"] == (int(stopped[1]) if stopped else 2)
     assert f"continuing after step {manifest['step']} " in finished(launch(2, __file__, "run", *flags, "--resume"))
     assert_same_run(tmp_path / "run", whole_run, 6)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, random_model, run_flags, run_script, small_tokenizer
 
+import checkpoints
 import main
 import runs
 import utils
@@ -68,7 +69,7 @@ def killed_run(flags, output_dir, kills, last_step, generator, script="main.py")
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     after_checkpoint = 0
     for attempt in range(kills + 1):
-        newest = max([int(p.name[5:]) for p in runs.checkpoints(output_dir)], default=0)
+        newest = max([int(p.name[5:]) for p in checkpoints.finished(output_dir)], default=0)
         resume = ["--resume"] if (output_dir / "args.json").exists() else []
         process = subprocess.Popen(
             command + resume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1, env=environment
@@ -89,7 +90,7 @@ def killed_run(flags, output_dir, kills, last_step, generator, script="main.py")
         process.kill()
         process.stdout.close()
         assert process.wait() == -signal.SIGKILL, f"attempt {attempt}: ended before it was killed"
-        after_checkpoint += any(runs.checkpoints(output_dir))
+        after_checkpoint += any(checkpoints.finished(output_dir))
 
 
 def check_kill_and_resume(tmp_path, kills, at_least, **flags):
@@ -171,7 +172,7 @@ def test_sigterm_saves_and_leaves_wherever_it_comes(target, call, step, tmp_path
     assert process.returncode == 130, process.stderr
     assert process.stderr.strip().splitlines()[-1].startswith(f"stopped by SIGTERM after step {step};")
     assert "Traceback" not in process.stderr
-    path, manifest = runs.find_checkpoint(tmp_path / "stopped")
+    path, manifest = checkpoints.find(tmp_path / "stopped")
     assert manifest["step"] == step
     assert main.main([*flags, "--resume"]) == 0
     assert_same_run(tmp_path / "stopped", whole_run, 4)
@@ -188,14 +189,14 @@ def test_full_disk_keeps_the_checkpoint_before_and_says_so(tmp_path, model_folde
 
 
 def saved(folder, step, **kwargs):
-    return runs.write_checkpoint(folder, step, random_model(step), small_tokenizer(), {"step": step}, **kwargs)
+    return checkpoints.write(folder, step, random_model(step), small_tokenizer(), {"step": step}, **kwargs)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
 def test_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path, capsys):
     saved(tmp_path, 2)
     newest = saved(tmp_path, 4)
-    assert runs.find_checkpoint(tmp_path)[0] == newest
+    assert checkpoints.find(tmp_path)[0] == newest
     weights = newest / "model.safetensors"
     if damage == "truncate":
         os.truncate(weights, weights.stat().st_size // 2)
@@ -207,11 +208,11 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path, capsy
         (newest / "trainer.pt").unlink()
     else:
         (newest / "manifest.json").write_text("{")
-    path, manifest = runs.find_checkpoint(tmp_path)
+    path, manifest = checkpoints.find(tmp_path)
     assert path.name == "step_000002" and manifest["step"] == 2
     assert f"checkpoint {newest} is damaged" in capsys.readouterr().out
     model = random_model(0)
-    assert runs.load_checkpoint(path, model) == {"step": 2}
+    assert checkpoints.load(path, model) == {"step": 2}
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), random_model(2).parameters(), strict=True))
 
 
@@ -219,7 +220,7 @@ def test_half_written_checkpoint_is_not_seen(tmp_path):
     saved(tmp_path, 2)
     (tmp_path / "checkpoints" / "step_000004.tmp").mkdir()
     (tmp_path / "checkpoints" / "step_000004.tmp" / "manifest.json").write_text("{}")
-    assert runs.find_checkpoint(tmp_path)[0].name == "step_000002"
+    assert checkpoints.find(tmp_path)[0].name == "step_000002"
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
@@ -320,5 +321,5 @@ def test_logs_hold_no_secret(tmp_path, model_folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     monkeypatch.setenv("HF_TOKEN", "hf-very-secret")
     args = main.parse_args(run_flags(model_folder, tmp_path))
-    assert "very-secret" not in json.dumps(utils.run_description(args, random_model()), default=str)
-    assert utils.run_description(SimpleNamespace(a=1), random_model())["args"] == {"a": 1}
+    assert "very-secret" not in json.dumps(runs.run_description(args, random_model()), default=str)
+    assert runs.run_description(SimpleNamespace(a=1), random_model())["args"] == {"a": 1}

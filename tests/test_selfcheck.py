@@ -130,3 +130,9 @@ def test_the_command_line():
     assert good.returncode == 0, good.stdout + good.stderr
     assert good.stdout.splitlines()[-1] == f"{len(selfcheck.CHECKS)} of {len(selfcheck.CHECKS)} checks hold"
     assert selfcheck.run(["--model_name", "./absent"]) == 2
+
+
+def test_several_processes_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert selfcheck.run([]) == 2
+    assert "start it with python, not with torchrun" in capsys.readouterr().err

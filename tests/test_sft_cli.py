@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, run_script
 from test_runs import DRIVER, TINY, assert_same_run, killed_run
 
-import runs
+import checkpoints
 import sft
 import utils
 from evaluator import get_evaluator
@@ -96,7 +96,7 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, tmp_path):
         18,
         20,
     ]
-    assert runs.find_checkpoint(tmp_path / "run")[1]["step"] == 20
+    assert checkpoints.find(tmp_path / "run")[1]["step"] == 20
 
 
 def check_kill_and_resume(gold_file, tmp_path, kills, at_least):

@@ -1,0 +1,130 @@
+"""Checkpoints: written whole or not at all, checked when read, and the logs cut back to them."""
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+import distributed
+import llms
+import utils
+
+LOGS = ("train_log.jsonl", "eval_log.jsonl")
+TRANSCRIPTS = ("rollouts", "eval")
+
+
+def write(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=None, keep=3):
+    """Write checkpoints/step_NNNNNN: a Hugging Face directory, the trainer's state, and a manifest, last.
+
+    All is written and synced under a temporary name, then renamed: a checkpoint is complete or absent. Then only the
+    newest `keep` and the one of the highest accuracy are kept. A full disk is said, and training goes on.
+
+    Args:
+        state: of types that `torch.load(weights_only=True)` reads: tensors, numbers, text, lists and dicts.
+        weights: of a sharded model, as llms.gather_state returns them; None: the model has them.
+    """
+    folder = Path(output_dir) / "checkpoints"
+    path, temporary = folder / f"step_{step:06d}", folder / f"step_{step:06d}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary, state_dict=weights)
+        tokenizer.save_pretrained(temporary)
+        torch.save(state, temporary / "trainer.pt")
+        checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
+        log_sizes = {name: _size(Path(output_dir) / name) for name in LOGS}
+        manifest = {"step": step, "accuracy": accuracy, "log_sizes": log_sizes, "crc32": checksums}
+        utils.write_json(temporary / "manifest.json", manifest)
+        for file in [*temporary.iterdir(), temporary]:
+            _sync(file)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+        _sync(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library reports it
+        shutil.rmtree(temporary, ignore_errors=True)
+        print(f"warning: no checkpoint written at step {step} ({error}); the one before remains")
+        return None
+
+    kept = sorted(finished(output_dir))
+    accuracies = {p: json.loads((p / "manifest.json").read_text("utf-8"))["accuracy"] for p in kept}
+    measured = [p for p in kept if accuracies[p] is not None]
+    best = [max(measured, key=accuracies.get)] if measured else []
+    for old in set(kept[:-keep]) - set(best):
+        shutil.rmtree(old)
+    return path
+
+
+def finished(output_dir):
+    """Paths of the checkpoints whose writing was finished, in no order."""
+    return [path.parent for path in Path(output_dir).glob("checkpoints/step_??????/manifest.json")]
+
+
+def find(output_dir):
+    """The newest intact checkpoint as (path, manifest), or None; damaged ones are said and passed over."""
+    for path in sorted(finished(output_dir), reverse=True):
+        try:
+            manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+            damaged = [name for name, crc in manifest["crc32"].items() if _crc32(path / name) != crc]
+        except (OSError, ValueError, KeyError) as error:
+            damaged = [str(error)]
+        if not damaged:
+            return path, manifest
+        print(f"checkpoint {path} is damaged ({', '.join(damaged)}); trying the one before")
+    return None
+
+
+def load(path, model, optimizer=None):
+    """Put a checkpoint's weights and optimiser state into place and return the rest of the trainer's state.
+
+    The first process reads, and the others get from it what is theirs.
+    """
+    weights, state = {}, {}
+    if distributed.is_main():
+        for file in sorted(path.glob("*.safetensors")):
+            weights |= load_file(file)
+        tied = set(model.all_tied_weights_keys)  # saved once, under their other name
+        different = set(weights) ^ set(model.state_dict())
+        if different - tied:
+            raise ValueError(f"{path} holds other weights than the model of this run: {sorted(different - tied)}")
+        state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+    optimizer_state = state.pop("optimizer", {})
+    llms.scatter_state(model, optimizer, weights, optimizer_state)
+    return distributed.from_main(state)
+
+
+def rewind(output_dir, step, log_sizes):
+    """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again."""
+    if not distributed.is_main():
+        return
+    for name in LOGS:
+        file = Path(output_dir) / name
+        if file.exists():
+            os.truncate(file, min(log_sizes.get(name, 0), _size(file)))
+    for folder in TRANSCRIPTS:
+        for file in Path(output_dir, folder).glob("step_*"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
+
+
+def _size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def _crc32(path):
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(2**24):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,160 @@
+"""main.py's flags, and what is wrong with them: one clear line each, before anything is loaded or written."""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+
+import distributed
+import judges
+import utils
+from evaluator import EVALUATORS
+from rl_datasets import DATASETS, PROMPTS
+
+LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline")
+
+
+def parse_args(argv=None):
+    parser = utils.ArgumentParser(description="Train a language model with GRPO.")
+    add = parser.add_argument_group("model").add_argument
+    add("--model_name", default="Qwen/Qwen2-0.5B-Instruct", help="hub name or directory with safetensors weights")
+    add(
+        "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
+    )
+
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
+    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
+    add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
+    add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
+    add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
+
+    add = parser.add_argument_group("rollout").add_argument
+    add("--rollout_batch_size", type=int, default=256, help="sequences sampled per iteration: prompts x group_size")
+    add("--group_size", type=int, default=8, help="completions per prompt")
+    add("--temperature", type=float, default=1.0, help="of sampling and of the log-probs in the loss")
+    add("--max_completion_length", type=int, default=512, help="tokens")
+    add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time: bounds the memory of the cache")
+    add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
+
+    add = parser.add_argument_group("loss").add_argument
+    add("--loss_type", default="grpo_clip", choices=LOSS_TYPES, help="form of the policy term")
+    add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
+    add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
+    add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
+    add("--length_normalization", default="masked_mean", choices=utils.LENGTH_NORMALIZATIONS, help="mean over tokens")
+    add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
+    add("--advantage_eps", type=float, default=1e-6, help="added to the std")
+    add("--mask_truncated_completions", action="store_true", help="no loss on completions cut at the maximum length")
+    add("--importance_cap", type=float, help="weight tokens by min(policy / sampler probability, cap) (default: off)")
+
+    add = parser.add_argument_group("optimisation").add_argument
+    add("--num_train_iters", type=int, default=1000, help="rollout batches")
+    add("--epochs_per_rollout_batch", type=int, default=1, help="passes over each rollout batch; more is off-policy")
+    add("--train_batch_size", type=int, help="sequences per optimiser step (default: rollout_batch_size)")
+    add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass: memory only, not the gradient")
+    add("--learning_rate", type=float, default=1e-6, help="peak, constant after the warm-up")
+    add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
+    add("--weight_decay", type=float, default=0.0)
+    add("--adam_beta1", type=float, default=0.9)
+    add("--adam_beta2", type=float, default=0.95)
+    add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
+
+    judges.add_flags(parser)
+
+    add = parser.add_argument_group("evaluation and output").add_argument
+    add("--eval_iterations", type=int, default=100, help="evaluate every so many iterations, and first and last")
+    add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
+    add("--eval_temperature", type=float, default=0.0, help="0 is greedy")
+    add("--eval_samples", type=int, default=1, help="completions per test problem; several give pass@k")
+    add("--eval_only", action="store_true", help="evaluate the model and stop")
+    add("--save_iterations", type=int, default=100, help="checkpoint every so many iterations, and last")
+    add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
+    add("--resume", action="store_true", help="continue the run in output_dir; give the run's own flags again")
+    add("--output_dir", type=Path, default=Path("output/grpo"), help="logs, transcripts, checkpoints; must hold no run")
+
+    add = parser.add_argument_group("runtime").add_argument
+    add(
+        "--max_kl",
+        type=float,
+        default=3.0,
+        help="nats; a mean KL above it 3 times in a row ends the run as diverged",
+    )
+    add("--seed", type=int, default=0)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
+    args = parser.parse_args(argv)
+    args.train_batch_size = args.train_batch_size or args.rollout_batch_size
+    return args
+
+
+ZERO_IS_FINE = (
+    "seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature", *judges.ZERO_IS_FINE
+)  # fmt: skip
+BELOW = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
+
+
+def check_numbers(args, zero_is_fine=ZERO_IS_FINE):
+    """Raise ValueError for a number out of range."""
+    for name, value in vars(args).items():
+        if type(value) not in (int, float):
+            continue
+        if not (0 < value < math.inf or value == 0 and name in zero_is_fine):
+            raise ValueError(f"--{name} must be {'at least' if name in zero_is_fine else 'more than'} 0, not {value}")
+        if name in BELOW and value >= BELOW[name]:
+            raise ValueError(f"--{name} must be below {BELOW[name]}, not {value}")
+    if getattr(args, "eval_size", None) and args.eval_size < distributed.world_size():
+        raise ValueError(f"--eval_size {args.eval_size} is less than one problem for each process")
+
+
+def check_lengths(args, model, *loaders):
+    """Raise ValueError where a prompt and its completion can be longer than what the model was made for."""
+    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
+    longest = max(loader.longest_prompt for loader in loaders)
+    if longest + args.max_completion_length > positions:
+        raise ValueError(
+            f"--max_completion_length {args.max_completion_length}: the model has {positions:,} positions, of which the"
+            f" longest prompt takes {longest}; lower it, or lower --max_prompt_length"
+        )
+
+
+def check_names(args):
+    """Raise ValueError for a name that is not known, with those that are."""
+    known_names = {
+        "dataset_name": ("data set", DATASETS),
+        "evaluator": ("evaluator", EVALUATORS),
+        "prompt": ("prompt", PROMPTS),
+    }
+    for flag, (what, known) in known_names.items():
+        name = getattr(args, flag)
+        if name is not None and name not in known:
+            raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+    try:
+        usable = torch.device(args.device).type != "cuda" or torch.cuda.is_available()
+    except RuntimeError:
+        usable = False
+    if not usable:
+        raise ValueError(f"--device {args.device} cannot be used here; use cpu{', cuda' * torch.cuda.is_available()}")
+
+
+def check_batches(args):
+    """Raise ValueError for batch sizes that do not divide each other, with some that do."""
+    rollouts, batch, processes = args.rollout_batch_size, args.train_batch_size, distributed.world_size()
+    group = args.group_size * processes  # a group for each process
+    times = f" times {processes} processes" if processes > 1 else ""
+    if rollouts % group:
+        raise ValueError(
+            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {args.group_size}{times};"
+            f" {max(1, rollouts // group) * group} or {(rollouts // group + 1) * group} would be"
+        )
+    if batch > rollouts or rollouts % batch or batch % group:
+        fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]
+        raise ValueError(
+            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of"
+            f" {args.group_size}{times}: one of {', '.join(fitting)}"
+        )
+    if args.group_size == 1 and args.loss_type != "no_baseline":
+        raise ValueError(
+            "--group_size 1 has no group to compare with: every advantage would be 0; use"
+            " --loss_type no_baseline, or a group_size of at least 2"
+        )
