@@ -44,7 +44,7 @@ def write(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=N
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
         _sync(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library reports it
+    except (OSError, RuntimeError, SafetensorError) as error:  # mostly a full disk, as each library reports it
         shutil.rmtree(temporary, ignore_errors=True)
         print(f"warning: no checkpoint written at step {step} ({error}); the one before remains")
         return None

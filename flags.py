@@ -1,4 +1,4 @@
-"""main.py's flags, and what is wrong with them: one clear line each, before anything is loaded or written."""
+"""main.py's flags, and what is wrong with them: one clear line each, before anything is written."""
 
 import argparse
 import math
@@ -39,15 +39,25 @@ def parse_args(argv=None):
     add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
 
     add = parser.add_argument_group("loss").add_argument
-    add("--loss_type", default="grpo_clip", choices=LOSS_TYPES, help="form of the policy term")
+    add(
+        "--loss_type",
+        default="grpo_clip",
+        choices=LOSS_TYPES,
+        help="clipped ratio x advantage, unclipped, log-prob x advantage, log-prob x reward",
+    )
     add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
     add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
     add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
-    add("--length_normalization", default="masked_mean", choices=utils.LENGTH_NORMALIZATIONS, help="mean over tokens")
+    add(
+        "--length_normalization",
+        default="masked_mean",
+        choices=utils.LENGTH_NORMALIZATIONS,
+        help="per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens",
+    )
     add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
     add("--advantage_eps", type=float, default=1e-6, help="added to the std")
     add("--mask_truncated_completions", action="store_true", help="no loss on completions cut at the maximum length")
-    add("--importance_cap", type=float, help="weight tokens by min(policy / sampler probability, cap) (default: off)")
+    add("--importance_cap", type=float, help="weight tokens by min(p_old / p_sampler, cap) (default: off)")
 
     add = parser.add_argument_group("optimisation").add_argument
     add("--num_train_iters", type=int, default=1000, help="rollout batches")
@@ -56,9 +66,9 @@ def parse_args(argv=None):
     add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass: memory only, not the gradient")
     add("--learning_rate", type=float, default=1e-6, help="peak, constant after the warm-up")
     add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
-    add("--weight_decay", type=float, default=0.0)
-    add("--adam_beta1", type=float, default=0.9)
-    add("--adam_beta2", type=float, default=0.95)
+    add("--weight_decay", type=float, default=0.0, help="of AdamW")
+    add("--adam_beta1", type=float, default=0.9, help="decay of the mean gradient")
+    add("--adam_beta2", type=float, default=0.95, help="decay of the mean squared gradient")
     add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
 
     judges.add_flags(parser)
@@ -81,10 +91,11 @@ def parse_args(argv=None):
         default=3.0,
         help="nats; a mean KL above it 3 times in a row ends the run as diverged",
     )
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of data order and sampling")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
     args = parser.parse_args(argv)
-    args.train_batch_size = args.train_batch_size or args.rollout_batch_size
+    if args.train_batch_size is None:
+        args.train_batch_size = args.rollout_batch_size
     return args
 
 
@@ -119,7 +130,7 @@ def check_lengths(args, model, *loaders):
 
 
 def check_names(args):
-    """Raise ValueError for a name that is not known, with those that are."""
+    """Raise ValueError for a name that is not known, with those that are, or a device that cannot be used."""
     known_names = {
         "dataset_name": ("data set", DATASETS),
         "evaluator": ("evaluator", EVALUATORS),

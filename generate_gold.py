@@ -290,7 +290,7 @@ def parse_args(argv=None):
     add = parser.add_argument_group("output and runtime").add_argument
     add("--output", type=Path, default=Path("gold.jsonl"), help="appended to; start again to continue")
     add("--keep_incorrect", action="store_true", help='keep the other attempts here too, marked "correct": false')
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the problems' order and of a local model's sampling")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of a local model")
     return parser.parse_args(argv)
 

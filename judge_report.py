@@ -185,7 +185,7 @@ def make(args, run, sample, num_prompts=8):
     if distributed.is_main():
         examples = run.train_loader.examples[:num_prompts]
         with utils.isolated_seed(args.seed):
-            rollout = sample(run, args, examples, num_samples=args.group_size, temperature=args.temperature)
+            rollout = sample(args, run, examples, num_samples=args.group_size, temperature=args.temperature)
         prompts = [example["question"] for example in examples for _ in range(args.group_size)]
         report = measure(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
         print("\n".join(lines(report)))

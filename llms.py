@@ -60,7 +60,8 @@ def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False)
             f"--model_name {model_name}: cannot be loaded. Give a directory with safetensors weights, or the name of a"
             f" model on a hub that this machine can reach. ({reason})"
         ) from error
-    if getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_scaling", 1) != 1:
+    rescaling = ("logits_scaling", "logit_scale", "lm_head_multiplier")  # of Granite, Cohere, Falcon-H1
+    if getattr(config, "final_logit_softcapping", None) or any(getattr(config, name, 1) != 1 for name in rescaling):
         raise ValueError(f"--model_name {model_name}: models that rescale their logits are not supported")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         known = model.get_input_embeddings().num_embeddings
@@ -270,7 +271,10 @@ def generate(
         turn = order[start : start + per_turn]
         ids, mask = _left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
         rows = torch.tensor([i * num_samples + j for i in turn for j in range(num_samples)], device=device)
-        _decode(model, ids, mask, rows, num_samples, temperature, stop, out)
+        with utils.autocast(
+            device if model.dtype == torch.float32 else "cpu"
+        ):  # as the loss; a bfloat16 copy needs none
+            _decode(model, ids, mask, rows, num_samples, temperature, stop, out)
         if progress:
             progress(len(rows))
     model.train(was_training)

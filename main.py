@@ -3,13 +3,18 @@
 `train` is the algorithm: 1 sample groups of completions, 2 reward them, 3 turn rewards into advantages, 4 keep the old
 and reference log-probs, 5 compute the loss, 6 step, 7 log. `compute_loss` and its parts follow, then evaluation, setup.
 
-Where this departs from the paper, and the flag that restores it:
-  1. One update per rollout batch, so the ratio is 1 and the clip idle: --epochs_per_rollout_batch, --train_batch_size.
-  2. The reward is computed by rules, or by a judge, not by a trained reward model: --evaluator names a class.
-  3. The reference stays the initial policy; the paper's iterative variant renews it: start again from a checkpoint.
-  4. The standard deviation of a group is unbiased, and a group of equal rewards has advantage exactly 0.
+Where this departs from the paper, and the flag that restores its way, where there is one:
+  1. The reward is computed by rules, or by a judge, not by a trained reward model: --evaluator names a class.
+  2. Rewards are for whole completions (outcome supervision); the paper's process supervision is not here.
+  3. The reference stays the initial policy; the paper's iterative variant renews it: --model_name with a checkpoint
+     of the last run, and a new --output_dir.
+  4. The standard deviation of a group is over n - 1, and a group of equal rewards has advantage exactly 0.
   5. On CUDA a bfloat16 copy of the float32 weights samples, refreshed after each update; `sampling_logp_gap` is logged:
      --sampling_dtype float32 samples from the weights themselves, --importance_cap corrects for the gap.
+As in the paper's runs there is one update per rollout batch, so the ratio is 1 and the clip idle; its general form (mu
+updates) is --epochs_per_rollout_batch and --train_batch_size.
+
+A step of a run, as logged, is one iteration: one rollout batch, with one or several optimiser steps.
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N rewards of a rollout batch.
 """
@@ -40,16 +45,16 @@ from rl_datasets import get_dataloaders
 def train(args, run):
     """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
     if args.eval_only:
-        metrics, records = evaluate(run, args)
+        metrics, records = evaluate(args, run)
         runs.save_evaluation(args, run, metrics, records)
         return runs.print_categories(args, metrics)
     if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
-        runs.save_evaluation(args, run, *evaluate(run, args))
+        runs.save_evaluation(args, run, *evaluate(args, run))
     for step in runs.progress_bar(args, run):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
             mine = distributed.share(examples)  # of several processes each takes some
-            rollout = sample(run, args, mine, num_samples=args.group_size, temperature=args.temperature)
+            rollout = sample(args, run, mine, num_samples=args.group_size, temperature=args.temperature)
 
         with run.stages("reward"):  # 2. one weighted reward per completion
             repeated = [example for example in examples for _ in range(args.group_size)]
@@ -61,7 +66,7 @@ def train(args, run):
         advantages, metrics = compute_group_normalized_rewards(
             total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
-        weights = total if args.loss_type == "no_baseline" else advantages  # (N,)
+        weights = total if args.loss_type == "no_baseline" else advantages  # (N,) what multiplies the log-probs
         my_weights = distributed.share(weights).to(args.device)
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
@@ -73,7 +78,7 @@ def train(args, run):
         taken = []
         for rows in updates:  # a single one when on-policy
             with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
-                loss_metrics = accumulate_gradient(run, args, rollout, my_weights, rows, old_logps, ref_logps)
+                loss_metrics = accumulate_gradient(args, run, rollout, my_weights, rows, old_logps, ref_logps)
             run.interrupts.hold()  # once the weights move, an iteration is finished before the run may stop
             with run.stages("step"):  # 6. one optimiser step
                 taken.append(loss_metrics | take_step(args, run, loss_metrics["loss"]))
@@ -83,7 +88,7 @@ def train(args, run):
         runs.save_iteration(args, run, step, metrics, repeated, sampled, rewards, weights)
         run.interrupts.release()
         if is_due(step, args.eval_iterations, args):
-            runs.save_evaluation(args, run, *evaluate(run, args))
+            runs.save_evaluation(args, run, *evaluate(args, run))
         if is_due(step, args.save_iterations, args):
             runs.save_checkpoint(args, run)
 
@@ -93,7 +98,7 @@ def is_due(step, every, args):
     return step % every == 0 or step == args.num_train_iters
 
 
-def sample(run, args, examples, num_samples, temperature, progress=None):
+def sample(args, run, examples, num_samples, temperature, progress=None):
     """num_samples completions of each example's prompt: a Rollout of len(examples) * num_samples rows."""
     return llms.generate(
         run.sampler,
@@ -116,7 +121,7 @@ def reward(evaluator, examples, rollout):
 def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, normalize_by_std=True):
     """(r - mean) / (std + eps) within each group of group_size consecutive rewards; not divided unless by std.
 
-    The standard deviation is unbiased (over n - 1). A group whose rewards are all equal, or with fewer than two, has
+    The standard deviation is over n - 1. A group whose rewards are all equal, or with fewer than two, has
     advantage exactly 0. A missing reward (NaN) counts in no mean or std and has advantage NaN.
 
     Args:
@@ -145,7 +150,7 @@ def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, no
     return advantages.view(-1), metadata
 
 
-def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_logps=None):
+def accumulate_gradient(args, run, rollout, weights, rows, old_logps=None, ref_logps=None):
     """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
 
     Denominators are those of the whole update, over all processes, so that shares of loss, gradient and metrics simply
@@ -160,7 +165,7 @@ def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_l
     useful = torch.ones_like(counted) if args.beta else weights[rows].nan_to_num() != 0
     rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
 
-    weights = torch.nn.functional.pad(weights, (0, 1), value=torch.nan)  # row -1, an idle pass, counts nothing
+    weights = torch.nn.functional.pad(weights, (0, 1), value=torch.nan)  # row -1, see Rollout.micro_batches
     shares = []
     for part, batch, group_size in rollout.micro_batches(rows, args.group_size, args.micro_batch_tokens):
         C = batch.completion_ids.shape[1]
@@ -179,8 +184,14 @@ def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_l
                 sampled_per_token_logps=batch.sampled_logps,
                 num_sequences=num_sequences,
                 num_tokens=num_tokens,
+                temperature=args.temperature,
+                beta=args.beta,
+                loss_type=args.loss_type,
+                cliprange=args.cliprange,
+                cliprange_high=args.cliprange_high,
+                length_normalization=args.length_normalization,
                 normalization_constant=args.max_completion_length,
-                **{name: getattr(args, name) for name in LOSS_FLAGS},
+                importance_cap=args.importance_cap,
             )
         loss.backward()
         trained_tokens = int(loss_mask[part, :C][~weights[part].isnan()].sum())
@@ -190,7 +201,7 @@ def accumulate_gradient(run, args, rollout, weights, rows, old_logps=None, ref_l
     scale = num_tokens / max(1, total.pop("trained_tokens", 0))
     for key in total.keys() - {"loss", "kl", "response_length", "ratio_min", "ratio_max"}:
         total[key] *= scale
-    return {"loss": 0.0} | total
+    return {"loss": 0.0} | total  # 0.0 where all groups were skipped
 
 
 def take_step(args, run, loss):
@@ -232,7 +243,8 @@ def compute_loss(
 
     Returns:
         (loss, metrics): a scalar with gradient, and floats: `kl` with the loss's own reduction (absent with beta 0),
-        `response_length` per sequence, and means over completion tokens. Shares of an update, save _min and _max.
+        `response_length` per sequence, and means over completion tokens. Of an update in several calls all but _min
+        and _max are shares, which add up.
     """
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape and completion_mask.shape == (B, C)
@@ -254,15 +266,14 @@ def compute_loss(
     per_token_loss, clipped = compute_policy_gradient_loss(
         policy_logps, loss_type, advantages, advantages, old_logps, cliprange, cliprange_high
     )  # (B, C)
-    if importance_cap is not None:  # truncated importance sampling: the sampler is not quite the policy (2508.13181)
+    if importance_cap is not None:  # truncated importance sampling: https://fengyao.notion.site/off-policy-rl
         per_token_loss = per_token_loss * (old_logps - sampled_per_token_logps).exp().clamp(max=importance_cap)
 
-    per_token_kl = None
     if beta:
         if ref_per_token_logps is None:
             with torch.inference_mode():
                 ref_per_token_logps = logps(base_model)
-        # k3 estimator of KL(policy || reference), unbiased and never negative: http://joschu.net/blog/kl-approx.html
+        # k3 estimator of KL(policy || reference), never negative; unbiased on-policy: http://joschu.net/blog/kl-approx.html
         log_ratio = ref_per_token_logps - policy_logps
         per_token_kl = log_ratio.exp() - log_ratio - 1
         per_token_loss = per_token_loss + beta * per_token_kl
@@ -310,7 +321,10 @@ def compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, clipr
 def compute_policy_gradient_loss(
     policy_logps, loss_type, raw_rewards=None, advantages=None, old_logps=None, cliprange=0.2, cliprange_high=None
 ):
-    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1)."""
+    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1).
+
+    The three functions have the names and arguments of CS336's assignment 5.
+    """
     if loss_type == "grpo_clip":
         return compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, cliprange_high)
     if loss_type == "grpo_no_clip":
@@ -320,17 +334,6 @@ def compute_policy_gradient_loss(
     if loss_type == "no_baseline":
         return compute_naive_policy_gradient_loss(raw_rewards, policy_logps), {}
     raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
-
-
-LOSS_FLAGS = (
-    "temperature",
-    "beta",
-    "loss_type",
-    "cliprange",
-    "cliprange_high",
-    "length_normalization",
-    "importance_cap",
-)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -359,8 +362,8 @@ def split_into_updates(args):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def evaluate(run, args):
-    """Complete and score every example of the test loader, at args.eval_temperature and with a seed of its own.
+def evaluate(args, run):
+    """Complete and score every example of the test loader, at args.eval_temperature, with random numbers of its own.
 
     Returns:
         metrics: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals over the problems, rewards,
@@ -372,7 +375,7 @@ def evaluate(run, args):
         utils.isolated_seed(args.seed),
         runs.bar(total=len(mine) * k, desc="evaluating", unit="completion", leave=False) as bar,
     ):
-        rollout = sample(run, args, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
+        rollout = sample(args, run, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
     rewards = reward(run.evaluator, [example for example in mine for _ in range(k)], rollout)
     rollout, rewards = distributed.gather_completions(rollout, rewards)
     repeated = [example for example in examples for _ in range(k)]

@@ -1,6 +1,6 @@
 """What a run leaves behind, and how it can stop at any moment and go on: logs, checkpoints, signals, guards.
 
-`args` are main.py's flags; `run` is what its `setup` made.
+`args` are the flags of main.py, sft.py or experiments/expert_iteration.py; `run` is what its `setup` made.
 """
 
 import json
@@ -89,7 +89,8 @@ def run_to_the_end(args, setup, train):
         print(f"error: {halted}{advice}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk or a lost folder
-        print(f"error: {error}; what was written before is in {folder}, --resume continues it", file=sys.stderr)
+        advice = "" if args.eval_only else ", --resume continues it"
+        print(f"error: {error}; what was written before is in {folder}{advice}", file=sys.stderr)
         return 1
     finally:
         run.interrupts.uninstall()
@@ -106,7 +107,7 @@ def say(text):
 
 def start(args, run):
     """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
-    if distributed.world_size() == 1:  # it did not join others
+    if distributed.world_size() == 1:  # a script that never joined others
         distributed.check_alone()
     if distributed.is_main():
         args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -198,7 +199,7 @@ def print_categories(args, metrics):
 
 
 def save_checkpoint(args, run):
-    """Write the state after run.step updates, from which --resume continues as if the run had never stopped."""
+    """Write the state after run.step iterations, from which --resume continues as if the run had never stopped."""
     run.interrupts.hold()
     weights, optimizer = llms.gather_state(run.model, run.optimizer)
     state = run.boundary | {"optimizer": optimizer, "elapsed": time.perf_counter() - run.start}
@@ -216,7 +217,7 @@ def save_checkpoint(args, run):
 
 
 def resumable_state(run):
-    """What sampling moves on: taken after each iteration, so that a run can be stopped in the middle of the next."""
+    """The state that sampling changes, taken after each iteration: a run can be stopped in the middle of the next."""
     return {
         "rng": utils.get_rng_state(),
         "train_loader": run.train_loader.state_dict(),
@@ -229,13 +230,13 @@ def resume(args, run):
     found = distributed.from_main(checkpoints.find(args.output_dir) if distributed.is_main() else None)
     if found is None:
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
-        checkpoints.rewind(args.output_dir, -1, {})
+        checkpoints.rewind(args.output_dir, -1, {})  # the evaluation at step 0 goes as well
         return
     path, manifest = found
     state = checkpoints.load(path, run.model, run.optimizer)
     if hasattr(run, "scheduler"):
         run.scheduler.load_state_dict(state["scheduler"])
-    if "train_loader" in state:  # supervised fine-tuning draws from neither
+    if "train_loader" in state:  # supervised fine-tuning uses neither the loader nor random numbers
         run.train_loader.load_state_dict(state["train_loader"])
         state["rng"] = resume_random_numbers(args, state["rng"], manifest["step"])
     llms.refresh_sampler(run.sampler, run.model)
@@ -373,7 +374,7 @@ class Diverged(Exception):
 class Guard:
     """Watches the metrics of each iteration: stops a diverged run, and says once, in words, what looks wrong.
 
-    Diverged: the mean KL above max_kl nats, or a non-finite gradient, in `patience` iterations in a row.
+    Diverged: the mean KL above max_kl nats, or an update that is not finite, in `patience` iterations in a row.
     """
 
     def __init__(self, max_kl=3.0, patience=3):
@@ -389,7 +390,7 @@ class Guard:
         advice = "lower --learning_rate or raise --beta, and start again from a checkpoint"
         if self.non_finite >= self.patience:
             raise Diverged(
-                f"no finite gradient in {self.non_finite} iterations in a row: the run has diverged; {advice}"
+                f"updates that are not finite in {self.non_finite} iterations in a row: the run has diverged; {advice}"
             )
         if self.high_kl >= self.patience:
             raise Diverged(

@@ -340,9 +340,14 @@ def parse_args(argv=None):
     add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass: memory only, not the gradient")
     add("--learning_rate", type=float, default=1e-5, help="peak, followed by a cosine to 0")
     add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
-    add("--weight_decay", type=float, default=0.0)
+    add("--weight_decay", type=float, default=0.0, help="of AdamW")
     add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
-    add("--length_normalization", default="masked_mean", choices=LENGTH_NORMALIZATIONS, help="mean over tokens")
+    add(
+        "--length_normalization",
+        default="masked_mean",
+        choices=LENGTH_NORMALIZATIONS,
+        help="per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens",
+    )
     add("--log_entropy", action="store_true", help="log the entropy at the completions' tokens: a little slower")
     add = parser.add_argument_group("evaluation and output").add_argument
     add("--eval_updates", type=int, default=100, help="evaluate every so many updates, and first and last")
@@ -356,7 +361,7 @@ def parse_args(argv=None):
     add = parser.add_argument_group("runtime").add_argument
     add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time when evaluating")
     add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the examples and their order")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
     args = parser.parse_args(argv)
     args.eval_only = False
@@ -414,13 +419,13 @@ def fine_tune(args, run):
         run.interrupts.release()
         last = run.step == run.num_updates
         if last or run.step % args.eval_updates == 0:
-            runs.save_evaluation(args, run, *grpo.evaluate(run, args))
+            runs.save_evaluation(args, run, *grpo.evaluate(args, run))
         if last or run.step % args.save_updates == 0:
             runs.save_checkpoint(args, run)
         run.interrupts.hold()  # an update is short: a signal waits for its end
 
     if run.evaluated_step != run.step and (run.step % args.eval_updates == 0 or run.step == run.num_updates):
-        runs.save_evaluation(args, run, *grpo.evaluate(run, args))
+        runs.save_evaluation(args, run, *grpo.evaluate(args, run))
     run.interrupts.hold()
     train(
         run.model,

@@ -192,7 +192,7 @@ def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
 
 
 def masked_sum(values, mask, dim=None):
-    """Sum of values where mask is true. `where`, not multiplication: a masked NaN or inf adds exactly 0."""
+    """Sum of values where mask is true. `where`, not multiplication: a NaN or inf times 0 would be NaN."""
     return torch.where(mask.bool(), values, 0.0).sum(dim)
 
 
@@ -428,11 +428,18 @@ def write_json(path, value):
     os.replace(temporary, path)
 
 
+class _DefaultsOnce(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a flag's default, unless its help says what happens without it."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """Flags whose --help shows the defaults, and whose errors are one line with exit code 2."""
 
     def __init__(self, **kwargs):
-        super().__init__(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **kwargs)
+        super().__init__(formatter_class=_DefaultsOnce, allow_abbrev=False, **kwargs)
 
     def error(self, message):
         self.exit(2, f"error: {message} (--help lists every flag)\n")

@@ -82,7 +82,7 @@ def expert_iteration(args, run):
     save_evaluation(args, run)
     for ei_step in range(1, args.n_ei_steps + 1):
         questions = run.train_loader.next_batch(args.num_questions)
-        rollout = grpo.sample(run, args, questions, args.group_size, args.temperature)
+        rollout = grpo.sample(args, run, questions, args.group_size, args.temperature)
         repeated = [question for question in questions for _ in range(args.group_size)]
         rewards = grpo.reward(run.evaluator, repeated, rollout)
         run.total_tokens += int(rollout.lengths.sum())
@@ -113,7 +113,7 @@ def expert_iteration(args, run):
 
 def save_evaluation(args, run):
     run.step = run.updates
-    runs.save_evaluation(args, run, *grpo.evaluate(run, args))
+    runs.save_evaluation(args, run, *grpo.evaluate(args, run))
 
 
 def main(argv=None):

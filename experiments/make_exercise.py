@@ -34,13 +34,13 @@ TASK = '''\
            over the sequences.
 
     Return (loss, metrics): a scalar with gradient, and a dict of floats with at least "kl", reduced as the loss is and
-    absent when beta is 0, and "response_length", the mean number of completion tokens. So far the bare call.
+    absent when beta is 0, and "response_length", the mean number of completion tokens. The bare call needs no more.
 
     What the tests ask beyond it:
         - More metrics: "entropy" (`return_entropy=True`), "ratio_mean" and the share of each mask of the policy term
           ("clip_fraction", ...), as means over all completion tokens; "ratio_min" and "ratio_max" over the same.
-        - A row whose mask is all 0 adds exactly 0, even where its values overflow, and stays in the denominator. A row
-          with advantage NaN (its reward is missing) adds nothing and leaves the denominator.
+        - A row whose mask is all 0 adds the value 0, even where its numbers overflow, and stays in the denominator. A
+          row with advantage NaN (its reward is missing) adds nothing and leaves the denominator.
         - `num_sequences` and `num_tokens`, where given, are the denominators of a whole update of which this batch is a
           part; the loss and the metrics of its parts add up to those of the whole.
         - `length_normalization` and `normalization_constant` (None: C) choose another mean: `utils.aggregate_tokens`.

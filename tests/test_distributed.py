@@ -86,7 +86,7 @@ def three_updates(case, beta, tied, checkpointing=False, **flags):
     for seed in range(3):
         mine = distributed.share(torch.arange(len(weights)))
         rollout = rollout_of(ragged_batch(GROUPS, GROUP_SIZE, seed)).select(mine)
-        metrics = main.accumulate_gradient(run, args, rollout, weights[mine], list(range(len(mine))))
+        metrics = main.accumulate_gradient(args, run, rollout, weights[mine], list(range(len(mine))))
         parts = [distributed.full(p.grad).flatten() for p in model.parameters() if p.grad is not None]
         gradient = torch.cat([torch.zeros(1), *parts])
         metrics |= main.take_step(args, run, metrics["loss"])
@@ -98,7 +98,7 @@ def three_updates(case, beta, tied, checkpointing=False, **flags):
     return steps, whole
 
 
-def fixed_sample(run, args, examples, num_samples, temperature, progress=None):
+def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
     """Stands in for main.sample: completions that depend on prompt, number and step, not on process or random state."""
     prompts = run.tokenizer([e["prompt"] for e in examples], add_special_tokens=False)["input_ids"]
     ids, mask = llms._left_pad([p for p in prompts for _ in range(num_samples)], 0, "cpu")

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import random_model, small_tokenizer
+from conftest import VOCAB, random_model, small_tokenizer
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma3TextConfig, GraniteConfig
 
 import llms
 import utils
@@ -255,4 +256,19 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     random_model().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no EOS"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CohereConfig(logit_scale=0.5), Gemma3TextConfig(final_logit_softcapping=9.0), GraniteConfig(logits_scaling=2.0)],
+)
+def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(config, tmp_path, tokenizer):
+    """Log-probs here come from the output layer itself: a factor or a cap behind it would be left out, unseen."""
+    small = dict(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    small |= dict(num_key_value_heads=2, head_dim=4, layer_types=None)
+    config = type(config)(**config.to_dict() | small)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="rescale their logits"):
         llms.get_llm_tokenizer(str(tmp_path))
