@@ -459,13 +459,13 @@ def setup(args):
         stages=utils.Stages(args.device),
         interrupts=runs.Interrupts(),
         guard=runs.Guard(args.max_kl),
-        step=0,
-        evaluated_step=None,
+        step=0,  # finished iterations
+        evaluated_step=None,  # the step of the last evaluation, and its accuracy
         accuracy=None,
         total_tokens=0,
         start=time.perf_counter(),
     )
-    run.boundary = runs.resumable_state(run)
+    run.boundary = runs.resumable_state(run)  # at the last finished iteration
     if hasattr(evaluator, "judge") and not (args.eval_only or args.resume):
         judge_report.check_spread(judge_report.make(args, run, sample), args.min_judge_spread)
     return run
