@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every study of analysis.md and its figures: experiments/run_all.sh [--quick]
-#   without --quick   what is not yet in experiments/; delete a study's folder there to run it again (about 3.5 hours on 2 cores)
+#   without --quick   what is not yet in experiments/; delete a study's folder there to run it again (about 4 hours on 2 cores)
 #   --quick           a small version of everything, in output/quick (under 20 minutes on 2 cores)
 # STORIES names a directory of stories260K, for the study of the judge.
 set -euo pipefail
