@@ -85,12 +85,7 @@ def parse_args(argv=None):
     add("--output_dir", type=Path, default=Path("output/grpo"), help="logs, transcripts, checkpoints; must hold no run")
 
     add = parser.add_argument_group("runtime").add_argument
-    add(
-        "--max_kl",
-        type=float,
-        default=3.0,
-        help="nats; a mean KL above it 3 times in a row ends the run as diverged",
-    )
+    add("--max_kl", type=float, default=3.0, help="nats; a mean KL above it 3 times in a row ends the run as diverged")
     add("--seed", type=int, default=0, help="of data order and sampling")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
     args = parser.parse_args(argv)

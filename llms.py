@@ -271,9 +271,8 @@ def generate(
         turn = order[start : start + per_turn]
         ids, mask = _left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
         rows = torch.tensor([i * num_samples + j for i in turn for j in range(num_samples)], device=device)
-        with utils.autocast(
-            device if model.dtype == torch.float32 else "cpu"
-        ):  # as the loss; a bfloat16 copy needs none
+        # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
+        with utils.autocast(device if model.dtype == torch.float32 else "cpu"):
             _decode(model, ids, mask, rows, num_samples, temperature, stop, out)
         if progress:
             progress(len(rows))

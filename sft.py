@@ -42,29 +42,12 @@ from utils import (
 
 
 def train(
-    model,
-    tokenizer,
-    examples,
-    *,
-    num_updates,
-    train_batch_size=64,
-    micro_batch_tokens=8192,
-    learning_rate=1e-5,
-    final_learning_rate=0.0,
-    warmup_steps=10,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-    length_normalization="masked_mean",
-    normalization_constant=None,
-    log_entropy=False,
-    seed=0,
-    optimizer=None,
-    start=0,
-    tokens=0,
-    start_time=None,
-    output_dir=None,
-    after_update=None,
-):
+    model, tokenizer, examples, *,
+    num_updates, train_batch_size=64, micro_batch_tokens=8192,
+    learning_rate=1e-5, final_learning_rate=0.0, warmup_steps=10, weight_decay=0.0, max_grad_norm=1.0,
+    length_normalization="masked_mean", normalization_constant=None, log_entropy=False, seed=0,
+    optimizer=None, start=0, tokens=0, start_time=None, output_dir=None, after_update=None,
+):  # fmt: skip
     """Train the model in place on the completions of the examples, with AdamW.
 
     Args:
