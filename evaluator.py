@@ -6,102 +6,28 @@ N completions, R rewards.
 """
 
 import math
-import re
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import torch
 
-import utils
-from judges import Rubric
-from math_grading import MathGrader
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading a completion. A completion may be megabytes of anything, so: str.find and str.count over the whole of it, and
-# regular expressions only where the length is bounded.
-# ---------------------------------------------------------------------------------------------------------------------
-
-TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-MAX_DIGITS = 50  # characters of one number; longer ones are not read
-TAIL = 20_000  # characters at the end of a completion in which a \boxed{} is looked for
-
-# A sign counts where nothing it could be subtracted from stands before it: -5, $-5 and -$5, but in 10-5 the last is 5.
-NUMBER = re.compile(r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?")
-WELL_WRITTEN = re.compile(
-    r"(?:-[$€£]?|[$€£]-?)?(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"  # the comma in its place
+from grading import judge_report, stories
+from grading.answers import (
+    TAGS,
+    last_boxed,
+    last_number,
+    last_tagged,
+    only_number,
+    soft_format,
+    strict_format,
+    tagged_answer,
+    to_number,
 )
-
-
-def to_number(text: str) -> Fraction | None:
-    """The exact value of `-1,234.50`, also with $ or %; None for anything else (`1,00`, `1.2.3`, `72 eggs`, ``)."""
-    text = text.replace("−", "-") if len(text) <= MAX_DIGITS else ""
-    return Fraction(re.sub("[,$€£%]", "", text)) if WELL_WRITTEN.fullmatch(text) else None
-
-
-def only_number(text: str) -> Fraction | None:
-    """The value of the number in `text` if it holds exactly one, with any words around it; else None."""
-    if len(text) > 1000 or re.search(r"[-−]\s+[$€£]?\.?[0-9]", text):  # `- 5` may be -5 or a list of one
-        return None
-    found = NUMBER.findall(text)
-    return to_number(found[0]) if len(found) == 1 else None
-
-
-def last_number(text: str) -> str | None:
-    """The last number of `text` as it is written there, None without one."""
-    end = max(text.rfind(digit) for digit in "0123456789")
-    return NUMBER.findall(text[max(0, end - 2 * MAX_DIGITS) : end + 2])[-1] if end >= 0 else None
-
-
-def tagged_answer(text: str) -> str | None:
-    """What stands in the answer tags; None unless both occur exactly once, in order, with no other tag between them."""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    content, closing, _ = text.partition("<answer>")[2].partition("</answer>")
-    return content.strip() if closing and "reasoning>" not in content else None
-
-
-def soft_format(text: str) -> bool:
-    """Whether each of the four tags occurs exactly once and in order, with any text around and between them."""
-    positions = [text.find(tag) for tag in TAGS]
-    return positions[0] >= 0 and positions == sorted(positions) and all(text.count(tag) == 1 for tag in TAGS)
-
-
-def strict_format(text: str) -> bool:
-    """Whether the whole text is <reasoning>...</reasoning> <answer>...</answer>, with only white space around them."""
-    text = text.strip()
-    if not (text.startswith("<reasoning>") and text.endswith("</answer>") and soft_format(text)):
-        return False
-    return not text[text.find("</reasoning>") + len("</reasoning>") : text.find("<answer>")].strip()
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What stands in the last balanced \boxed{} of the last TAIL characters, None without one."""
-    text = text[-TAIL:]
-    start, end = text.rfind(r"\boxed{"), len(text)
-    while start >= 0:
-        depth = 0
-        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(text, start + len(r"\boxed"), end):  # \{ opens nothing
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)
-            if depth == 0:
-                return text[start + len(r"\boxed{") : brace.start()].strip()
-        # If this one is not closed, an earlier one that is still open here cannot be closed either: look no further.
-        start, end = text.rfind(r"\boxed{", 0, start), start
-    return None
-
-
-def last_tagged(text: str, closed: bool = True) -> str | None:
-    """What stands between the last <answer> and the </answer> that follows, or (not closed) the end of the text."""
-    _, opening, rest = text.rpartition("<answer>")
-    content, closing, _ = rest.partition("</answer>")
-    return content.strip() if opening and (closing or not closed) else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluators
-# ---------------------------------------------------------------------------------------------------------------------
+from grading.judges import Judge, Rubric, get_judge
+from grading.math_answers import MathGrader
+from runs.signals import Halted
 
 
 @dataclass
@@ -111,22 +37,23 @@ class Rewards:
     per_function: (N, R) float32, one column per reward; NaN is a reward that could not be given.
     details: N dicts with "parsed" (the final answer that was read, or None), "format" (whether the required format
         holds), "correct_strict" and "correct_flexible"; an evaluator may add to them.
-    metrics: what else of the whole batch is to be logged: counts, with a "/" in their names, and means.
+    counts, means: what else of the whole batch is to be logged; over several processes counts add up.
     """
 
     per_function: torch.Tensor
     details: list[dict]
-    metrics: dict = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
 
 
-def collect(scores: list[tuple[list[float], dict]], reward_names: tuple[str, ...]) -> Rewards:
+def collect(rows: list[tuple[list[float], dict]], reward_names: tuple[str, ...]) -> Rewards:
     """The Rewards of N completions from the rewards and details of each."""
-    rewards = torch.tensor([rewards for rewards, _ in scores], dtype=torch.float32)
-    return Rewards(rewards.view(len(scores), len(reward_names)), [details for _, details in scores])
+    rewards = torch.tensor([rewards for rewards, _ in rows], dtype=torch.float32)
+    return Rewards(rewards.view(len(rows), len(reward_names)), [details for _, details in rows])
 
 
 class RewardEvaluator(ABC):
-    """Scores completions. A subclass names its rewards, and takes from get_evaluator's context what it needs."""
+    """Rewards completions. A subclass names its rewards, and takes from get_evaluator's context what it needs."""
 
     reward_names: tuple[str, ...]
     reward_weights: tuple[float, ...]  # of each in the total reward; by default all 1
@@ -137,7 +64,7 @@ class RewardEvaluator(ABC):
 
     @abstractmethod
     def compute_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
-        """Score N completions of N prompts (repeated where several completions share one) against N gold answers.
+        """Reward N completions of N prompts (repeated where several completions share one) against N gold answers.
 
         prompts: the questions as the data set has them, without the form that a model was given them in.
         """
@@ -153,7 +80,13 @@ class RewardEvaluator(ABC):
         """
         means = rewards.per_function.nanmean(dim=0).tolist()
         breakdown = {f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)}
-        return breakdown | rewards.metrics
+        return breakdown | rewards.counts | rewards.means
+
+    def before_training(self, args, run, sample: Callable) -> None:  # noqa: B027
+        """Called once before the first update of a run, with main.py's flags, the run and main.sample.
+
+        The place to measure what the rewards come from, and to raise ValueError where training makes no sense.
+        """
 
 
 class GSM8kEvaluator(RewardEvaluator):
@@ -218,9 +151,9 @@ class GSM8kEvaluator(RewardEvaluator):
             raise ValueError(f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math")
 
     def compute_rewards(self, prompts, completions, answers):
-        return collect([self.score(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
+        return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
 
-    def score(self, completion: str, gold: str) -> tuple[list[float], dict]:
+    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
         target = to_number(gold.strip())
         if target is None:
@@ -245,7 +178,7 @@ class GSM8kEvaluator(RewardEvaluator):
 
 
 class MathEvaluator(RewardEvaluator):
-    r"""Answers that are mathematics or words, in the form that `prompt` asks for; equality is that of `math_grading`.
+    r"""Answers that are mathematics or words, in the form that `prompt` asks for; equality: grading.math_answers.
 
     format 1 if the completion holds the prompt's form:
         r1_zero           `</think> <answer>` and after it `</answer>`; the answer is what follows the last `<answer>`,
@@ -270,9 +203,9 @@ class MathEvaluator(RewardEvaluator):
         self.grader = grader or MathGrader()
 
     def compute_rewards(self, prompts, completions, answers):
-        return collect([self.score(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
+        return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
 
-    def score(self, completion: str, gold: str) -> tuple[list[float], dict]:
+    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The two rewards of one completion, and its details."""
         in_form, answer = self.read(completion)
         final = answer
@@ -297,32 +230,6 @@ class MathEvaluator(RewardEvaluator):
             in_form = strict_format(completion)
         answer = last_tagged(completion) if in_form else None
         return in_form, answer and (last_boxed(answer) or answer)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Stories, scored by a judge
-# ---------------------------------------------------------------------------------------------------------------------
-
-SPECIAL = re.compile(r"</?s>|<\|[^|<>\s]{1,40}\|>|<(?:pad|unk|eos|bos|end_of_turn|start_of_turn)>|\[/?INST\]")
-PREAMBLE = re.compile(
-    r"\W*(?:sure\b|certainly\b|of course[,!]|here(?:['’]s| is) (?:a|the|your|my)\b|as an ai\b"
-    r"|i (?:cannot|can['’]t) (?:write|help)|(?:story|title|continuation|opening line|answer|rating|grade)\s*:)",
-    re.IGNORECASE,
-)
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+(?:['’]\w+)*", text.lower())
-
-
-def n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
-    return list(zip(*(words[i:] for i in range(n)), strict=False))
-
-
-def distinct_n(texts: list[str], n: int) -> float:
-    """Distinct word n-grams over all word n-grams of some texts (arXiv:1510.03055); NaN without any."""
-    grams = [gram for text in texts for gram in n_grams(words_of(text), n)]
-    return len(set(grams)) / len(grams) if grams else math.nan
 
 
 class CreativeWritingEvaluator(RewardEvaluator):
@@ -354,42 +261,56 @@ class CreativeWritingEvaluator(RewardEvaluator):
         },
     )
 
-    def __init__(self, judge=None, max_judge_failures: float = 0.5, **_):
-        """judge: rubric -> Judge. max_judge_failures: share of the stories of a batch that may lack a score."""
+    def __init__(self, judge: Judge | None = None, flags=None, reference=(None, None), **_):
+        """judge: by default the one that main.py's flags name. reference: the run's (frozen model or None, tokenizer).
+
+        Raises ValueError for flags that name no judge, OSError where it cannot be reached.
+        """
+        self.max_judge_failures = 0.5  # share of the stories of a batch that may lack a score
         if judge is None:
-            raise ValueError("this evaluator needs a judge, which only main.py and evaluator.py --check_judge have")
-        self.judge, self.max_judge_failures = judge(self.rubric), max_judge_failures
+            if flags is None or "judge_type" not in flags:
+                raise ValueError("this evaluator needs a judge, and only main.py and selfcheck.py have flags for one")
+            judge, self.max_judge_failures = get_judge(flags, self.rubric, reference), flags.max_judge_failures
+        self.judge = judge
+
+    def before_training(self, args, run, sample):
+        """Measure the judge on the policy's stories; ValueError where it cannot tell them apart."""
+        judge_report.check_spread(judge_report.make(args, run, sample), args.min_judge_spread)
 
     def compute_rewards(self, prompts, completions, answers):
-        """Raises utils.Halted where the judge fails more than the set share of the stories."""
-        stories = [completion.strip() for completion in completions]
-        reasons = [self.floor(*pair) for pair in zip(prompts, stories, strict=True)]
-        asked = [i for i, reason in enumerate(reasons) if reason is None]
-        scores, sayings = self.judge.score([prompts[i] for i in asked], [stories[i] for i in asked])
+        """Raises Halted where the judge fails more than the set share of the stories."""
+        texts = [completion.strip() for completion in completions]
+        broken = [self.floor(*pair) for pair in zip(prompts, texts, strict=True)]
+        asked = [i for i, rule in enumerate(broken) if rule is None]
+        scores, sayings = self.judge.score([prompts[i] for i in asked], [texts[i] for i in asked])
         judged = dict(zip(asked, zip(scores, sayings, strict=True), strict=True))
-        results = []
-        for i, (story, reason) in enumerate(zip(stories, reasons, strict=True)):
+        rows = []
+        for i, (text, rule) in enumerate(zip(texts, broken, strict=True)):
             score, saying = judged.get(i, (math.nan, {}))
             details = {
                 "parsed": None if math.isnan(score) else f"{score:.4f}",
-                "format": reason is None,
+                "format": rule is None,
                 "correct_strict": not math.isnan(score),
-                "correct_flexible": reason is None,
-                "floor": reason,
-                "distinct_2": distinct_n([story], 2),
+                "correct_flexible": rule is None,
+                "floor": rule,
+                "distinct_2": stories.distinct_n([text], 2),
             }
-            results.append(([score, -float(reason is not None)], details | saying))
-        rewards = collect(results, self.reward_names)
+            rows.append(([score, -float(rule is not None)], details | saying))
+        rewards = collect(rows, self.reward_names)
         missing = sum(map(math.isnan, scores))
-        rewards.metrics = {f"judge/{name}": n for name, n in self.judge.take_counts().items()}
-        rewards.metrics |= {"judge/missing": missing, "below_floor_fraction": 1 - len(asked) / max(1, len(stories))}
+        rewards.counts = {f"judge/{name}": n for name, n in self.judge.take_counts().items()} | {
+            "judge/missing": missing
+        }
         within = [detail["distinct_2"] for detail in rewards.details if not math.isnan(detail["distinct_2"])]
-        rewards.metrics["distinct_2"] = sum(within) / len(within) if within else math.nan
-        rewards.metrics["distinct_2_batch"] = distinct_n(stories, 2)
+        rewards.means = {
+            "below_floor_fraction": 1 - len(asked) / max(1, len(texts)),
+            "distinct_2": sum(within) / len(within) if within else math.nan,
+            "distinct_2_batch": stories.distinct_n(texts, 2),
+        }
         if missing > self.max_judge_failures * len(asked):
             errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
             why = f" ({errors.most_common(1)[0][0]})" if errors else ""
-            raise utils.Halted(
+            raise Halted(
                 f"the judge gave no score for {missing} of {len(asked)} stories{why}, more than --max_judge_failures"
                 f" {self.max_judge_failures:g}"
             )
@@ -401,19 +322,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
 
     def floor(self, prompt: str, story: str) -> str | None:
         """The rule that a text breaks; None if it is above the floor."""
-        words, prompt_grams = words_of(story), set(n_grams(words_of(prompt), 4))
-        letters, marks = sum(c.isalpha() for c in story), sum(not c.isalpha() and not c.isspace() for c in story)
-        four, three = n_grams(words, 4), n_grams(words, 3)
-        sentences = Counter(tuple(words_of(sentence)) for sentence in re.split(r"[.!?\n]+", story))
-        if len(words) < self.min_words:
-            return "empty"
-        if SPECIAL.search(story) or PREAMBLE.match(story) or letters < marks:
-            return "no continuation"
-        if sum(gram in prompt_grams for gram in four) > 0.3 * len(four):
-            return "copied prompt"
-        if len(set(three)) < 0.6 * len(three) or any(n > 2 and len(sentence) > 2 for sentence, n in sentences.items()):
-            return "loop"
-        return None
+        return stories.broken_rule(prompt, story, self.min_words)
 
 
 EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": CreativeWritingEvaluator}
@@ -422,29 +331,8 @@ EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": Creati
 def get_evaluator(name: str, **context) -> RewardEvaluator:
     """The evaluator called `name`; of the context each takes what it needs.
 
-    prompt: the prompt's name; judge: from a rubric to a judge of it; max_judge_failures.
+    prompt: the prompt's name; flags: main.py's; reference: (the run's frozen model or None, tokenizer).
     """
     if name not in EVALUATORS:
         raise ValueError(f"unknown evaluator {name!r}; known: {', '.join(EVALUATORS)}")
     return EVALUATORS[name](**context)
-
-
-if __name__ == "__main__":  # python evaluator.py --check_judge [LINES]: the judge's report, without training
-    import judge_report
-    import main
-
-    parser = utils.ArgumentParser(description="Measure a judge; any other flag is one of main.py's.")
-    parser.add_argument("--check_judge", type=int, nargs="?", const=20, required=True, help="opening lines")
-    own, rest = parser.parse_known_args()
-    args = main.parse_args([*rest, "--eval_only"])  # so that setup makes no report of its own
-    try:
-        if own.check_judge < 1:
-            raise ValueError("--check_judge takes a number of opening lines, at least 1")
-        run = main.setup(args)
-        if not hasattr(run.evaluator, "judge"):
-            raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
-        judge_report.make(args, run, main.sample, own.check_judge)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(f"kept in {args.output_dir / 'judge_report.json'}")

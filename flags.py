@@ -1,42 +1,43 @@
-"""main.py's flags, and what is wrong with them: one clear line each, before anything is written."""
+"""Every flag once, in groups that main.py, sft.py and expert iteration share, and a line for what is wrong with one."""
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-import distributed
-import judges
 import utils
 from evaluator import EVALUATORS
+from grading import judges
 from rl_datasets import DATASETS, PROMPTS
+from runs import processes
 
 LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline")
 
 
-def parse_args(argv=None):
-    parser = utils.ArgumentParser(description="Train a language model with GRPO.")
-    add = parser.add_argument_group("model").add_argument
-    add("--model_name", default="Qwen/Qwen2-0.5B-Instruct", help="hub name or directory with safetensors weights")
-    add(
-        "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
-    )
+class _DefaultsOnce(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a flag's default, unless its help says what happens without it."""
 
-    add = parser.add_argument_group("data").add_argument
-    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
-    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
-    add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
-    add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
-    add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
-    add = parser.add_argument_group("rollout").add_argument
-    add("--rollout_batch_size", type=int, default=256, help="sequences sampled per iteration: prompts x group_size")
-    add("--group_size", type=int, default=8, help="completions per prompt")
-    add("--temperature", type=float, default=1.0, help="of sampling and of the log-probs in the loss")
-    add("--max_completion_length", type=int, default=512, help="tokens")
-    add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time: bounds the memory of the cache")
-    add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Flags whose --help shows the defaults, and whose errors are one line with exit code 2."""
+
+    def __init__(self, **kwargs):
+        super().__init__(formatter_class=_DefaultsOnce, allow_abbrev=False, **kwargs)
+
+    def error(self, message):
+        self.exit(2, f"error: {message} (--help lists every flag)\n")
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """main.py's flags."""
+    parser = ArgumentParser(description="Train a language model with GRPO.")
+    add_model_and_data(parser)
+    add_sampling(parser, rollout_batch_size="sequences sampled per iteration: prompts x group_size")
 
     add = parser.add_argument_group("loss").add_argument
     add(
@@ -48,51 +49,109 @@ def parse_args(argv=None):
     add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
     add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
     add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
+    add_length_normalization(add)
+    add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
+    add("--advantage_eps", type=float, default=1e-6, help="added to the std")
+    add("--mask_truncated_completions", action="store_true", help="no loss on completions cut at the maximum length")
+    add("--importance_cap", type=float, help="weight tokens by min(p_old / p_sampler, cap) (default: off)")
+
+    add = add_optimisation(parser)
+    add("--num_train_iters", type=int, default=1000, help="rollout batches")
+    add("--epochs_per_rollout_batch", type=int, default=1, help="passes over each rollout batch; more is off-policy")
+    add("--train_batch_size", type=int, help="sequences per optimiser step (default: rollout_batch_size)")
+    add("--learning_rate", type=float, default=1e-6, help="peak, constant after the warm-up")
+    add("--adam_beta1", type=float, default=0.9, help="decay of the mean gradient")
+    add("--adam_beta2", type=float, default=0.95, help="decay of the mean squared gradient")
+
+    judges.add_flags(parser)
+
+    add = add_evaluation_and_output(parser, "output/grpo", "iterations")
+    add("--eval_only", action="store_true", help="evaluate the model and stop")
+
+    add = add_runtime(parser)
+    add("--max_kl", type=float, default=3.0, help="nats; a mean KL above it 3 times in a row ends the run as diverged")
+    args = parser.parse_args(argv)
+    if args.train_batch_size is None:
+        args.train_batch_size = args.rollout_batch_size
+    return args
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Groups of flags. Each function returns the group's add_argument, for what a script adds to it
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def add_model_and_data(parser):
+    add = parser.add_argument_group("model").add_argument
+    add("--model_name", default="Qwen/Qwen2-0.5B-Instruct", help="hub name or directory with safetensors weights")
+    add(
+        "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
+    )
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
+    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
+    add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
+    add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
+    add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
+    return add
+
+
+def add_sampling(parser, **batch_flag: str):
+    """batch_flag: name and help of what says how much is sampled at each step, 256 by default; none: no training."""
+    add = parser.add_argument_group("sampling").add_argument
+    for name, about in batch_flag.items():
+        add(f"--{name}", type=int, default=256, help=about)
+        add("--group_size", type=int, default=8, help="completions per prompt")
+        add("--temperature", type=float, default=1.0, help="of sampling and of the log-probs in the loss")
+    add("--max_completion_length", type=int, default=512, help="tokens")
+    add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time: bounds the memory of the cache")
+    add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
+    return add
+
+
+def add_length_normalization(add):
     add(
         "--length_normalization",
         default="masked_mean",
         choices=utils.LENGTH_NORMALIZATIONS,
         help="per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens",
     )
-    add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
-    add("--advantage_eps", type=float, default=1e-6, help="added to the std")
-    add("--mask_truncated_completions", action="store_true", help="no loss on completions cut at the maximum length")
-    add("--importance_cap", type=float, help="weight tokens by min(p_old / p_sampler, cap) (default: off)")
 
+
+def add_optimisation(parser):
     add = parser.add_argument_group("optimisation").add_argument
-    add("--num_train_iters", type=int, default=1000, help="rollout batches")
-    add("--epochs_per_rollout_batch", type=int, default=1, help="passes over each rollout batch; more is off-policy")
-    add("--train_batch_size", type=int, help="sequences per optimiser step (default: rollout_batch_size)")
     add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass: memory only, not the gradient")
-    add("--learning_rate", type=float, default=1e-6, help="peak, constant after the warm-up")
     add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
     add("--weight_decay", type=float, default=0.0, help="of AdamW")
-    add("--adam_beta1", type=float, default=0.9, help="decay of the mean gradient")
-    add("--adam_beta2", type=float, default=0.95, help="decay of the mean squared gradient")
     add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
+    return add
 
-    judges.add_flags(parser)
 
+def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
+    """unit: of --eval_UNIT and --save_UNIT, what the script counts; None: it evaluates and saves after each step."""
     add = parser.add_argument_group("evaluation and output").add_argument
-    add("--eval_iterations", type=int, default=100, help="evaluate every so many iterations, and first and last")
+    if unit:
+        add(f"--eval_{unit}", type=int, default=100, help=f"evaluate every so many {unit}, and first and last")
+        add(f"--save_{unit}", type=int, default=100, help=f"checkpoint every so many {unit}, and last")
     add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
     add("--eval_temperature", type=float, default=0.0, help="0 is greedy")
     add("--eval_samples", type=int, default=1, help="completions per test problem; several give pass@k")
-    add("--eval_only", action="store_true", help="evaluate the model and stop")
-    add("--save_iterations", type=int, default=100, help="checkpoint every so many iterations, and last")
     add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
     add("--resume", action="store_true", help="continue the run in output_dir; give the run's own flags again")
-    add("--output_dir", type=Path, default=Path("output/grpo"), help="logs, transcripts, checkpoints; must hold no run")
+    add("--output_dir", type=Path, default=Path(output_dir), help="logs, transcripts, checkpoints; must hold no run")
+    return add
 
+
+def add_runtime(parser):
     add = parser.add_argument_group("runtime").add_argument
-    add("--max_kl", type=float, default=3.0, help="nats; a mean KL above it 3 times in a row ends the run as diverged")
     add("--seed", type=int, default=0, help="of data order and sampling")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
-    args = parser.parse_args(argv)
-    if args.train_batch_size is None:
-        args.train_batch_size = args.rollout_batch_size
-    return args
+    return add
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks
+# ---------------------------------------------------------------------------------------------------------------------
 
 ZERO_IS_FINE = (
     "seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature", *judges.ZERO_IS_FINE
@@ -100,7 +159,15 @@ ZERO_IS_FINE = (
 BELOW = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
-def check_numbers(args, zero_is_fine=ZERO_IS_FINE):
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError for what is wrong with the flags of a training script, as far as they alone tell it."""
+    check_numbers(args)
+    check_names(args)
+    if "rollout_batch_size" in args:
+        check_batches(args)
+
+
+def check_numbers(args: argparse.Namespace, zero_is_fine: Sequence[str] = ZERO_IS_FINE) -> None:
     """Raise ValueError for a number out of range."""
     for name, value in vars(args).items():
         if type(value) not in (int, float):
@@ -109,11 +176,11 @@ def check_numbers(args, zero_is_fine=ZERO_IS_FINE):
             raise ValueError(f"--{name} must be {'at least' if name in zero_is_fine else 'more than'} 0, not {value}")
         if name in BELOW and value >= BELOW[name]:
             raise ValueError(f"--{name} must be below {BELOW[name]}, not {value}")
-    if getattr(args, "eval_size", None) and args.eval_size < distributed.world_size():
+    if "eval_size" in args and args.eval_size and args.eval_size < processes.world_size():
         raise ValueError(f"--eval_size {args.eval_size} is less than one problem for each process")
 
 
-def check_lengths(args, model, *loaders):
+def check_lengths(args: argparse.Namespace, model, *loaders) -> None:
     """Raise ValueError where a prompt and its completion can be longer than what the model was made for."""
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     longest = max(loader.longest_prompt for loader in loaders)
@@ -124,7 +191,7 @@ def check_lengths(args, model, *loaders):
         )
 
 
-def check_names(args):
+def check_names(args: argparse.Namespace) -> None:
     """Raise ValueError for a name that is not known, with those that are, or a device that cannot be used."""
     known_names = {
         "dataset_name": ("data set", DATASETS),
@@ -135,19 +202,20 @@ def check_names(args):
         name = getattr(args, flag)
         if name is not None and name not in known:
             raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+    cuda = torch.cuda.is_available()
     try:
-        usable = torch.device(args.device).type != "cuda" or torch.cuda.is_available()
+        usable = torch.device(args.device).type != "cuda" or cuda
     except RuntimeError:
         usable = False
     if not usable:
-        raise ValueError(f"--device {args.device} cannot be used here; use cpu{', cuda' * torch.cuda.is_available()}")
+        raise ValueError(f"--device {args.device} cannot be used here; use {'cpu or cuda' if cuda else 'cpu'}")
 
 
-def check_batches(args):
+def check_batches(args: argparse.Namespace) -> None:
     """Raise ValueError for batch sizes that do not divide each other, with some that do."""
-    rollouts, batch, processes = args.rollout_batch_size, args.train_batch_size, distributed.world_size()
-    group = args.group_size * processes  # a group for each process
-    times = f" times {processes} processes" if processes > 1 else ""
+    rollouts, batch, several = args.rollout_batch_size, args.train_batch_size, processes.world_size()
+    group = args.group_size * several  # a group for each process
+    times = f" times {several} processes" if several > 1 else ""
     if rollouts % group:
         raise ValueError(
             f"--rollout_batch_size {rollouts} is not a multiple of --group_size {args.group_size}{times};"

@@ -13,7 +13,6 @@ go on: problems that are solved or out of attempts are skipped, those that got n
 
 import asyncio
 import fcntl
-import json
 import os
 import random
 import re
@@ -24,14 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 import flags
 import llms
 import utils
-from endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
-from evaluator import EVALUATORS, get_evaluator, strict_format, tagged_answer
+from evaluator import EVALUATORS, get_evaluator
+from grading.answers import strict_format, tagged_answer
+from grading.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
+from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS
 
 CHAT = PROMPTS["reasoning_answer"]  # the form that an endpoint is asked for
@@ -56,20 +56,20 @@ class JsonlFile:
             raise OSError(f"--output: cannot write {path} ({error.strerror})") from error
         self.file.seek(0)
         whole, newline, torn = self.file.read().rpartition(b"\n")
-        start = b'{"id": '
+        start, keys = b'{"id": ', {"id", "question", "source", "attempt", "correct", "prompt_name"}
         try:
-            self.rows = [json.loads(line) for line in whole.splitlines()]
-            ours = all({"id", "question", "source", "attempt", "correct", "prompt_name"} <= set(r) for r in self.rows)
-        except (ValueError, TypeError):
+            self.rows = [jsonl.parse(line, path) for line in whole.splitlines()]
+            ours = all(keys <= row.keys() for row in self.rows) and torn[: len(start)] == start[: len(torn)]
+        except ValueError:
             ours = False
-        if not ours or torn[: len(start)] != start[: len(torn)]:
+        if not ours:
             raise ValueError(f"{path} holds lines that are not rows of generate_gold.py; name another --output")
         if torn:
             self.file.truncate(len(whole + newline))
             print(f"{path}: dropped a last line that was not written to its end")
 
     def append(self, rows):
-        self.file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        self.file.write("".join(jsonl.dumps(row) + "\n" for row in rows).encode())
         self.file.flush()
         os.fsync(self.file.fileno())
 
@@ -104,10 +104,8 @@ class Gold:
         self.open_problems = [problem for problem in problems if self.attempts_left(problem)]
         self.outcomes = {}  # of each problem that this run tries: (accepted | rejected | no reply | unfinished, reason)
         self.tokens_in = self.tokens_out = self.failures_in_a_row = 0
-        self.bar = None
-
-    def show_bar(self):
-        self.bar = tqdm(total=len(self.open_problems), desc="gold", unit="problem", dynamic_ncols=True, leave=False)
+        # The delay keeps the bar away until the first problem is done: what is wrong before that is one line alone.
+        self.bar = tqdm(total=len(self.open_problems), desc="gold", dynamic_ncols=True, leave=False, delay=0.1)
 
     def attempts_left(self, problem):
         most = 1 if self.args.from_reference else self.args.num_attempts
@@ -166,17 +164,20 @@ class Gold:
         self.bar.update(settled - self.bar.n)
 
     def report(self, duplicates):
+        """Print what came of the problems, unless an error has ended the run before its first attempt."""
+        self.bar.close()
+        if self.open_problems and not self.outcomes:
+            return
         solved = sum(problem["id"] in self.solved for problem in self.problems)
+        print(f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}")
         done_before = len(self.problems) - len(self.open_problems)
-        lines = [f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}"]
-        lines += [f"duplicates   {duplicates:7,}", f"done before  {done_before:7,}"]
-        lines += [f"tried        {len(self.outcomes):7,}"]
+        for what, n in (("duplicates", duplicates), ("done before", done_before), ("tried", len(self.outcomes))):
+            print(f"{what:12} {n:7,}")
         for kind in ("accepted", "rejected", "no reply", "unfinished"):
             reasons = Counter(reason for k, reason in self.outcomes.values() if k == kind)
             why = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common() if reason)
             why += "; start again to try them" if kind == "no reply" and reasons else ""
-            lines += [f"- {kind:10} {sum(reasons.values()):7,}  {why}".rstrip()]
-        return "\n".join(lines)
+            print(f"- {kind:10} {sum(reasons.values()):7,}  {why}".rstrip(), flush=True)
 
 
 def reason_against(sample, detail):
@@ -196,7 +197,6 @@ def reason_against(sample, detail):
 
 
 def use_reference(args, gold):
-    gold.show_bar()
     form = PROMPTS[args.prompt].format_solution
     for start in range(0, len(gold.open_problems), 500):
         batch = gold.open_problems[start : start + 500]
@@ -204,7 +204,6 @@ def use_reference(args, gold):
 
 
 def use_local_model(args, gold, model, tokenizer):
-    gold.show_bar()
     prompt = PROMPTS[args.prompt]
     utils.seed_everything(args.seed + sum(gold.attempts.values()))  # so that a second start draws other samples
     for start in range(0, len(gold.open_problems), args.concurrency):
@@ -227,12 +226,11 @@ async def use_endpoint(args, gold):
     """Solve the open problems with at most --concurrency requests at a time."""
     options = {"max_tokens": args.max_completion_length} if args.max_completion_length else {}
     options |= {"temperature": args.temperature} if args.temperature is not None else {}
-    read = partial(read_reply, prompt=PROMPTS[args.prompt])
+    read = partial(read_solution, prompt=PROMPTS[args.prompt])
     # asyncio's own handler does not wake a loop that has just gone to sleep: Ctrl-C would wait for the next reply.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
     async with Endpoint(args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries) as endpoint:
         await endpoint.check()
-        gold.show_bar()
 
         async def solve(problem):
             try:
@@ -244,9 +242,9 @@ async def use_endpoint(args, gold):
         await for_each(solve, gold.open_problems, args.concurrency)
 
 
-def read_reply(text, prompt):
+def read_solution(text, prompt):
     """The Sample in an endpoint's JSON, put in the prompt's form where it holds to the form that was asked for."""
-    reply = json.loads(text)
+    reply = jsonl.parse(text, "a reply")
     choice, usage = reply["choices"][0], reply.get("usage") or {}
     text = (choice["message"]["content"] or "").rstrip()
     text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be tokenized
@@ -263,7 +261,7 @@ def read_reply(text, prompt):
 
 
 def parse_args(argv=None):
-    parser = utils.ArgumentParser(description="Collect verified solutions for supervised fine-tuning.")
+    parser = flags.ArgumentParser(description="Collect verified solutions for supervised fine-tuning.")
     add = parser.add_argument_group("source, one of three").add_argument
     add("--from_reference", action="store_true", help="the data set's own solutions")
     add("--model_name", help="a local model: hub name or directory with safetensors weights")
@@ -287,11 +285,10 @@ def parse_args(argv=None):
     add("--price_in", type=float, default=0.0, help="dollars per million prompt tokens")
     add("--price_out", type=float, default=0.0, help="dollars per million completion tokens")
 
-    add = parser.add_argument_group("output and runtime").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, default=Path("gold.jsonl"), help="appended to; start again to continue")
     add("--keep_incorrect", action="store_true", help='keep the other attempts here too, marked "correct": false')
-    add("--seed", type=int, default=0, help="of the problems' order and of a local model's sampling")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of a local model")
+    flags.add_runtime(parser)
     return parser.parse_args(argv)
 
 
@@ -302,10 +299,11 @@ def check_args(args):
     if args.base_url and not args.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
     check_base_url("--base_url", args.base_url)
+    zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]
     if args.api_model:
         get_api_key(args.base_url)
-    zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]
-    flags.check_numbers(args, zero_is_fine + ["max_completion_length"] * bool(args.api_model))
+        zero_is_fine.append("max_completion_length")
+    flags.check_numbers(args, zero_is_fine)
     flags.check_names(args)
     args.prompt = args.prompt or DATASETS[args.dataset_name].default_prompt
     args.evaluator = args.evaluator or DATASETS[args.dataset_name].default_evaluator
@@ -322,29 +320,28 @@ def choose_problems(args):
 
 
 def main(argv=None):
-    args, gold, code, message = parse_args(argv), None, 0, ""
+    args = parse_args(argv)
     try:
         check_args(args)
         problems, duplicates = choose_problems(args)
         local = llms.get_llm_tokenizer(args.model_name, args.device) if args.model_name else ()
         gold = Gold(args, problems, get_evaluator(args.evaluator, prompt=args.prompt))
-        if gold.open_problems and args.from_reference:
-            use_reference(args, gold)
-        elif gold.open_problems and args.model_name:
-            use_local_model(args, gold, *local)
-        elif gold.open_problems:
-            asyncio.run(use_endpoint(args, gold))
+        try:
+            if args.from_reference:
+                use_reference(args, gold)
+            elif args.model_name:
+                use_local_model(args, gold, *local)
+            elif gold.open_problems:
+                asyncio.run(use_endpoint(args, gold))
+        finally:
+            gold.report(duplicates)
     except (ValueError, OSError) as error:
-        code, message = 2, f"error: {error}"
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
-        code, message = 130, "interrupted: every finished attempt is on disk; start again to continue"
-    if gold and gold.bar:
-        gold.bar.close()
-    if gold and (gold.outcomes or not code):
-        print(gold.report(duplicates), flush=True)
-    if message:
-        print(message, file=sys.stderr)
-    return code
+        print("interrupted: every finished attempt is on disk; start again to continue", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":

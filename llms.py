@@ -5,28 +5,23 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C, V vocabula
 
 import copy
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MethodType, SimpleNamespace
 
 import torch
 from safetensors import SafetensorError
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
-import distributed
 import utils
+from runs import processes
 
 transformers_logging.disable_progress_bar()
 
@@ -36,7 +31,9 @@ transformers_logging.disable_progress_bar()
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False):
+def get_llm_tokenizer(
+    model_name: str, device: str = "cpu", *, gradient_checkpointing: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy in float32 (the master weights) and its tokenizer, by hub name or path.
 
     Only safetensors, never code from the model's repository. Attention is flash-attention 2 where CUDA and the package
@@ -79,28 +76,28 @@ def get_llm_tokenizer(model_name, device="cpu", *, gradient_checkpointing=False)
     return model.to(device).train(), tokenizer
 
 
-def get_base_model(model):
+def get_base_model(model: PreTrainedModel) -> PreTrainedModel:
     """The frozen reference policy: a copy of the model that is never updated, sharded where there are processes."""
     return shard(copy.deepcopy(model).requires_grad_(False).eval())
 
 
-def get_sampler(model, dtype="auto"):
+def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
     """The weights that sample: the policy itself, or its copy in bfloat16 ("auto": on CUDA, where it is faster).
 
     Of several processes each has a whole copy: they make unequal numbers of decoding steps, which shards could not.
     """
     half = dtype == "bfloat16" or (dtype == "auto" and model.device.type == "cuda")
-    if not half and distributed.world_size() == 1:
+    if not half and processes.world_size() == 1:
         return model
     return copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16 if half else torch.float32).eval()
 
 
 @torch.no_grad()
-def refresh_sampler(sampler, model):
+def refresh_sampler(sampler: PreTrainedModel, model: PreTrainedModel) -> None:
     """Give a sampling copy the policy's present weights."""
-    if distributed.world_size() > 1:
-        for copied, shard in zip(sampler.parameters(), model.parameters(), strict=True):
-            copied.copy_(distributed.full(shard.to(copied.dtype)))
+    if processes.world_size() > 1:
+        for copied, part in zip(sampler.parameters(), model.parameters(), strict=True):
+            copied.copy_(processes.whole(part.to(copied.dtype)))
     elif sampler is not model:
         torch._foreach_copy_(list(sampler.parameters()), list(model.parameters()))
 
@@ -110,16 +107,16 @@ def refresh_sampler(sampler, model):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def shard(model):
+def shard(model: PreTrainedModel) -> PreTrainedModel:
     """Split weights, gradients and optimiser states over the processes, by FSDP2; on one process nothing changes.
 
     A layer's weights are gathered just before it runs, and freed after it; its gradient is summed over the processes,
     whose losses are shares of one update's. On CUDA the decoder layers are gathered in bfloat16, to which autocast
     would cast them; the residual stream, embedding, output layer, gradients' sum and master weights stay float32.
     """
-    if distributed.world_size() == 1:
+    if processes.world_size() == 1:
         return model
-    mesh = init_device_mesh(model.device.type, (distributed.world_size(),))
+    mesh = init_device_mesh(model.device.type, (processes.world_size(),))
     half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*model.get_decoder().layers, model):
         policy = half if mesh.device_type == "cuda" and module is not model else MixedPrecisionPolicy()
@@ -130,41 +127,6 @@ def shard(model):
     model.per_token_logps = MethodType(utils.per_token_logps, model)
     register_fsdp_forward_method(model, "per_token_logps")
     return model
-
-
-def gather_state(model, optimizer):
-    """All processes: whole weights and optimiser state of a sharded model, for the first one, on its CPU.
-
-    The same form as on one process; there the weights are None, for the model has them.
-    """
-    state = optimizer.state_dict()
-    if distributed.world_size() == 1:
-        return None, state
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options)
-    if state["state"]:  # before the first update there is none, and asking for it would make one
-        named = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
-        state["state"] = {i: named[name] for i, (name, _) in enumerate(model.named_parameters()) if name in named}
-    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}, state
-
-
-def scatter_state(model, optimizer, weights, state):
-    """All processes: give a model and its optimiser what the first process has read; the others pass {} and {}."""
-    if distributed.world_size() == 1:
-        model.load_state_dict(weights, strict=False)  # a tied weight is there once
-        return optimizer.load_state_dict(state) if state else None
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    if weights:
-        weights |= {name: weights[saved] for name, saved in model.all_tied_weights_keys.items()}
-    set_model_state_dict(model, weights, options=options)
-    if distributed.from_main(bool(state) and bool(state["state"])):
-        if state:
-            names = [name for name, _ in model.named_parameters()]
-            groups = [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
-            state = {"state": {names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
-        set_optimizer_state_dict(model, optimizer, state, options=options)
-        for group in optimizer.param_groups:
-            group["betas"] = tuple(group["betas"])  # it came back as a list
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -185,14 +147,14 @@ class Rollout:
     texts: list[str]  # B completions as text, without the EOS token and up to the end of a stop string
 
     @property
-    def prompt_completion_ids(self):  # (B, T)
+    def prompt_completion_ids(self) -> Tensor:  # (B, T)
         return torch.cat([self.prompt_ids, self.completion_ids], dim=1)
 
     @property
-    def lengths(self):  # (B,) completion tokens, the terminator included
+    def lengths(self) -> Tensor:  # (B,) completion tokens, the terminator included
         return self.completion_mask.sum(1)
 
-    def select(self, rows):
+    def select(self, rows: Sequence[int] | Tensor) -> "Rollout":
         """The given rows, with the padding columns that none of them needs cut off on both sides."""
         rows = torch.as_tensor(rows, device=self.prompt_ids.device)
         prompt_mask = self.attention_mask[rows, : self.prompt_ids.shape[1]]
@@ -207,36 +169,30 @@ class Rollout:
             texts=[self.texts[i] for i in rows.tolist()],
         )
 
-    def micro_batches(self, rows, group_size, max_tokens, sharded=True):
-        """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, group_size) each.
+    def micro_batches(
+        self, rows: Sequence[int] | Tensor, group_size: int, max_tokens: int, sharded: bool = False
+    ) -> Iterator[tuple[Tensor, "Rollout", bool]]:
+        """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, counts) each.
 
-        The group_size that comes back is how many consecutive rows of the piece share a prompt. For a sharded model a
-        process with fewer pieces than another goes on with row -1, which must not count: all make equally many passes.
+        A piece is whole groups or a part of one. For a sharded model all processes make equally many passes: one with
+        fewer pieces than another goes on with a piece that does not count.
         """
         rows = torch.as_tensor(rows)
         prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
         lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
-        pieces = utils.split_into_micro_batches(*lengths, group_size, max_tokens)
-        pieces = [(rows[piece], size) for piece, size in pieces]
-        if sharded:
-            pieces = distributed.same_number_of_passes(pieces, (torch.tensor([-1]), 1))
-        for piece, size in pieces:
-            yield piece, self.select(piece), size
+        pieces = [rows[piece] for piece in utils.split_into_micro_batches(*lengths, group_size, max_tokens)]
+        idle = torch.tensor([len(self.texts) - 1])  # any row
+        passes = processes.equal_passes(pieces, idle) if sharded else [(piece, True) for piece in pieces]
+        for piece, counts in passes:
+            yield piece, self.select(piece), counts
 
 
 @torch.no_grad()
 def generate(
-    model,
-    tokenizer,
-    prompts,
-    *,
-    num_samples=1,
-    max_new_tokens=512,
-    temperature=1.0,
-    stop_strings=(),
-    max_concurrent_sequences=512,
-    progress=None,
-):
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *,
+    num_samples: int = 1, max_new_tokens: int = 512, temperature: float = 1.0, stop_strings: Sequence[str] = (),
+    max_concurrent_sequences: int = 512, progress: Callable[[int], None] | None = None,
+) -> Rollout:  # fmt: skip
     """Sample num_samples completions of each prompt from softmax(logits / temperature): the project's one sampler.
 
     The whole distribution is sampled (no top-k, top-p or penalties, whatever the model's own generation_config says),
@@ -332,20 +288,23 @@ def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
 
 
 @torch.no_grad()
-def score(model, rollout, *, group_size, temperature, micro_batch_tokens):
+def compute_logps(
+    model: PreTrainedModel, rollout: Rollout, *, group_size: int, temperature: float, micro_batch_tokens: int
+) -> Tensor:
     """(B, C) log-probs of a whole rollout's completions under a model, without gradient; 0 where masked."""
     logps = torch.zeros_like(rollout.sampled_logps)
-    sharded = hasattr(model, "per_token_logps")  # a judge's model is not
-    for rows, batch, size in rollout.micro_batches(range(len(logps)), group_size, micro_batch_tokens, sharded):
+    everything, sharded = range(len(logps)), processes.is_sharded(model)
+    for rows, batch, _ in rollout.micro_batches(everything, group_size, micro_batch_tokens, sharded):
         C = batch.completion_ids.shape[1]
         with utils.autocast(model.device):
             logps[rows, :C] = utils.get_per_token_logps(
-                model, batch.prompt_completion_ids, batch.attention_mask, C, group_size=size, temperature=temperature
-            )
+                model, batch.prompt_completion_ids, batch.attention_mask, C,
+                group_size=group_size, temperature=temperature,
+            )  # fmt: skip
     return logps
 
 
-def as_rollout(rows, pad_token_id, device):
+def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> Rollout:
     """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
     prompt_ids, prompt_mask = _left_pad([prompt for prompt, _ in rows], pad_token_id, device)
     lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
@@ -364,7 +323,9 @@ def as_rollout(rows, pad_token_id, device):
 
 
 @torch.no_grad()
-def next_token_logps(model, prompts, token_ids, *, batch_size=16):
+def next_token_logps(
+    model: PreTrainedModel, prompts: list[list[int]], token_ids: list[int], *, batch_size: int = 16
+) -> Tensor:
     """(N, tokens) float64 log-probs of some tokens after each of N prompts, given as lists of ids."""
     rows = []
     for start in range(0, len(prompts), batch_size):
@@ -377,7 +338,7 @@ def next_token_logps(model, prompts, token_ids, *, batch_size=16):
     return torch.cat(rows)
 
 
-def _draw(logps):
+def _draw(logps: Tensor) -> Tensor:
     """One token of each row (rows, V), by inverting its distribution function at a uniform number in (0, 1]."""
     cumulative = logps.exp().cumsum(-1)
     u = 1 - torch.rand(len(logps), 1, device=logps.device)  # never 0, which a token of probability 0 could meet
@@ -415,7 +376,7 @@ class _BlockLayer(DynamicLayer):
         self._show(length)
 
 
-def _left_pad(sequences, pad_token_id, device):
+def _left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Tensor, Tensor]:
     """(N, P) ids and mask from lists of unequal length."""
     P = max(len(s) for s in sequences)
     ids = torch.tensor([[pad_token_id] * (P - len(s)) + s for s in sequences], device=device)
@@ -423,7 +384,7 @@ def _left_pad(sequences, pad_token_id, device):
     return ids, mask
 
 
-def eos_token_ids(model, tokenizer):
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends a completion: the tokenizer's EOS and the generation_config's (Qwen2 has two)."""
     listed = model.generation_config.eos_token_id
     listed = listed if isinstance(listed, list) else [listed]

@@ -22,103 +22,112 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 import math
 import sys
 import time
-from functools import partial
-from types import SimpleNamespace
+from argparse import Namespace
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-import distributed
-import judge_report
-import judges
 import llms
-import runs
 import utils
-from evaluator import get_evaluator
-from flags import LOSS_TYPES, check_batches, check_lengths, check_names, check_numbers, parse_args
+from evaluator import RewardEvaluator, Rewards, get_evaluator
+from flags import LOSS_TYPES, check, check_lengths, parse_args
+from logs.statistics import pass_at_k, wilson_interval
 from rl_datasets import get_dataloaders
+from runs import processes, write_logs
+from runs.run import Run, check_output_dir, run_to_the_end, save_checkpoint
+from runs.signals import Guard
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The algorithm
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def train(args, run):
+def train(args: Namespace, run: Run) -> None:
     """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
+    llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
     if args.eval_only:
-        metrics, records = evaluate(args, run)
-        runs.save_evaluation(args, run, metrics, records)
-        return runs.print_categories(args, metrics)
+        return write_logs.print_categories(args, evaluate(args, run))
     if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
-        runs.save_evaluation(args, run, *evaluate(args, run))
-    for step in runs.progress_bar(args, run):
+        evaluate(args, run)
+    for step in run.progress_bar(args.num_train_iters, "GRPO"):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
-            mine = distributed.share(examples)  # of several processes each takes some
+            mine = processes.share(examples)  # of several processes each takes some
             rollout = sample(args, run, mine, num_samples=args.group_size, temperature=args.temperature)
 
         with run.stages("reward"):  # 2. one weighted reward per completion
             repeated = [example for example in examples for _ in range(args.group_size)]
-            rewards = reward(run.evaluator, distributed.share(repeated), rollout)
-            sampled, rewards = distributed.gather_completions(rollout, rewards)  # those of all processes
+            rewards = reward(run.evaluator, processes.share(repeated), rollout)
+            completions, rewards = write_logs.gather_completions(rollout, rewards)  # those of all processes
             total = run.evaluator.total(rewards)  # (N,)
 
         # 3. advantages: how much better than its own group each completion is
         advantages, metrics = compute_group_normalized_rewards(
             total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
-        weights = total if args.loss_type == "no_baseline" else advantages  # (N,) what multiplies the log-probs
-        my_weights = distributed.share(weights).to(args.device)
+        signal = total if args.loss_type == "no_baseline" else advantages  # (N,) what multiplies the log-probs
+        signal = processes.share(signal).to(args.device)
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
             updates = split_into_updates(args)
-            scoring = {name: getattr(args, name) for name in ("group_size", "temperature", "micro_batch_tokens")}
-            old_logps = llms.score(run.model, rollout, **scoring) if len(updates) > 1 else None
-            ref_logps = llms.score(run.base_model, rollout, **scoring) if len(updates) > 1 and args.beta else None
+            old_logps = compute_logps(args, run.model, rollout) if len(updates) > 1 else None
+            ref_logps = compute_logps(args, run.base_model, rollout) if len(updates) > 1 and args.beta else None
 
         taken = []
         for rows in updates:  # a single one when on-policy
             with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
-                loss_metrics = accumulate_gradient(args, run, rollout, my_weights, rows, old_logps, ref_logps)
+                loss_metrics = accumulate_gradient(args, run, rollout, signal, rows, old_logps, ref_logps)
             run.interrupts.hold()  # once the weights move, an iteration is finished before the run may stop
             with run.stages("step"):  # 6. one optimiser step
                 taken.append(loss_metrics | take_step(args, run, loss_metrics["loss"]))
 
         # 7. what the steps that were taken did
-        metrics |= utils.average_metrics(taken) | runs.rollout_metrics(run.evaluator, rewards, sampled)
-        runs.save_iteration(args, run, step, metrics, repeated, sampled, rewards, weights)
+        metrics |= write_logs.merge_metrics(taken, write_logs.mean)
+        metrics |= write_logs.rollout_metrics(run.evaluator, rewards, completions)
+        records = write_logs.completion_records(run.evaluator, repeated, completions, rewards, advantage=advantages)
+        write_logs.save_iteration(args, run, step, metrics, records)
         run.interrupts.release()
         if is_due(step, args.eval_iterations, args):
-            runs.save_evaluation(args, run, *evaluate(args, run))
+            evaluate(args, run)
         if is_due(step, args.save_iterations, args):
-            runs.save_checkpoint(args, run)
+            save_checkpoint(args, run)
 
 
-def is_due(step, every, args):
+def is_due(step: int, every: int, args: Namespace) -> bool:
     """At the start, every so many iterations, and at the end."""
     return step % every == 0 or step == args.num_train_iters
 
 
-def sample(args, run, examples, num_samples, temperature, progress=None):
+def sample(
+    args: Namespace, run: Run, examples: list[dict], num_samples: int, temperature: float,
+    progress: Callable[[int], None] | None = None,
+) -> llms.Rollout:  # fmt: skip
     """num_samples completions of each example's prompt: a Rollout of len(examples) * num_samples rows."""
     return llms.generate(
-        run.sampler,
-        run.tokenizer,
-        [example["prompt"] for example in examples],
-        num_samples=num_samples,
-        max_new_tokens=args.max_completion_length,
-        temperature=temperature,
+        run.sampler, run.tokenizer, [example["prompt"] for example in examples], num_samples=num_samples,
+        max_new_tokens=args.max_completion_length, temperature=temperature,
         stop_strings=run.train_loader.prompt.stop_strings,
-        max_concurrent_sequences=args.max_concurrent_sequences,
-        progress=progress,
-    )
+        max_concurrent_sequences=args.max_concurrent_sequences, progress=progress,
+    )  # fmt: skip
 
 
-def reward(evaluator, examples, rollout):
+def reward(evaluator: RewardEvaluator, examples: list[dict], rollout: llms.Rollout) -> Rewards:
     """The evaluator's Rewards for one completion per example."""
     return evaluator.compute_rewards([e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples])
 
 
-def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, normalize_by_std=True):
+def compute_logps(args: Namespace, model: torch.nn.Module, rollout: llms.Rollout) -> Tensor:
+    """(B, C) a model's log-probs of the completions, without gradient."""
+    return llms.compute_logps(
+        model, rollout, group_size=args.group_size, temperature=args.temperature,
+        micro_batch_tokens=args.micro_batch_tokens,
+    )  # fmt: skip
+
+
+def compute_group_normalized_rewards(
+    rewards: Tensor, group_size: int, advantage_eps: float = 1e-6, normalize_by_std: bool = True
+) -> tuple[Tensor, dict[str, float]]:
     """(r - mean) / (std + eps) within each group of group_size consecutive rewards; not divided unless by std.
 
     The standard deviation is over n - 1. A group whose rewards are all equal, or with fewer than two, has
@@ -150,25 +159,28 @@ def compute_group_normalized_rewards(rewards, group_size, advantage_eps=1e-6, no
     return advantages.view(-1), metadata
 
 
-def accumulate_gradient(args, run, rollout, weights, rows, old_logps=None, ref_logps=None):
+def accumulate_gradient(
+    args: Namespace, run: Run, rollout: llms.Rollout, signal: Tensor, rows: list[int],
+    old_logps: Tensor | None = None, ref_logps: Tensor | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
 
     Denominators are those of the whole update, over all processes, so that shares of loss, gradient and metrics simply
-    add. With beta 0 a group whose weights are all 0 has no gradient and skips its passes; its sequences still count in
-    the denominators.
+    add. With beta 0 a group whose signal (advantages, or rewards) is all 0 has no gradient and skips its passes; its
+    sequences still count in the denominators.
     """
     loss_mask = rollout.completion_mask
     if args.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
-    counted = ~weights[rows].isnan()  # a missing reward leaves the denominators
-    num_sequences, num_tokens = distributed.all_sum(int(counted.sum()), int(loss_mask[rows][counted].sum()))
-    useful = torch.ones_like(counted) if args.beta else weights[rows].nan_to_num() != 0
+    present = ~signal[rows].isnan()  # a missing reward leaves the denominators
+    num_sequences, num_tokens = processes.all_sum(int(present.sum()), int(loss_mask[rows][present].sum()))
+    useful = torch.ones_like(present) if args.beta else signal[rows].nan_to_num() != 0
     rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
 
-    weights = torch.nn.functional.pad(weights, (0, 1), value=torch.nan)  # row -1, see Rollout.micro_batches
-    shares = []
-    for part, batch, group_size in rollout.micro_batches(rows, args.group_size, args.micro_batch_tokens):
+    shares, sharded = [], processes.is_sharded(run.model)
+    for part, batch, counts in rollout.micro_batches(rows, args.group_size, args.micro_batch_tokens, sharded):
         C = batch.completion_ids.shape[1]
+        my_signal = signal[part] if counts else torch.full_like(signal[part], torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
                 run.model,
@@ -177,8 +189,8 @@ def accumulate_gradient(args, run, rollout, weights, rows, old_logps=None, ref_l
                 batch.completion_ids,
                 batch.attention_mask,
                 loss_mask[part, :C],
-                weights[part],
-                group_size=group_size,
+                my_signal,
+                group_size=args.group_size,
                 old_per_token_logps=None if old_logps is None else old_logps[part, :C],
                 ref_per_token_logps=None if ref_logps is None else ref_logps[part, :C],
                 sampled_per_token_logps=batch.sampled_logps,
@@ -194,19 +206,18 @@ def accumulate_gradient(args, run, rollout, weights, rows, old_logps=None, ref_l
                 importance_cap=args.importance_cap,
             )
         loss.backward()
-        trained_tokens = int(loss_mask[part, :C][~weights[part].isnan()].sum())
+        trained_tokens = int(loss_mask[part, :C][~my_signal.isnan()].sum())
         shares.append(metrics | {"loss": loss.item(), "trained_tokens": trained_tokens})
-    total = utils.sum_metrics(distributed.gather(shares))
+    total = write_logs.merge_metrics(processes.gather(shares), sum)
     # Skipped tokens have no entropy or ratio: means over tokens are over those that went through the model.
     scale = num_tokens / max(1, total.pop("trained_tokens", 0))
-    for key in total.keys() - {"loss", "kl", "response_length", "ratio_min", "ratio_max"}:
-        total[key] *= scale
+    total = {key: value * scale if write_logs.over_tokens(key) else value for key, value in total.items()}
     return {"loss": 0.0} | total  # 0.0 where all groups were skipped
 
 
-def take_step(args, run, loss):
+def take_step(args: Namespace, run: Run, loss: float) -> dict[str, float]:
     """Clip the accumulated gradient and apply it, unless it or the loss is not finite; returns metrics of the step."""
-    norm = distributed.full(torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm))
+    norm = processes.whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm))
     metrics = {"grad_norm": norm.item(), "learning_rate": run.scheduler.get_last_lr()[0], "skipped_updates": 0}
     if norm.isfinite() and math.isfinite(loss):
         run.optimizer.step()
@@ -224,18 +235,22 @@ def take_step(args, run, loss):
 
 
 def compute_loss(
-    model, base_model, prompt_completion_ids, completion_ids, attention_mask, completion_mask, advantages, *,
-    group_size=1, temperature=1.0, beta=0.04, loss_type="grpo_clip", cliprange=0.2, cliprange_high=None,
-    length_normalization="masked_mean", normalization_constant=None, old_per_token_logps=None, ref_per_token_logps=None,
-    sampled_per_token_logps=None, importance_cap=None, num_sequences=None, num_tokens=None,
-):  # fmt: skip
+    model: torch.nn.Module, base_model: torch.nn.Module | None, prompt_completion_ids: Tensor, completion_ids: Tensor,
+    attention_mask: Tensor, completion_mask: Tensor, advantages: Tensor, *, group_size: int = 1,
+    temperature: float = 1.0, beta: float = 0.04, loss_type: str = "grpo_clip",
+    cliprange: float = 0.2, cliprange_high: float | None = None,
+    length_normalization: str = "masked_mean", normalization_constant: float | None = None,
+    old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
+    sampled_per_token_logps: Tensor | None = None, importance_cap: float | None = None,
+    num_sequences: int | None = None, num_tokens: int | None = None,
+) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """The GRPO loss: per token -(ratio * advantage - beta * KL), averaged over tokens and over sequences.
 
     Args:
         base_model: the frozen reference; None when beta is 0.
         prompt_completion_ids, attention_mask: (B, T); completion_ids, completion_mask: (B, C), the last C columns.
         advantages: (B,), raw rewards for "no_baseline"; a row with NaN (missing reward) contributes nothing.
-        group_size: consecutive rows that share their prompt, which is then run once.
+        group_size: G consecutive rows share their prompt, which is then run once; fewer rows are a part of one group.
         normalization_constant: for "masked_normalize", the maximum completion length; None means C.
         old_per_token_logps, ref_per_token_logps: (B, C); None: the policy's own, and computed here.
         sampled_per_token_logps: (B, C) what the sampler said; for `sampling_logp_gap` and importance_cap.
@@ -249,9 +264,9 @@ def compute_loss(
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape and completion_mask.shape == (B, C)
     assert advantages.shape == (B,), advantages.shape
-    counted = ~advantages.isnan()  # (B,)
-    mask = completion_mask.bool() & counted.unsqueeze(1)  # (B, C)
-    num_sequences = int(counted.sum()) if num_sequences is None else num_sequences
+    present = ~advantages.isnan()  # (B,)
+    mask = completion_mask.bool() & present.unsqueeze(1)  # (B, C)
+    num_sequences = int(present.sum()) if num_sequences is None else num_sequences
     num_tokens = int(mask.sum()) if num_tokens is None else num_tokens
     advantages = advantages.nan_to_num().unsqueeze(1)  # (B, 1)
 
@@ -298,12 +313,14 @@ def compute_loss(
     return reduce(per_token_loss), metrics
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_logps):
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_logps: Tensor) -> Tensor:
     """REINFORCE, per token: -A log pi. (B, 1), (B, C) -> (B, C)."""
     return -raw_rewards_or_advantages * policy_logps
 
 
-def compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, cliprange_high=None):
+def compute_grpo_clip_loss(
+    advantages: Tensor, policy_logps: Tensor, old_logps: Tensor, cliprange: float, cliprange_high: float | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective, per token: -min(ratio A, clip(ratio, 1 - low, 1 + high) A). high None means low.
 
     Returns:
@@ -319,8 +336,9 @@ def compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, clipr
 
 
 def compute_policy_gradient_loss(
-    policy_logps, loss_type, raw_rewards=None, advantages=None, old_logps=None, cliprange=0.2, cliprange_high=None
-):
+    policy_logps: Tensor, loss_type: str, raw_rewards: Tensor | None = None, advantages: Tensor | None = None,
+    old_logps: Tensor | None = None, cliprange: float = 0.2, cliprange_high: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1).
 
     The three functions have the names and arguments of CS336's assignment 5.
@@ -341,12 +359,12 @@ def compute_policy_gradient_loss(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def split_into_updates(args):
+def split_into_updates(args: Namespace) -> list[list[int]]:
     """The rows of each update over one rollout batch: epochs x batches of train_batch_size, whole groups, shuffled.
 
     A single update over everything keeps the order. Rows and sizes are this process's share.
     """
-    n, size = args.rollout_batch_size // distributed.world_size(), args.train_batch_size // distributed.world_size()
+    n, size = (batch // processes.world_size() for batch in (args.rollout_batch_size, args.train_batch_size))
     if args.epochs_per_rollout_batch == 1 and size == n:
         return [list(range(n))]
     updates = []
@@ -358,47 +376,48 @@ def split_into_updates(args):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Evaluation and logs
+# Evaluation
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def evaluate(args, run):
-    """Complete and score every example of the test loader, at args.eval_temperature, with random numbers of its own.
+def evaluate(args: Namespace, run: Run) -> dict[str, float]:
+    """Complete and reward every example of the test loader, at args.eval_temperature, with random numbers of its own.
 
-    Returns:
-        metrics: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals over the problems, rewards,
-        lengths, and with several samples per problem pass@k; records: one dict per completion.
+    Logs, and returns: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals over the problems,
+    rewards, lengths, and with several samples per problem pass@k.
     """
     examples, start = list(run.test_loader), time.perf_counter()
-    n, k, mine = len(examples), args.eval_samples, distributed.share(examples)
+    n, k, mine = len(examples), args.eval_samples, processes.share(examples)
     with (
         utils.isolated_seed(args.seed),
-        runs.bar(total=len(mine) * k, desc="evaluating", unit="completion", leave=False) as bar,
+        write_logs.bar(total=len(mine) * k, desc="evaluating", unit="completion", leave=False) as bar,
     ):
         rollout = sample(args, run, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
     rewards = reward(run.evaluator, [example for example in mine for _ in range(k)], rollout)
-    rollout, rewards = distributed.gather_completions(rollout, rewards)
+    completions, rewards = write_logs.gather_completions(rollout, rewards)
     repeated = [example for example in examples for _ in range(k)]
     metrics = {"n": n}
     for name, key in (("accuracy", "correct_strict"), ("accuracy_flexible", "correct_flexible")):
         correct = torch.tensor([detail[key] for detail in rewards.details]).view(n, k).sum(1)  # (n,) of k samples
         solved = correct.sum().item() / k
-        low, high = utils.wilson_interval(solved, n)
+        low, high = wilson_interval(solved, n)
         metrics |= {name: solved / n, f"{name}_low": low, f"{name}_high": high}
         if k > 1:
             prefix = name.replace("accuracy", "pass")
-            metrics |= {f"{prefix}@{i}": utils.pass_at_k(correct.tolist(), k, i) for i in range(1, k + 1)}
+            metrics |= {f"{prefix}@{i}": pass_at_k(correct.tolist(), k, i) for i in range(1, k + 1)}
     strict = [detail["correct_strict"] for detail in rewards.details]
-    metrics |= runs.format_and_answer_counts(rewards.details)
+    metrics |= write_logs.format_and_answer_counts(rewards.details)
     for column in ("level", "subject"):
-        metrics |= runs.accuracy_by(column, repeated, strict)
+        metrics |= write_logs.accuracy_by(column, repeated, strict)
     metrics |= {"reward": run.evaluator.total(rewards).nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
     metrics |= {
-        "response_length": rollout.lengths.float().mean().item(),
-        "truncated_fraction": (~rollout.finished).float().mean().item(),
+        "response_length": completions.lengths.float().mean().item(),
+        "truncated_fraction": (~completions.finished).float().mean().item(),
         "time/total": time.perf_counter() - start,
     }
-    return metrics, runs.completion_records(run.evaluator, repeated, rollout, rewards)
+    records = write_logs.completion_records(run.evaluator, repeated, completions, rewards)
+    write_logs.save_evaluation(args, run, metrics, records)
+    return metrics
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -406,73 +425,55 @@ def evaluate(args, run):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def setup(args):
-    """Everything a run works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    distributed.init(args.device)
-    check_numbers(args)
-    check_names(args)
-    check_batches(args)
-    runs.check_output_dir(args)
+def load(args: Namespace, *, with_reference: bool = False) -> Run:
+    """Model, data and rewards from the flags: what main.py, sft.py and expert iteration have in common.
+
+    Raises ValueError or OSError for what a user got wrong.
+    """
+    check(args)
+    check_output_dir(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
     train_loader, test_loader = get_dataloaders(
-        args.dataset_name,
-        tokenizer,
-        prompt=args.prompt,
-        dataset_path=args.dataset_path,
-        max_prompt_length=args.max_prompt_length,
-        seed=args.seed,
-        eval_size=args.eval_size,
-    )
+        args.dataset_name, tokenizer, prompt=args.prompt, dataset_path=args.dataset_path,
+        max_prompt_length=args.max_prompt_length, seed=args.seed, eval_size=args.eval_size,
+    )  # fmt: skip
     check_lengths(args, model, train_loader, test_loader)
-    if not args.eval_only:
-        train_loader.next_batch(0)  # raises where there is no training split
-    base_model = llms.get_base_model(model) if args.beta else None
-    evaluator = get_evaluator(
-        args.evaluator or train_loader.default_evaluator,
-        prompt=train_loader.prompt.name,
-        judge=partial(judges.get_judge, args, reference=(base_model, tokenizer)),
-        max_judge_failures=args.max_judge_failures,
-    )
     for split, loader in (("training", train_loader), ("test", test_loader)):
         dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
         print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
+    base_model = llms.get_base_model(model) if with_reference else None
+    name, reference = args.evaluator or train_loader.default_evaluator, (base_model, tokenizer)
+    evaluator = get_evaluator(name, prompt=train_loader.prompt.name, flags=args, reference=reference)
     sampler = llms.get_sampler(model, args.sampling_dtype)
-    optimizer = torch.optim.AdamW(
-        llms.shard(model).parameters(),
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        weight_decay=args.weight_decay,
+    return Run(
+        model=llms.shard(model), base_model=base_model, sampler=sampler, tokenizer=tokenizer, evaluator=evaluator,
+        train_loader=train_loader, test_loader=test_loader, stages=write_logs.Stages(args.device),
+    )  # fmt: skip
+
+
+def setup(args: Namespace) -> Run:
+    """Everything that GRPO works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
+    processes.init(args.device)
+    run = load(args, with_reference=args.beta > 0)
+    if not args.eval_only:
+        run.train_loader.next_batch(0)  # raises where there is no training split
+    betas = args.adam_beta1, args.adam_beta2
+    run.optimizer = torch.optim.AdamW(
+        run.model.parameters(), lr=args.learning_rate, betas=betas, weight_decay=args.weight_decay
     )
-    run = SimpleNamespace(
-        model=model,
-        base_model=base_model,
-        sampler=sampler,
-        tokenizer=tokenizer,
-        train_loader=train_loader,
-        test_loader=test_loader,
-        evaluator=evaluator,
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / max(1, args.warmup_steps))),
-        stages=utils.Stages(args.device),
-        interrupts=runs.Interrupts(),
-        guard=runs.Guard(args.max_kl),
-        step=0,  # finished iterations
-        evaluated_step=None,  # the step of the last evaluation, and its accuracy
-        accuracy=None,
-        total_tokens=0,
-        start=time.perf_counter(),
-    )
-    run.boundary = runs.resumable_state(run)  # at the last finished iteration
-    if hasattr(evaluator, "judge") and not (args.eval_only or args.resume):
-        judge_report.check_spread(judge_report.make(args, run, sample), args.min_judge_spread)
+    warm_up = max(1, args.warmup_steps)
+    run.scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: min(1.0, (n + 1) / warm_up))
+    run.guard, run.saves = Guard(args.max_kl), not args.eval_only
+    if not (args.eval_only or args.resume):
+        run.evaluator.before_training(args, run, sample)
     return run
 
 
-def main(argv=None):
-    return runs.run_to_the_end(parse_args(argv), setup, train)
+def main(argv: list[str] | None = None) -> int:
+    return run_to_the_end(parse_args(argv), setup, train)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
 Every number in a log gets a page, so a new metric or reward needs no edit here. Keys that share a prefix before "/" are
-a family (rewards/, time/). A null is a gap in the curve; where a line lacks a key, the curve goes on. run_logs.py reads
-the logs and does the statistics.
+a family (rewards/, time/). A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py
+reads the logs, compares the runs and writes the tables.
 """
 
 import argparse
@@ -24,23 +24,8 @@ from matplotlib.figure import Figure  # without pyplot nothing can open a window
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from run_logs import (
-    accuracy_lines,
-    accuracy_table,
-    column,
-    compare_runs,
-    end_table,
-    find_metrics,
-    group_by,
-    group_label,
-    last_accuracies,
-    load_runs,
-    log_of,
-    number,
-    p_text,
-    reach_table,
-    smooth,
-)
+from logs import read
+from logs.read import column, group_label
 
 # Okabe and Ito's colour-blind-safe palette without its yellow, too pale for paper. Markers tell runs apart in grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
@@ -50,13 +35,8 @@ STYLE = {
     "legend.columnspacing": 1.2, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.axisbelow": True, "grid.color": "0.9", "lines.markersize": 3.5, "pdf.fonttype": 42, "text.parse_math": False,
 }  # fmt: skip
-WIDTH, HEIGHT = 11.69, 8.27  # of the dashboard: A4 landscape, in inches
 
-AXES = {
-    "step": ("step", "step"),
-    "tokens": ("total_tokens", "tokens, sampled or trained on"),
-    "time": ("elapsed", "time"),
-}
+AXES = {"step": "step", "tokens": "total_tokens", "time": "elapsed"}  # --x, and its key in the logs
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
@@ -79,13 +59,9 @@ LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "tota
           "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
 
 
-# ---- drawing
-
-
 def choose_axis(runs, name):
-    """(key, label, scale) of the x axis of all curves: x = row[key] / scale."""
-    key, label = AXES[name]
-    longest = 0.0
+    """(key, label, scale) of the x axis of all curves: x = row[key] / scale. ValueError: a log lacks it."""
+    key, longest = AXES[name], 0.0
     for run in runs:
         for rows in (run.train, run.eval):
             x = column(rows, key)
@@ -93,75 +69,71 @@ def choose_axis(runs, name):
                 raise ValueError(f'{run.path}: a log without "{key}", which --x {name} needs')
             longest = max(longest, np.nanmax(x, initial=0))
     if name != "time":
-        return key, label, 1
+        return key, "step" if name == "step" else "tokens, sampled or trained on", 1
     unit, scale = ("h", 3600) if longest > 7200 else ("min", 60) if longest > 120 else ("s", 1)
-    return key, f"{label} ({unit})", scale
+    return key, f"time ({unit})", scale
 
 
-def title_of(key):
-    unit = " (s)" * key.startswith("time/") + " (tokens)" * key.startswith("response_length")
-    return TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize() + unit
+def title_of(key, log="train"):
+    unit = " (s)" if key.startswith("time/") else " (tokens)" if key.startswith("response_length") else ""
+    title = TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize() + unit
+    return f"{title}, evaluation" if log == "eval" else title
 
 
 def label_of(key):
     return LABELS.get(key) or key.split("/", 1)[-1].replace("_", " ")
 
 
-def look(index):
-    return {"color": COLORS[index % 7], "marker": MARKERS[index % 8], "linestyle": LINESTYLES[index // 7 % 4]}
+def look(i):
+    return {"color": COLORS[i % 7], "marker": MARKERS[i % 8], "linestyle": LINESTYLES[i // 7 % 4]}
 
 
 def legend_columns(labels, width):
-    """As many as fit into `width` inches."""
-    fitting = int(width * 72 / STYLE["legend.fontsize"] / (0.55 * max(map(len, labels)) + 4))
-    return max(1, min(fitting, len(labels)))
-
-
-def looks(runs):
-    """{group: its colour, marker and line}"""
-    return {group: look(i) for i, group in enumerate(dict.fromkeys(run.group for run in runs))}
+    """About as many as fit into `width` inches."""
+    return max(1, int(17 * width / (max(map(len, labels)) + 7)))
 
 
 def new_page(runs, title, size=(8.5, 5.5), flags=()):
     """A figure that says what was trained: in its title, or in its legend where the runs differ in it."""
     fig = Figure(size, layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    same = len({run.about for run in runs}) == 1
-    parts = [runs[0].name] * (len(runs) == 1) + [runs[0].about] * (same and runs[0].about != "")
-    fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (": ".join(parts), title) if line))
+    about = runs[0].about if len({run.about for run in runs}) == 1 else ""
+    trained = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about]))
+    fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (trained, title) if line))
     if len(runs) > 1:
-        about = {run.group: "" if same or flags or not run.about else f": {run.about}" for run in runs}
-        labels = [group_label(group) + about[group] for group in looks(runs)]
-        handles = [Line2D([], [], **style) for style in looks(runs).values()]
-        columns = legend_columns(labels, size[0])
-        name = ", ".join(flag.replace("_", " ") for flag in flags)
-        fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=name or None)
+        labels = [group_label(group) for group in read.groups_of(runs)]
+        if not about and not flags:
+            labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
+        handles = [Line2D([], [], **look(i)) for i in range(len(labels))]
+        columns, title = legend_columns(labels, size[0]), ", ".join(flags).replace("_", " ") or None
+        fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=title)
     return fig
 
 
 def draw_curves(ax, runs, log, keys, axis):
     """A colour per run, or per key of a single run. Training: raw and smoothed. Evaluation: with its interval."""
     x_key, x_label, x_scale = axis
-    styles, crowded = looks(runs), len(runs) > 3  # bands and raw curves of many runs would hide everything
+    groups, crowded = list(read.groups_of(runs)), len(runs) > 3  # bands and raw curves would hide everything
     for run in runs:
-        for j, key in enumerate(keys):
-            rows = [row for row in getattr(run, log) if key in row and math.isfinite(number(row.get(x_key)))]
+        for i, key in enumerate(keys):
+            rows = [row for row in read.with_number(getattr(run, log), x_key) if key in row]
             if not rows:
                 continue
             x, y = column(rows, x_key) / x_scale, column(rows, key)
-            style, label = styles[run.group] if len(runs) > 1 else look(j), label_of(key) if len(keys) > 1 else None
+            style = look(groups.index(run.group) if len(runs) > 1 else i)
+            label = label_of(key) if len(keys) > 1 else None
             finite = np.pad(np.isfinite(y), 1)
             alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])  # no line would show these points
             if log == "eval":
                 low, high = column(rows, f"{key}_low"), column(rows, f"{key}_high")
-                ax.fill_between(x, low, high, color=style["color"], alpha=0.15 * (not crowded), linewidth=0)
+                ax.fill_between(x, low, high, color=style["color"], alpha=0 if crowded else 0.15, linewidth=0)
                 ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
                 ax.plot(x, y, **style, label=label)
-            else:
-                bold = y if key == "learning_rate" else smooth(y)  # a schedule has no noise to smooth away
-                if not crowded:
-                    ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
-                ax.plot(x, bold, **style, markevery=alone, label=label)
+                continue
+            if not crowded:
+                ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
+            bold = y if key == "learning_rate" else read.smooth(y)  # a schedule has no noise to smooth away
+            ax.plot(x, bold, **style, markevery=alone, label=label)
     if all(key.startswith(("accuracy", "pass")) or "_fraction" in key for key in keys):  # shares, from 0 to 1
         top = min(max(ax.get_ylim()[1], 0.05), 1.03)
         ax.set_ylim(max(ax.get_ylim()[0], -0.03 * top), top)
@@ -176,95 +148,88 @@ def draw_stages(ax, runs, keys):
     """Seconds per iteration as a bar per run, stacked by stage."""
     runs = [run for run in runs if run.train]
     stages = [key for key in keys if key != "time/total"] or keys
+    colors = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(stages)))
+    names = [run.name if len(run.name) < 15 else f"{run.name[:5]}…{run.name[-8:]}" for run in runs]
     left = np.zeros(len(runs))
-    for key, color in zip(stages, matplotlib.colormaps["cividis"](np.linspace(0, 1, len(stages))), strict=True):
+    for key, color in zip(stages, colors, strict=True):
         means = np.array([np.nan_to_num(column(run.train, key)).mean() for run in runs])
         ax.barh(range(len(runs)), means, left=left, color=color, edgecolor="white", label=label_of(key))
         left += means
-    names = [run.name if len(run.name) < 15 else f"{run.name[:5]}…{run.name[-8:]}" for run in runs]
     ax.set_yticks(range(len(runs)), names, fontsize=min(7, 90 / len(runs)))
-    ax.set_ylim(len(runs) - 0.4, -0.6)
+    ax.invert_yaxis()
     ax.set_xlabel("mean over the run")
 
 
-def draw_dashboard(runs, metrics, axis):
+def choose_panels(runs, metrics):
+    """[(title, log, keys)] of the dashboard."""
     families = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}
     panels = []
     for title, log, wanted in (*PANELS, *((name.capitalize(), "train", (f"{name}/",)) for name in sorted(families))):
         keys = [key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")]
-        if keys and (len(runs) == 1 or wanted == ("time/",)):
-            panels.append((title if len(wanted) == 1 or len(keys) > 1 else title_of(keys[0]), log, keys))
-        elif log == "eval":  # the colour tells the run, so a panel holds one metric
-            panels += [(f"{title_of(key)}, evaluation", log, [key]) for key in keys]
-        elif wanted[0] in keys:
-            panels.append((title_of(wanted[0]), log, [wanted[0]]))
-    panels = panels or [(title_of(key), log, [key]) for log in metrics for key in metrics[log]][:12]
-    fig = new_page(runs, "faint: every iteration; bold: running mean; bands: 95 % intervals", (WIDTH, HEIGHT))
-    split = np.array_split(np.arange(len(panels)), max(math.ceil(len(panels) / 4), round(0.85 * len(panels) ** 0.5)))
-    rows = [[panels[i] for i in part] for part in split]  # a row's panels share its width: no hole for what is absent
+        if len(runs) > 1 and wanted != ("time/",):  # the colour tells the run, so a panel holds one metric
+            panels += [(title_of(key, log), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
+        elif keys:
+            panels.append((title if len(keys) > 1 else title_of(keys[0]), log, keys))
+    return panels or [(title_of(key, log), log, [key]) for log in metrics for key in metrics[log]][:12]
 
-    def columns(keys, row):
-        return legend_columns([label_of(key) for key in keys], 0.85 * WIDTH / len(row))
 
-    heights = [2 + 0.16 * max(math.ceil(len(keys) / columns(keys, row)) for *_, keys in row) for row in rows]
-    strips = fig.subfigures(len(rows), squeeze=False, height_ratios=heights)[:, 0]  # room for the legend's lines
-    for row, strip in zip(rows, strips, strict=True):
-        for (title, log, keys), ax in zip(row, strip.subplots(1, len(row), squeeze=False)[0], strict=True):
-            ax.set_title(title)
-            if keys[0].startswith("time/"):
-                draw_stages(ax, runs, keys)
-            else:
-                draw_curves(ax, runs, log, keys, axis)
-            if ax.get_legend_handles_labels()[0]:
-                ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=columns(keys, row))
+def draw_dashboard(runs, metrics, axis):
+    panels, size = choose_panels(runs, metrics), (11.69, 8.27)  # A4 landscape, in inches
+    fig = new_page(runs, "faint: every iteration; bold: running mean; bands: 95 % intervals", size)
+    rows = max(math.ceil(len(panels) / 4), round(0.85 * math.sqrt(len(panels))))
+    columns = math.ceil(len(panels) / rows)
+    for i, (title, log, keys) in enumerate(panels, 1):
+        ax = fig.add_subplot(rows, columns, i, title=textwrap.fill(title, 140 // columns))
+        if keys[0].startswith("time/"):
+            draw_stages(ax, runs, keys)
+        else:
+            draw_curves(ax, runs, log, keys, axis)
+        if labels := ax.get_legend_handles_labels()[1]:
+            ncols = legend_columns(labels, 0.85 * size[0] / columns)
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
     return fig
 
 
 def draw_metrics(runs, keys, axes, flags):
     """A panel per metric and x axis on one page. ValueError: no such metric."""
-    panels = [(key, log_of(runs, key), axis) for axis in axes for key in keys]
+    panels = [(key, read.log_of(runs, key), axis) for axis in axes for key in keys]
     columns = len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     about = "a line per run; training metrics are running means" if len(runs) > 1 else ""
     fig = new_page(runs, about, (max(3.9 * columns, 6), 2.8 * rows + 0.7), flags)
-    for ax, (key, log, axis) in zip(fig.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
-        ax.set_title(f"{title_of(key)}, evaluation" if log == "eval" else title_of(key))
-        draw_curves(ax, runs, log, [key], axis)
-    for ax in fig.axes[len(panels) :]:
-        ax.remove()
+    for i, (key, log, axis) in enumerate(panels, 1):
+        draw_curves(fig.add_subplot(rows, columns, i, title=title_of(key, log)), runs, log, [key], axis)
     return fig
 
 
 def draw_last_accuracies(runs, groups, flags):
     """Strict and flexible accuracy at the end of every run, with their intervals, against the flags; means joined."""
-    about = "" if len({run.about for run in runs}) > 1 else f": {runs[0].about}"
+    about = f": {runs[0].about}" if len({run.about for run in runs}) == 1 else ""
     fig = Figure((6.5, 4), layout="constrained")
-    ax = fig.add_subplot(title=f"Accuracy at the end of each run{about}")
+    ax = fig.add_subplot(title=f"Accuracy at the end of each run{about}", xlabel=", ".join(flags).replace("_", " "))
     values = [group[0] for group in groups]
     is_scale = len(flags) == 1 and not any(isinstance(value, str) for value in values) and min(values) > 0
     places = values if is_scale else range(len(groups))
-    for offset, kind in ((0, "strict"), (3, "flexible")):
-        style = look(offset // 3)
-        between = {"marker": ""} if is_scale else {"marker": "_", "markersize": 40, "linestyle": ""}
-        ax.plot(places, [np.mean([row[offset] for row in rows]) for rows in groups.values()], **style | between)
-        for place, rows in zip(places, groups.values(), strict=True):
-            for i, row in enumerate(rows):  # the runs side by side, or their intervals would hide each other
-                shift = 0.03 * (i - (len(rows) - 1) / 2 + (offset - 1.5) / 12)
-                x = place * 10**shift if is_scale else place + 3 * shift
-                ax.vlines(x, row[offset + 1], row[offset + 2], color=style["color"], alpha=0.4, linewidth=1)
-                label = (
-                    f"{kind}: each run with its 95 % interval, and the mean" if place == places[0] and not i else None
-                )
-                ax.plot(x, row[offset], color=style["color"], marker=style["marker"], linestyle="", label=label)
-    starts = {run.group: number(row.get("accuracy")) for run in runs for row in run.eval if row["step"] == 0}
+    for i, (kind, key) in enumerate(read.ACCURACIES.items()):
+        style, x = look(i), []
+        for place, rows in zip(places, groups.values(), strict=True):  # side by side, or intervals hide each other
+            shift = 0.03 * (np.arange(len(rows)) - (len(rows) - 1) / 2 + (i - 0.5) / 4)
+            x += list(place * 10**shift if is_scale else place + 3 * shift)
+        mean = {"marker": ""} if is_scale else {"marker": "_", "markersize": 40, "linestyle": ""}
+        ax.plot(places, [column(rows, key).mean() for rows in groups.values()], **style | mean)
+        y, low, high = (column(sum(groups.values(), []), key + end) for end in ("", "_low", "_high"))
+        ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
+        ax.plot(x, y, **style | {"linestyle": ""}, label=f"{kind}: each run with its 95 % interval, and the mean")
+    starts = {run.group: row for run in runs for row in run.eval if row["step"] == 0}
     if starts:
-        starts = [starts.get(group, math.nan) for group in groups]
+        starts = column([starts.get(group, {}) for group in groups], "accuracy")
         ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label="strict, before training")
     if is_scale:
         ax.set_xscale("log")
-    ax.set_xticks(places, [group_label(group) for group in groups])
+    labels = [group_label(group) for group in groups]
+    tilt = {"rotation": 20, "ha": "right"} if sum(map(len, labels)) > 80 else {}  # side by side they would overlap
+    ax.set_xticks(places, labels, **tilt)
     ax.set_xticks([], minor=True)
-    ax.set_xlabel(", ".join(flag.replace("_", " ") for flag in flags))
     ax.yaxis.set_major_formatter(PercentFormatter(1))
     fig.legend(loc="outside lower center")
     return fig
@@ -272,30 +237,25 @@ def draw_last_accuracies(runs, groups, flags):
 
 def draw_comparisons(results):
     """Per comparison a bar to the left of 0 (questions broken) and one to the right (questions fixed)."""
-    fig = Figure((WIDTH, 1.5 + 0.5 * len(results)), layout="constrained")
+    fig = Figure((11.69, 1.5 + 0.5 * len(results)), layout="constrained")
     ax = fig.add_subplot(title="Paired comparison: questions broken (left) and fixed (right), exact McNemar test")
-    for y, (_, _, _, fixed, broken, p) in enumerate(results):
+    for y, (_, _, _, fixed, broken, _) in enumerate(results):
         ax.barh([y, y], [-broken, fixed], color=[COLORS[1], COLORS[0]])
         ax.text(-broken, y, f"{broken} ", ha="right", va="center")
         ax.text(fixed, y, f" {fixed}", va="center")
-        ax.annotate(p_text(p), (1.01, y), xycoords=("axes fraction", "data"), va="center")
-    names = [f"{textwrap.fill(label, 45)}\n{kind}, n = {n}" for label, kind, n, *_ in results]
+    names = [f"{textwrap.fill(label, 45)}\n{kind}, n = {n}, {read.p_text(p)}" for label, kind, n, _, _, p in results]
     ax.set_yticks(range(len(results)), names)
+    ax.invert_yaxis()
+    ax.margins(x=0.1, y=0.02)
     ax.axvline(0, color="black", linewidth=0.8)
-    ax.grid(axis="y", visible=False)
-    broken, fixed = (max(result[i] for result in results) for i in (4, 3))
-    room = 0.1 * max(broken + fixed, 10)  # for the numbers beside the bars
-    ax.set_xlim(-broken - room, fixed + room)
-    ax.set_ylim(len(results) - 0.5, -0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    ax.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
-    ax.set_xlabel("questions")
+    ax.set_xticks([])  # the numbers stand beside the bars
+    ax.grid(visible=False)
     return fig
 
 
 def draw_pages(runs, axis, results):
     """The figures of the PDF: dashboard, paired comparison, evaluation metrics, training metrics."""
-    metrics = {log: find_metrics(runs, log) for log in ("eval", "train")}
+    metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
     yield draw_dashboard(runs, metrics, axis)
@@ -327,20 +287,12 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="Plot one run or overlay several, from their log files.")
     add = parser.add_argument
     add("--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs")
-    add(
-        "--output", type=Path, help="PDF, or PNG of its first page (default: training_plots.pdf in the first directory)"
-    )
+    add("--output", type=Path, help="PDF, or PNG of its first page (default: LOG_DIR/training_plots.pdf)")
     add("--x", nargs="+", choices=AXES, default=["step"], help="the x axis of the curves, or several (default: step)")
     add("--metrics", nargs="+", metavar="KEY", help="only the curves of these keys of the logs, on one page")
     add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, or by parameters: a "
         "colour per group; without --metrics the accuracies at the end and their table")  # fmt: skip
-    add(
-        "--reach",
-        nargs="+",
-        type=float,
-        metavar="ACCURACY",
-        help="also print when each run first reached it, such as 0.5",
-    )
+    add("--reach", nargs="+", type=float, metavar="SHARE", help="also print when each run first had this accuracy")
     return parser.parse_args(argv)
 
 
@@ -350,27 +302,26 @@ def main(argv=None):
     try:
         if any(not 0 < accuracy <= 1 for accuracy in args.reach or []):
             raise ValueError("--reach takes shares above 0 and at most 1, such as 0.5")
-        runs = group_by(load_runs(args.log_dir), args.by)
-        report = []
+        runs = read.group_by(read.load_runs(args.log_dir), args.by)
         with matplotlib.rc_context(STYLE):
             if args.metrics:
                 save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)
-                report = [end_table(runs, args.by, args.metrics)]
+                report = [read.end_table(runs, args.by, args.metrics)]
             elif args.by:
-                groups = last_accuracies(runs)
+                groups = read.last_evaluations(runs)
                 save([draw_last_accuracies(runs, groups, args.by)], output)
-                report = [accuracy_table(groups, args.by)]
+                report = [read.accuracy_table(groups, args.by)]
             else:
-                results = compare_runs(runs)
+                results = read.compare_runs(runs)
                 save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x), results)), output)
                 report = [
-                    f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {p_text(p)}"
+                    f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {read.p_text(p)}"
                     for label, kind, n, fixed, broken, p in results
                 ]
-                head = (lambda run: f"{run.name}: ") if len(runs) > 1 else lambda run: ""
-                report += [head(run) + line for run in runs for line in accuracy_lines(run)]
+                for run in runs:
+                    report += [f"{run.name}: {line}" if len(runs) > 1 else line for line in read.accuracy_lines(run)]
         if args.reach:
-            report.append(reach_table(runs, args.by, args.reach))
+            report.append(read.reach_table(runs, args.by, args.reach))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,13 +4,14 @@ An example is a plain dict: id, question, answer (gold), solution (worked steps,
 (rendered: tokenize it with add_special_tokens=False), and where the data has them level and subject.
 """
 
-import json
 import random
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from tiny import word_problems
+from data import word_problems
+from grading.answers import last_boxed
+from logs import jsonl
 
 SYSTEM_PROMPT = """\
 Solve the problem. Respond in this form:
@@ -31,15 +32,19 @@ class Prompt(ABC):
     """A form of prompt and answer. Questions are joined to it, never formatted into it, so that braces survive."""
 
     name: str
-    stop_strings: tuple = ()  # generation ends after any of these, which stays in the text; always at EOS
+    stop_strings: tuple[str, ...] = ()  # generation ends after any of these, which stays in the text; always at EOS
 
     @abstractmethod
-    def render(self, tokenizer, question):
+    def render(self, tokenizer, question: str) -> str:
         """The text of the prompt, with its special tokens."""
 
     @abstractmethod
-    def format_solution(self, solution, answer):
+    def format_solution(self, solution: str, answer: str) -> str:
         """The completion, without EOS, that gives this solution and answer in this form."""
+
+    def messages(self, question: str) -> list[dict] | None:
+        """The chat before its template, which an OpenAI-compatible endpoint takes; None for a form of plain text."""
+        return None
 
 
 class ReasoningAnswer(Prompt):
@@ -47,16 +52,15 @@ class ReasoningAnswer(Prompt):
 
     name = "reasoning_answer"
 
-    def render(self, tokenizer, question):
+    def render(self, tokenizer, question: str) -> str:
         if not tokenizer.chat_template:
             return f"{SYSTEM_PROMPT}\n\n{question}\n"
         return tokenizer.apply_chat_template(self.messages(question), tokenize=False, add_generation_prompt=True)
 
-    def messages(self, question):
-        """The chat before its template: what an OpenAI-compatible endpoint takes."""
+    def messages(self, question: str) -> list[dict]:
         return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
-    def format_solution(self, solution, answer):
+    def format_solution(self, solution: str, answer: str) -> str:
         return f"<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>"
 
 
@@ -66,10 +70,10 @@ class R1Zero(Prompt):
     name = "r1_zero"
     stop_strings = ("</answer>",)
 
-    def render(self, tokenizer, question):
+    def render(self, tokenizer, question: str) -> str:
         return f"{R1_ZERO_PROMPT}{question}\nAssistant: <think>"
 
-    def format_solution(self, solution, answer):
+    def format_solution(self, solution: str, answer: str) -> str:
         return f"\n{solution}\n</think> <answer>{answer}</answer>"
 
 
@@ -78,10 +82,10 @@ class QuestionOnly(Prompt):
 
     name = "question_only"
 
-    def render(self, tokenizer, question):
+    def render(self, tokenizer, question: str) -> str:
         return f"{question}\n"
 
-    def format_solution(self, solution, answer):
+    def format_solution(self, solution: str, answer: str) -> str:
         return f"{solution}\nThe answer is \\boxed{{{answer}}}."
 
 
@@ -95,15 +99,15 @@ class Story(Prompt):
     )
     stop_strings = ("\n",)  # the end of the paragraph
 
-    def render(self, tokenizer, question):
+    def render(self, tokenizer, question: str) -> str:
         if not tokenizer.chat_template:  # what the tokenizer itself puts before a text (BOS or nothing), and the line
             return tokenizer.decode(tokenizer("")["input_ids"]) + question
         return tokenizer.apply_chat_template(self.messages(question), tokenize=False, add_generation_prompt=True)
 
-    def messages(self, question):
+    def messages(self, question: str) -> list[dict]:
         return [{"role": "user", "content": f"{self.task}\n\n{question}"}]
 
-    def format_solution(self, solution, answer):
+    def format_solution(self, solution: str, answer: str) -> str:
         return solution
 
 
@@ -140,15 +144,15 @@ class DataLoader(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, split, dataset_path):
+    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         """Example dicts without id and prompt, in a fixed order; empty where there is no such training split."""
 
     @classmethod
-    def read(cls, split, dataset_path=None):
+    def read(cls, split: str, dataset_path: str | None = None) -> list[dict]:
         """Every example of the split, without its prompt: this needs no tokenizer."""
         return [{"id": f"{cls.name}/{split}/{i}", **row} for i, row in enumerate(cls.load(split, dataset_path))]
 
-    def next_batch(self, n):
+    def next_batch(self, n: int) -> list[dict]:
         """The next `n` examples of an endless stream: each epoch is a shuffle by (seed, epoch) of all examples.
 
         No example comes twice within an epoch; a batch may reach over the end of one (or several) into the next.
@@ -164,10 +168,10 @@ class DataLoader(ABC):
             self.position += len(indices)
         return batch
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
         if self.position > len(self.examples):
             raise ValueError(f"cannot resume at example {self.position} of {self.source}: it has {len(self.examples)}")
@@ -188,7 +192,7 @@ class ArithmeticLoader(DataLoader):
     sizes = {"train": 10_000, "test": 500}
 
     @classmethod
-    def load(cls, split, dataset_path):
+    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         if dataset_path:
             raise ValueError("the data set 'arithmetic' is generated; leave --dataset_path out")
         rows = word_problems.generate(split, cls.sizes[split])
@@ -201,7 +205,7 @@ class GSM8kLoader(DataLoader):
     name, default_evaluator, default_prompt = "gsm8k", "gsm8k", "reasoning_answer"
 
     @classmethod
-    def load(cls, split, dataset_path):
+    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         rows = read_folder(dataset_path, split) if dataset_path else read_hub("openai/gsm8k", ["main"], split)
         return [gsm8k_example(row, where) for where, row in rows]
 
@@ -213,7 +217,7 @@ class MathLoader(DataLoader):
     subjects = "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus"
 
     @classmethod
-    def load(cls, split, dataset_path):
+    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         if dataset_path:
             rows = read_folder(dataset_path, split)
         elif split == "train":
@@ -229,15 +233,18 @@ class CreativeLoader(DataLoader):
     name, default_evaluator, default_prompt = "creative", "creative", "story"
 
     @classmethod
-    def load(cls, split, dataset_path):
-        rows = read_folder(dataset_path or Path(__file__).parent / "creative", split)
+    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
+        rows = read_folder(dataset_path or Path(__file__).parent / "data" / "opening_lines", split)
         return [{"question": _text(row, "opening", where).strip(), "answer": "", "solution": ""} for where, row in rows]
 
 
 DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader, CreativeLoader)}
 
 
-def get_dataloaders(name, tokenizer, *, prompt=None, dataset_path=None, max_prompt_length=512, seed=0, eval_size=None):
+def get_dataloaders(
+    name: str, tokenizer, *, prompt: str | None = None, dataset_path: str | None = None, max_prompt_length: int = 512,
+    seed: int = 0, eval_size: int | None = None,
+) -> tuple[DataLoader, DataLoader]:  # fmt: skip
     """(train_loader, test_loader). Raises ValueError, and OSError where the hub cannot be reached.
 
     prompt: a name in PROMPTS, by default the data set's own. eval_size: how many test examples, a fixed subset.
@@ -253,7 +260,7 @@ def get_dataloaders(name, tokenizer, *, prompt=None, dataset_path=None, max_prom
     return train_loader, DATASETS[name]("test", tokenizer, PROMPTS[prompt], size=eval_size, **same)
 
 
-def gsm8k_example(row, where):
+def gsm8k_example(row: dict, where: str) -> dict:
     """A row of GSM8K's schema: the gold answer is what follows the last ####. `where` names the row in errors."""
     text = _text(row, "answer", where)
     solution, mark, answer = text.rpartition("####")
@@ -264,7 +271,7 @@ def gsm8k_example(row, where):
     return {"question": _text(row, "question", where), "answer": answer, "solution": solution}
 
 
-def math_example(row, where):
+def math_example(row: dict, where: str) -> dict:
     """A row of MATH: problem; answer, or solution whose last \\boxed{} is the answer; level and subject where given."""
     solution = _text(row, "solution", where).strip() if "solution" in row else ""
     answer = _text(row, "answer", where) if "answer" in row or not solution else last_boxed(solution)
@@ -280,20 +287,7 @@ def math_example(row, where):
     }
 
 
-def last_boxed(text):
-    """What the last balanced \\boxed{...} (or \\fbox{...}, or \\boxed 5 up to the $) holds, or None."""
-    for box in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*", text))):
-        if text[box.end() : box.end() + 1] != "{":
-            return text[box.end() :].partition("$")[0].strip()
-        depth = 0
-        for token in re.compile(r"\\.|[{}]").finditer(text, box.end()):  # \{ and \} do not count
-            depth += {"{": 1, "}": -1}.get(token[0], 0)
-            if depth == 0:
-                return text[box.end() + 1 : token.start()]
-    return None
-
-
-def read_hub(name, configs, split):
+def read_hub(name: str, configs: list[str], split: str) -> list[tuple[str, dict]]:
     """Rows of a data set of the Hugging Face hub, as (where, row). Raises OSError."""
     import datasets  # here, because it takes a second to import
 
@@ -305,7 +299,7 @@ def read_hub(name, configs, split):
     return [(f"{name} {config} {split}, row {i}", row) for config, part in parts for i, row in enumerate(part, 1)]
 
 
-def read_folder(folder, split):
+def read_folder(folder: str, split: str) -> list[tuple[str, dict]]:
     """Rows of `split`.jsonl or .parquet (the hub's `split`-00000-of-00001.parquet too) in a folder, as (where, row).
 
     A folder with a single file of another name is test data alone. No training file: no rows. Raises ValueError.
@@ -336,21 +330,11 @@ def _read_file(path):
         rows = [(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
     else:
         with open(path, "rb") as file:
-            rows = [(f"{path}, line {i}", line) for i, line in enumerate(file, 1) if line.strip()]
-        rows = [(where, _parse_json(line, where)) for where, line in rows]
+            lines = [(f"{path}, line {i}", line) for i, line in enumerate(file, 1) if line.strip()]
+        rows = [(where, jsonl.parse(line, where)) for where, line in lines]
     if not rows:
         raise ValueError(f"{path} is empty")
     return rows
-
-
-def _parse_json(line, where):
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError as well
-        raise ValueError(f"{where}: not valid JSON ({getattr(error, 'msg', error)})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: not a JSON object")
-    return row
 
 
 def _text(row, column, where):

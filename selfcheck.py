@@ -1,6 +1,7 @@
 """About a minute of checks on your own model, data and hardware, before hours are spent: main.py's flags, no training.
 
     python selfcheck.py --model_name tiny/1m --dataset_name arithmetic
+    python selfcheck.py --check_judge 20 --dataset_name creative ...    the judge's report alone, on so many lines
 
 Each check prints its figure, whether it holds, and what to do if not. Exit code 1 if one fails.
 """
@@ -12,10 +13,13 @@ import time
 
 import torch
 
-import distributed
+import flags
 import llms
 import main
 import utils
+from evaluator import CreativeWritingEvaluator
+from grading import judge_report
+from runs import processes
 
 PROMPTS = 4  # sampled in groups of --group_size
 
@@ -45,8 +49,7 @@ def check_kl_and_ratio(args, run, sampled):
 
 def check_sampled_logps(args, run, sampled):
     """What was sampled is what is trained: the sampler's log-probs are those that the loss computes."""
-    settings = {name: getattr(args, name) for name in ("group_size", "temperature", "micro_batch_tokens")}
-    logps = llms.score(run.model, sampled.rollout, **settings)
+    logps = main.compute_logps(args, run.model, sampled.rollout)
     gap = (logps - sampled.rollout.sampled_logps).abs()[sampled.rollout.completion_mask.bool()]
     figure = f"mean gap {gap.mean():.1e} nats, worst {gap.max():.1e}"
     # bfloat16 (a sampling copy, or autocast) has 8 bits of mantissa: it differs by some hundredths of a nat on average.
@@ -61,12 +64,12 @@ def check_gradient(args, run, sampled):
     def gradient(batch, pieces, group_size):
         run.model.zero_grad()
         mask = batch.completion_mask
-        weights = torch.linspace(-1, 1, len(mask), device=mask.device)
+        advantages = torch.linspace(-1, 1, len(mask), device=mask.device)
         for piece in pieces:
             part = batch.select(piece) if len(pieces) > 1 else batch
             with utils.autocast(args.device):
                 loss, _ = main.compute_loss(
-                    run.model, None, *loss_inputs(part, piece)[:-1], weights[piece], beta=0.0, group_size=group_size,
+                    run.model, None, *loss_inputs(part, piece)[:-1], advantages[piece], beta=0.0, group_size=group_size,
                     temperature=args.temperature, num_sequences=len(mask), num_tokens=int(mask.sum()),
                 )  # fmt: skip
             loss.backward()
@@ -114,10 +117,11 @@ def check_masks(args, run, sampled):
 def check_template(args, run, sampled):
     """The prompt ends where the completion begins: a full chat starts with exactly the prompt."""
     example, prompt = sampled.examples[0], run.train_loader.prompt
-    if not hasattr(prompt, "messages") or not run.tokenizer.chat_template:
+    messages = prompt.messages(example["question"])
+    if messages is None or not run.tokenizer.chat_template:
         return True, f"prompt form {prompt.name} without a chat template", ""
     answer = {"role": "assistant", "content": "ANSWER"}
-    chat = run.tokenizer.apply_chat_template([*prompt.messages(example["question"]), answer], tokenize=False)
+    chat = run.tokenizer.apply_chat_template([*messages, answer], tokenize=False)
     ok = chat.startswith(example["prompt"] + "ANSWER")
     figure = f"prompt ends in {example['prompt'][-25:]!r}"
     return ok, figure, "the chat template's generation prompt differs from how it opens an assistant's turn"
@@ -237,19 +241,34 @@ def run_checks(args, run):
     return failed
 
 
+def check_judge(args, lines):
+    """The report of main.py's judge on a group of stories for each of so many opening lines: printed, and kept."""
+    if lines < 1:
+        raise ValueError("--check_judge takes a number of opening lines, at least 1")
+    args.eval_only = True  # so that the setup of a training run makes no report of its own
+    prepared = main.setup(args)
+    if not isinstance(prepared.evaluator, CreativeWritingEvaluator):
+        raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
+    judge_report.make(args, prepared, main.sample, lines)
+    print(f"kept in {args.output_dir / 'judge_report.json'}")
+
+
 def run(argv=None):
-    args = main.parse_args(argv)
+    parser = flags.ArgumentParser(description="Check a model, data and hardware; any other flag is one of main.py's.")
+    parser.add_argument("--check_judge", type=int, metavar="LINES", help="only the report of the judge of stories")
+    own, rest = parser.parse_known_args(argv)
+    args = flags.parse_args(rest)
     try:
-        distributed.check_alone()
+        processes.check_alone()
+        if own.check_judge is not None:
+            return check_judge(args, own.check_judge)
         prepared = main.setup(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     failed = run_checks(args, prepared)
-    print(
-        f"{len(CHECKS) - len(failed)} of {len(CHECKS)} checks hold"
-        + (f"; failed: {', '.join(failed)}" if failed else "")
-    )
+    summary = f"{len(CHECKS) - len(failed)} of {len(CHECKS)} checks hold"
+    print(f"{summary}; failed: {', '.join(failed)}" if failed else summary)
     return 1 if failed else 0
 
 

@@ -8,46 +8,36 @@ Only the completion is learnt: the prompt's tokens are context, and the EOS that
 Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 """
 
+import argparse
 import itertools
-import json
 import math
 import random
 import sys
 import time
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 
-import distributed
 import flags
 import llms
 import main as grpo
-import runs
-from evaluator import get_evaluator
-from rl_datasets import DATASETS, PROMPTS, get_dataloaders
-from utils import (
-    LENGTH_NORMALIZATIONS,
-    ArgumentParser,
-    Stages,
-    aggregate_tokens,
-    append_jsonl,
-    autocast,
-    get_per_token_logps,
-    masked_sum,
-    seed_everything,
-    split_into_micro_batches,
-    sum_metrics,
-)
+import utils
+from logs import jsonl
+from runs import processes, write_logs
+from runs.run import Run, run_to_the_end, save_checkpoint
+
+Sequences = list[tuple[list[int], list[int]]]  # (prompt ids, completion ids) of each example
 
 
-def train(
-    model, tokenizer, examples, *,
-    num_updates, train_batch_size=64, micro_batch_tokens=8192,
-    learning_rate=1e-5, final_learning_rate=0.0, warmup_steps=10, weight_decay=0.0, max_grad_norm=1.0,
-    length_normalization="masked_mean", normalization_constant=None, log_entropy=False, seed=0,
-    optimizer=None, start=0, tokens=0, start_time=None, output_dir=None, after_update=None,
-):  # fmt: skip
+def fine_tune(
+    model, tokenizer, examples: list[dict], *,
+    num_updates: int, train_batch_size: int = 64, micro_batch_tokens: int = 8192,
+    learning_rate: float = 1e-5, final_learning_rate: float = 0.0, warmup_steps: int = 10, weight_decay: float = 0.0,
+    max_grad_norm: float = 1.0, length_normalization: str = "masked_mean", normalization_constant: float | None = None,
+    log_entropy: bool = False, seed: int = 0, optimizer: torch.optim.Optimizer | None = None, start: int = 0,
+    tokens: int = 0, start_time: float | None = None, after_update: Callable[[dict], None] | None = None,
+) -> list[dict]:  # fmt: skip
     """Train the model in place on the completions of the examples, with AdamW.
 
     Args:
@@ -60,8 +50,7 @@ def train(
         log_entropy: also log the mean entropy (nats) of the model at the completions' tokens.
         optimizer, start, tokens, start_time: to continue after `start` updates: AdamW with its state, the tokens seen,
             and the time (perf_counter) from which `elapsed` counts.
-        output_dir: where train_log.jsonl is appended to; None writes no file.
-        after_update: called with the row of the log after each update: the place to evaluate and to save.
+        after_update: called with the row of the log after each update: the place to write, evaluate and save.
 
     Returns:
         The rows of the log, one per update: step, loss, entropy, grad_norm (before clipping), learning_rate,
@@ -72,30 +61,23 @@ def train(
     sequences = encode(tokenizer, examples)
     order = itertools.islice(example_order(len(sequences), seed), start * train_batch_size, None)
     optimizer = optimizer or get_optimizer(model, weight_decay)
-    stages, start_time, log = Stages(model.device), start_time or time.perf_counter(), []
-    if output_dir:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
+    stages, start_time, log = write_logs.Stages(model.device), start_time or time.perf_counter(), []
     model.train()
     optimizer.zero_grad()  # whatever the caller has left there
     steps = range(start + 1, num_updates + 1)
-    progress = runs.bar(steps, initial=start, total=num_updates, desc="SFT", unit="update")
+    progress = write_logs.bar(steps, initial=start, total=num_updates, desc="SFT", unit="update")
     for step in progress:
         batch = [sequences[i] for i in itertools.islice(order, train_batch_size)]
         with stages("loss"):
-            metrics = accumulate_gradients(
-                model,
-                batch,
-                tokenizer.pad_token_id,
-                micro_batch_tokens=micro_batch_tokens,
-                length_normalization=length_normalization,
-                normalization_constant=normalization_constant,
-                log_entropy=log_entropy,
-            )
+            metrics = accumulate_sft_gradient(
+                model, batch, tokenizer.pad_token_id, micro_batch_tokens=micro_batch_tokens, log_entropy=log_entropy,
+                length_normalization=length_normalization, normalization_constant=normalization_constant,
+            )  # fmt: skip
         with stages("step"):
             rate = learning_rate_at(step, num_updates, warmup_steps, learning_rate, final_learning_rate)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            grad_norm = distributed.full(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+            grad_norm = processes.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
             optimizer.step()
             optimizer.zero_grad()
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
@@ -103,72 +85,56 @@ def train(
         row |= {"examples": step * train_batch_size, "tokens": tokens, "total_tokens": tokens}  # the axis of any run
         row |= {**stages.flush(), "elapsed": time.perf_counter() - start_time}
         log.append(row)
-        if output_dir:
-            append_jsonl(Path(output_dir) / "train_log.jsonl", row)
         progress.set_postfix(loss=f"{metrics['loss']:.3f}")
         if after_update:
             after_update(row)
     return log
 
 
-def get_optimizer(model, weight_decay=0.0):
+def get_optimizer(model, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=weight_decay)
 
 
-def accumulate_gradients(
-    model,
-    batch,
-    pad_token_id,
-    *,
-    micro_batch_tokens,
-    length_normalization="masked_mean",
-    normalization_constant=None,
-    log_entropy=False,
-):
+def accumulate_sft_gradient(
+    model, batch: Sequences, pad_token_id: int, *, micro_batch_tokens: int,
+    length_normalization: str = "masked_mean", normalization_constant: float | None = None, log_entropy: bool = False,
+) -> dict[str, float]:  # fmt: skip
     """Add the gradient of one update's loss to the parameters, micro-batch by micro-batch.
 
     Args:
-        batch: list of (prompt ids, completion ids), as from encode: the whole update, of which each process takes some.
+        batch: from encode: the whole update, of which each process takes some.
 
     Returns:
         {"loss": of the whole update, "entropy": mean over its completion tokens, if asked for}
     """
     num_tokens = sum(len(completion) for _, completion in batch)
-    mine = distributed.share(batch)
+    mine = processes.share(batch)
     lengths = [len(prompt) for prompt, _ in mine], [len(completion) for _, completion in mine]
     metrics = {"loss": 0.0} | ({"entropy": 0.0} if log_entropy else {})
-    pieces = [rows for rows, _ in split_into_micro_batches(*lengths, group_size=1, max_tokens=micro_batch_tokens)]
-    for rows in distributed.same_number_of_passes(pieces, None):
-        ids, attention_mask, C = collate([mine[i] for i in rows] if rows else batch[:1], pad_token_id, model.device)
-        with autocast(model.device):
-            logps = get_per_token_logps(model, ids, attention_mask, C, return_entropy=log_entropy)
+    pieces = utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=micro_batch_tokens)
+    pieces = [[mine[i] for i in rows] for rows in pieces]
+    for piece, counts in processes.equal_passes(pieces, batch[:1]):
+        ids, attention_mask, C = collate(piece, pad_token_id, model.device)
+        with utils.autocast(model.device):
+            logps = utils.get_per_token_logps(model, ids, attention_mask, C, return_entropy=log_entropy)
         logps, entropies = logps if log_entropy else (logps, None)
-        completion_mask = attention_mask[:, -C:] * bool(rows)  # an idle pass counts nothing
+        completion_mask = attention_mask[:, -C:] if counts else torch.zeros_like(attention_mask[:, -C:])
         # Shares of the whole update's mean, so that they simply add whatever the split.
         loss = compute_sft_loss(
-            logps,
-            completion_mask,
-            length_normalization=length_normalization,
-            normalization_constant=normalization_constant,
-            num_sequences=len(batch),
-            num_tokens=num_tokens,
-        )
+            logps, completion_mask, length_normalization=length_normalization,
+            normalization_constant=normalization_constant, num_sequences=len(batch), num_tokens=num_tokens,
+        )  # fmt: skip
         loss.backward()
         metrics["loss"] += loss.item()
         if log_entropy:
-            metrics["entropy"] += (masked_sum(entropies, completion_mask) / num_tokens).item()
-    return sum_metrics(distributed.gather([metrics]))
+            metrics["entropy"] += (utils.masked_sum(entropies, completion_mask) / num_tokens).item()
+    return write_logs.merge_metrics(processes.gather([metrics]), sum)
 
 
 def compute_sft_loss(
-    per_token_logps,
-    completion_mask,
-    *,
-    length_normalization="masked_mean",
-    normalization_constant=None,
-    num_sequences=None,
-    num_tokens=None,
-):
+    per_token_logps: Tensor, completion_mask: Tensor, *, length_normalization: str = "masked_mean",
+    normalization_constant: float | None = None, num_sequences: int | None = None, num_tokens: int | None = None,
+) -> Tensor:  # fmt: skip
     """Negative log-likelihood of the completions (CS336 A5, section 4.2): these sequences' share of the update's loss.
 
     Args:
@@ -179,12 +145,12 @@ def compute_sft_loss(
     assert per_token_logps.shape == completion_mask.shape, (per_token_logps.shape, completion_mask.shape)
     num_sequences = len(completion_mask) if num_sequences is None else num_sequences
     num_tokens = int(completion_mask.sum()) if num_tokens is None else num_tokens
-    return aggregate_tokens(
+    return utils.aggregate_tokens(
         -per_token_logps, completion_mask, length_normalization, normalization_constant, num_sequences, num_tokens
     )
 
 
-def learning_rate_at(step, num_updates, warmup_steps, peak, final):
+def learning_rate_at(step: int, num_updates: int, warmup_steps: int, peak: float, final: float) -> float:
     """The rate of update `step` (1 to num_updates): linear to the peak at warmup_steps, then a cosine towards final."""
     if step <= warmup_steps:
         return peak * step / warmup_steps
@@ -192,8 +158,8 @@ def learning_rate_at(step, num_updates, warmup_steps, peak, final):
     return final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def encode(tokenizer, examples):
-    """List of (prompt ids, completion ids), tokenized apart, as in sampling, so that no token spans the border.
+def encode(tokenizer, examples: list[dict]) -> Sequences:
+    """(prompt ids, completion ids) of each example, tokenized apart, as in sampling, so that no token spans the border.
 
     The EOS is appended as an id: as text it would depend on how the tokenizer reads it.
     """
@@ -202,7 +168,7 @@ def encode(tokenizer, examples):
     return [(p, c + [tokenizer.eos_token_id]) for p, c in zip(prompts, completions, strict=True)]
 
 
-def collate(sequences, pad_token_id, device="cpu"):
+def collate(sequences: Sequences, pad_token_id: int, device="cpu") -> tuple[Tensor, Tensor, int]:
     """Prompts left-padded and completions right-padded: prompt_completion_ids (B, T), attention_mask (B, T) and C."""
     P, C = (max(len(part) for part in parts) for parts in zip(*sequences, strict=True))
     ids = torch.full((len(sequences), P + C), pad_token_id)
@@ -214,7 +180,7 @@ def collate(sequences, pad_token_id, device="cpu"):
     return ids.to(device), attention_mask.to(device), C
 
 
-def example_order(n, seed):
+def example_order(n: int, seed: int) -> Iterator[int]:
     """Endless row numbers: every epoch is its own permutation of range(n)."""
     for epoch in itertools.count():
         order = list(range(n))
@@ -225,8 +191,8 @@ def example_order(n, seed):
 def _check(examples, length_normalization, normalization_constant):
     if not examples:
         raise ValueError("there are no examples to train on")
-    if length_normalization not in LENGTH_NORMALIZATIONS:
-        known = ", ".join(LENGTH_NORMALIZATIONS)
+    if length_normalization not in utils.LENGTH_NORMALIZATIONS:
+        known = ", ".join(utils.LENGTH_NORMALIZATIONS)
         raise ValueError(f"length_normalization must be one of {known}, not {length_normalization!r}")
     if length_normalization == "masked_normalize" and not normalization_constant:
         raise ValueError("length_normalization masked_normalize needs normalization_constant, a number of tokens")
@@ -237,33 +203,25 @@ def _check(examples, length_normalization, normalization_constant):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def read_gold(path, prompt_name):
+def read_gold(path: str, prompt_name: str) -> list[dict]:
     """Rows of generate_gold.py's file: question, completion, answer. Raises ValueError, with the line of a bad one."""
-    rows = []
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        rows = jsonl.read(path)
+    except OSError as error:
         raise ValueError(f"--train_file {path}: cannot be read ({error})") from error
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where}: not valid JSON ({error})") from error
+    for number, row in enumerate(rows, 1):
         for column in ("question", "completion", "answer"):
-            if not isinstance(row, dict) or not isinstance(row.get(column), str):
-                raise ValueError(f"{where}: needs a text column {column!r}, as generate_gold.py writes it")
-        if row.get("prompt_name", prompt_name) != prompt_name:
-            raise ValueError(
-                f"{where}: its completion is in the form {row['prompt_name']}, not {prompt_name}: see --prompt"
-            )
-        rows.append(row)
+            if not isinstance(row.get(column), str):
+                raise ValueError(f"{path}, row {number}: needs a text column {column!r}, as generate_gold.py writes it")
+        form = row.get("prompt_name", prompt_name)
+        if form != prompt_name:
+            raise ValueError(f"{path}, row {number}: its completion is in the form {form}, not {prompt_name}: --prompt")
     if not rows:
         raise ValueError(f"--train_file {path} is empty")
     return rows
 
 
-def select_examples(rows, args, prompt, tokenizer, evaluator):
+def select_examples(rows: list[dict], args, prompt, tokenizer, evaluator) -> list[dict]:
     """The examples to train on: filtered, shuffled by the seed, cut to num_examples (so that subsets are nested)."""
     counts = {"read": len(rows)}
     if args.filter_correct:
@@ -290,15 +248,11 @@ def select_examples(rows, args, prompt, tokenizer, evaluator):
     return chosen
 
 
-def parse_args(argv=None):
-    parser = ArgumentParser(
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = flags.ArgumentParser(
         description="Fine-tune a language model on worked solutions, and evaluate it as main.py does."
     )
-    add = parser.add_argument_group("model and data").add_argument
-    add("--model_name", default="Qwen/Qwen2-0.5B-Instruct", help="hub name or directory with safetensors weights")
-    add(
-        "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
-    )
+    add = flags.add_model_and_data(parser)
     add("--train_file", required=True, help="the .jsonl that generate_gold.py writes: question, completion, answer")
     add(
         "--num_examples",
@@ -308,134 +262,64 @@ def parse_args(argv=None):
     add(
         "--filter_correct", action="store_true", help="leave out examples that the evaluator finds not strictly correct"
     )
-    add("--dataset_name", default="gsm8k", help=f"for evaluation, one of: {', '.join(DATASETS)}")
-    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
-    add("--evaluator", help="default: the data set's own")
-    add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
-    add("--max_prompt_length", type=int, default=512, help="tokens; examples with a longer prompt are left out")
-    add(
-        "--max_completion_length", type=int, default=512, help="tokens; of examples, and of completions when evaluating"
-    )
-    add = parser.add_argument_group("optimisation").add_argument
+    flags.add_sampling(parser)
+    add = flags.add_optimisation(parser)
     add("--epochs", type=float, default=1.0, help="passes over the examples")
     add("--num_updates", type=int, help="optimiser steps, instead of --epochs")
     add("--train_batch_size", type=int, default=32, help="examples per optimiser step")
-    add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass: memory only, not the gradient")
     add("--learning_rate", type=float, default=1e-5, help="peak, followed by a cosine to 0")
-    add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
-    add("--weight_decay", type=float, default=0.0, help="of AdamW")
-    add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
-    add(
-        "--length_normalization",
-        default="masked_mean",
-        choices=LENGTH_NORMALIZATIONS,
-        help="per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens",
-    )
+    flags.add_length_normalization(add)
     add("--log_entropy", action="store_true", help="log the entropy at the completions' tokens: a little slower")
-    add = parser.add_argument_group("evaluation and output").add_argument
-    add("--eval_updates", type=int, default=100, help="evaluate every so many updates, and first and last")
-    add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
-    add("--eval_temperature", type=float, default=0.0, help="0 is greedy")
-    add("--eval_samples", type=int, default=1, help="completions per test problem; several give pass@k")
-    add("--save_updates", type=int, default=100, help="checkpoint every so many updates, and last")
-    add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
-    add("--resume", action="store_true", help="continue the run in output_dir; give the run's own flags again")
-    add("--output_dir", type=Path, default=Path("output/sft"), help="logs, transcripts, checkpoints; must hold no run")
-    add = parser.add_argument_group("runtime").add_argument
-    add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time when evaluating")
-    add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
-    add("--seed", type=int, default=0, help="of the examples and their order")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1 ...")
-    args = parser.parse_args(argv)
-    args.eval_only = False
-    return args
+    flags.add_evaluation_and_output(parser, "output/sft", "updates")
+    flags.add_runtime(parser)
+    return parser.parse_args(argv)
 
 
-def setup(args):
+def setup(args: argparse.Namespace) -> Run:
     """Model, data and examples, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    distributed.init(args.device)
-    flags.check_numbers(args)
-    flags.check_names(args)
-    runs.check_output_dir(args)
-    seed_everything(args.seed)
-    model, tokenizer = llms.get_llm_tokenizer(
-        args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
-    )
-    shared = {
-        name: getattr(args, name) for name in ("prompt", "dataset_path", "max_prompt_length", "seed", "eval_size")
-    }
-    train_loader, test_loader = get_dataloaders(args.dataset_name, tokenizer, **shared)
-    flags.check_lengths(args, model, train_loader, test_loader)
-    prompt = train_loader.prompt
-    evaluator = get_evaluator(args.evaluator or train_loader.default_evaluator, prompt=prompt.name)
-    examples = select_examples(read_gold(args.train_file, prompt.name), args, prompt, tokenizer, evaluator)
-    sampler = llms.get_sampler(model, args.sampling_dtype)
-    run = SimpleNamespace(
-        model=llms.shard(model),
-        sampler=sampler,
-        tokenizer=tokenizer,
-        train_loader=train_loader,
-        test_loader=test_loader,
-        evaluator=evaluator,
-        examples=examples,
-        optimizer=get_optimizer(model, args.weight_decay),
-        interrupts=runs.Interrupts(),
-        step=0,
-        evaluated_step=None,
-        accuracy=None,
-        total_tokens=0,
-        boundary={"total_tokens": 0},
-        num_updates=args.num_updates or max(1, math.ceil(args.epochs * len(examples) / args.train_batch_size)),
-        start=time.perf_counter(),
-    )
+    processes.init(args.device)
+    run = grpo.load(args)
+    prompt = run.train_loader.prompt
+    rows = read_gold(args.train_file, prompt.name)
+    run.examples = select_examples(rows, args, prompt, run.tokenizer, run.evaluator)
+    run.optimizer = get_optimizer(run.model, args.weight_decay)
     return run
 
 
-def fine_tune(args, run):
-    """Train on run.examples with evaluations and checkpoints, from run.step on."""
+def train(args: argparse.Namespace, run: Run) -> None:
+    """Fine-tune on run.examples with evaluations and checkpoints, from run.step on."""
+    num_updates = args.num_updates or max(1, math.ceil(args.epochs * len(run.examples) / args.train_batch_size))
 
     def finish(row):
         """After each update: count, evaluate and save when due, and stop here if a signal has asked for it."""
         run.step, run.total_tokens = row["step"], row["tokens"]
-        run.boundary = {"total_tokens": run.total_tokens}
+        write_logs.append(args, "train_log.jsonl", row)
+        run.mark()
         llms.refresh_sampler(run.sampler, run.model)
         run.interrupts.release()
-        last = run.step == run.num_updates
+        last = run.step == num_updates
         if last or run.step % args.eval_updates == 0:
-            runs.save_evaluation(args, run, *grpo.evaluate(args, run))
+            grpo.evaluate(args, run)
         if last or run.step % args.save_updates == 0:
-            runs.save_checkpoint(args, run)
+            save_checkpoint(args, run)
         run.interrupts.hold()  # an update is short: a signal waits for its end
 
-    if run.evaluated_step != run.step and (run.step % args.eval_updates == 0 or run.step == run.num_updates):
-        runs.save_evaluation(args, run, *grpo.evaluate(args, run))
+    llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
+    if run.evaluated_step != run.step and (run.step % args.eval_updates == 0 or run.step == num_updates):
+        grpo.evaluate(args, run)
     run.interrupts.hold()
-    train(
-        run.model,
-        run.tokenizer,
-        run.examples,
-        num_updates=run.num_updates,
-        train_batch_size=args.train_batch_size,
-        micro_batch_tokens=args.micro_batch_tokens,
-        learning_rate=args.learning_rate,
-        warmup_steps=min(args.warmup_steps, run.num_updates),
-        max_grad_norm=args.max_grad_norm,
-        length_normalization=args.length_normalization,
-        normalization_constant=args.max_completion_length,
-        log_entropy=args.log_entropy,
-        seed=args.seed,
-        optimizer=run.optimizer,
-        start=run.step,
-        tokens=run.total_tokens,
-        start_time=run.start,
-        output_dir=args.output_dir,
-        after_update=finish,
-    )
+    fine_tune(
+        run.model, run.tokenizer, run.examples, num_updates=num_updates, train_batch_size=args.train_batch_size,
+        micro_batch_tokens=args.micro_batch_tokens, learning_rate=args.learning_rate,
+        warmup_steps=min(args.warmup_steps, num_updates), max_grad_norm=args.max_grad_norm,
+        length_normalization=args.length_normalization, normalization_constant=args.max_completion_length,
+        log_entropy=args.log_entropy, seed=args.seed, optimizer=run.optimizer, start=run.step, tokens=run.total_tokens,
+        start_time=run.start, after_update=finish,
+    )  # fmt: skip
 
 
-def main(argv=None):
-    args = parse_args(argv)
-    return runs.run_to_the_end(args, setup, fine_tune)
+def main(argv: list[str] | None = None) -> int:
+    return run_to_the_end(parse_args(argv), setup, train)
 
 
 if __name__ == "__main__":

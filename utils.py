@@ -1,25 +1,20 @@
-"""Log-prob and mask mathematics, micro-batches, seeds, intervals, log files: what every other room stands on.
+"""Log-probs and masks, and what they stand on: micro-batches, seeds, precision.
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size, V vocabulary.
 """
 
-import argparse
-import json
-import math
-import os
 import random
-import time
-from collections import defaultdict
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import DynamicCache
 
-import distributed
+from runs import processes
 
 # Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
@@ -33,20 +28,22 @@ LENGTH_BUCKETS = 4
 
 
 def get_per_token_logps(
-    model, prompt_completion_ids, attention_mask, logits_to_keep, *, group_size=1, temperature=1.0, return_entropy=False
-):
+    model: torch.nn.Module, prompt_completion_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *,
+    group_size: int = 1, temperature: float = 1.0, return_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probability of each completion token under softmax(logits / temperature), in float32.
 
     Args:
         prompt_completion_ids, attention_mask: (B, T), prompts left-padded, completions right-padded.
         logits_to_keep: C, the number of completion columns.
-        group_size: that many consecutive rows share their prompt, which is then run only once per group.
+        group_size: G consecutive rows share their prompt, which is then run only once for them. Fewer rows than that
+            are a part of one group.
         return_entropy: also return the entropy in nats of each token's distribution, without gradient.
 
     Returns:
         (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of (B, C).
     """
-    compute = getattr(model, "per_token_logps", partial(per_token_logps, model))  # a sharded model brings its own
+    compute = model.per_token_logps if processes.is_sharded(model) else partial(per_token_logps, model)  # llms.shard
     return compute(prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy)
 
 
@@ -55,6 +52,7 @@ def per_token_logps(
 ):
     """get_per_token_logps of a model whose embedding, norm and output layer are whole."""
     B, T = prompt_completion_ids.shape
+    group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < logits_to_keep < T and B % group_size == 0, (logits_to_keep, T, B, group_size)
 
@@ -113,21 +111,21 @@ class _ChunkedLogps(torch.autograd.Function):
         return grad_states, grad_weight, grad_bias, None, None, None
 
 
-def _chunks(n, vocabulary):
+def _chunks(n: int, vocabulary: int) -> list[slice]:
     """Slices of range(n) of so many rows that their logits have at most LOGITS_CHUNK elements."""
     size = max(1, LOGITS_CHUNK // vocabulary)
     return [slice(start, start + size) for start in range(0, n, size)]
 
 
-def _completion_hidden_states(model, ids, attention_mask, C, group_size):
+def _completion_hidden_states(model, ids: Tensor, attention_mask: Tensor, C: int, group_size: int) -> Tensor:
     """(B, C, H): the last hidden state before each completion token, which predicts that token."""
     body = model.get_decoder()
     P = ids.shape[1] - C
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    # Checkpointing drops the cache, so nothing can be shared. Sharded, all processes must make equally many passes,
-    # whatever the size of their groups: always two.
-    alone = group_size == 1 and not hasattr(model, "per_token_logps")
-    if alone or model.is_activation_checkpointing:
+    # Checkpointing drops the cache, so nothing can be shared. Sharded, every process runs a prompt and its completions
+    # apart, in two passes whatever the size of its groups, since all must make equally many.
+    sharded = processes.is_sharded(model)
+    if model.is_activation_checkpointing or (group_size == 1 and not sharded):
         hidden = body(ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False).last_hidden_state
         return hidden[:, P - 1 : -1]
 
@@ -145,8 +143,7 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
 
     # Completions of similar length run together, so that little is padded.
     lengths = attention_mask[:, P:].sum(1)  # (B,)
-    buckets = 1 if hasattr(model, "per_token_logps") else LENGTH_BUCKETS
-    for rows in lengths.argsort().chunk(buckets):
+    for rows in lengths.argsort().chunk(1 if sharded else LENGTH_BUCKETS):
         end = max(1, int(lengths[rows].max()) - 1)  # the last token predicts nothing; one at least: a pass for everyone
         own = DynamicCache()  # index_select: plain indexing adds gradients up in no fixed order on several threads
         for i, layer in enumerate(cache.layers):
@@ -162,13 +159,13 @@ def _completion_hidden_states(model, ids, attention_mask, C, group_size):
     return hidden
 
 
-def compute_entropy(logits):
+def compute_entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v, stable for any shift."""
     z = logits - logits.amax(-1, keepdim=True)
     return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
 
-def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
+def tokenize_prompt_and_output(prompt_strs: list[str], output_strs: list[str], tokenizer) -> dict[str, Tensor]:
     """Tokenize prompts and outputs apart and join them, so that no token spans the border (CS336 A5, section 4.2).
 
     Returns:
@@ -191,22 +188,24 @@ def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def masked_sum(values, mask, dim=None):
+def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of values where mask is true. `where`, not multiplication: a NaN or inf times 0 would be NaN."""
     return torch.where(mask.bool(), values, 0.0).sum(dim)
 
 
-def masked_mean(values, mask, dim=None):
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of values where mask is true, over the number of true entries; NaN where there is none."""
     return masked_sum(values, mask, dim) / mask.sum(dim)
 
 
-def masked_normalize(values, mask, constant, dim=None):
+def masked_normalize(values: Tensor, mask: Tensor, constant: float, dim: int | None = None) -> Tensor:
     """Sum of values where mask is true, over a constant (Dr. GRPO, arXiv:2503.20783)."""
     return masked_sum(values, mask, dim) / constant
 
 
-def aggregate_tokens(per_token, mask, length_normalization, constant, num_sequences, num_tokens):
+def aggregate_tokens(
+    per_token: Tensor, mask: Tensor, length_normalization: str, constant: float, num_sequences: int, num_tokens: int
+) -> Tensor:
     """Sum of a per-token loss (B, C) over this call's tokens, divided as the update's mean asks; shares simply add.
 
     "masked_mean": mean over each sequence's own tokens, then over sequences (GRPO, arXiv:2402.03300).
@@ -233,7 +232,9 @@ LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def split_into_micro_batches(prompt_lengths, completion_lengths, group_size, max_tokens):
+def split_into_micro_batches(
+    prompt_lengths: list[int], completion_lengths: list[int], group_size: int, max_tokens: int
+) -> list[list[int]]:
     """Group rows into micro-batches of at most max_tokens padded tokens, with a shared prompt counted once per group.
 
     Groups of similar length go together, so that little is padded; a group too long for the budget is cut into parts.
@@ -242,7 +243,7 @@ def split_into_micro_batches(prompt_lengths, completion_lengths, group_size, max
         prompt_lengths, completion_lengths: one number per row; each group is group_size consecutive rows.
 
     Returns:
-        list of (rows, group_size): row numbers, and how many consecutive ones of them share a prompt.
+        lists of row numbers: whole groups, or a part of one.
     """
     groups = [list(range(i, i + group_size)) for i in range(0, len(prompt_lengths), group_size)]
     longest = {g[0]: max(1, max(completion_lengths[i] for i in g)) for g in groups}
@@ -251,195 +252,36 @@ def split_into_micro_batches(prompt_lengths, completion_lengths, group_size, max
         p, c = prompt_lengths[group[0]], longest[group[0]]
         fitting = min(group_size, max(1, (max_tokens - p) // c))
         if fitting < group_size:
-            parts = [group[i : i + fitting] for i in range(0, group_size, fitting)]
-            micro_batches += [(part, len(part)) for part in parts]
+            micro_batches += [group[i : i + fitting] for i in range(0, group_size, fitting)]
             continue
         if current and (len(current) // group_size + 1) * (max(P, p) + group_size * max(C, c)) > max_tokens:
-            micro_batches.append((current, group_size))
+            micro_batches.append(current)
             current, P, C = [], 0, 0
         current, P, C = current + group, max(P, p), max(C, c)
-    return micro_batches + ([(current, group_size)] if current else [])
+    return [*micro_batches, current] if current else micro_batches
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Statistics and seeds
+# Seeds and precision
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def wilson_interval(successes, n, z=1.959963984540054):
-    """Wilson's 95 % score interval (low, high) for a proportion; unlike p +- 1.96 s it holds near 0 and 1."""
-    if n == 0:
-        return math.nan, math.nan
-    p, denominator = successes / n, 1 + z * z / n
-    centre = (p + z * z / (2 * n)) / denominator
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / denominator
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def seed_everything(seed):
+def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch (every device), each process with a stream of its own."""
-    seed = _own_seed(seed)
+    seed = processes.own_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 @contextmanager
-def isolated_seed(seed):
+def isolated_seed(seed: int) -> Iterator[None]:
     """Seed torch inside the block and restore its random state after it: evaluation must not disturb training."""
-    with torch.random.fork_rng(devices=_own_gpus()):
-        torch.manual_seed(_own_seed(seed))
+    with torch.random.fork_rng(devices=processes.own_gpus()):
+        torch.manual_seed(processes.own_seed(seed))
         yield
 
 
-def _own_seed(seed):
-    return seed + 1_000_003 * distributed.rank()  # the seed itself on one process
-
-
-def _own_gpus():
-    """Numbers of the GPUs that this process may use: of several processes each has one."""
-    several = distributed.world_size() > 1 and torch.cuda.is_available()
-    return [torch.cuda.current_device()] if several else list(range(torch.cuda.device_count()))
-
-
-def get_rng_state():
-    """Every random state that a run draws from, in types that a checkpoint may hold."""
-    return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpus()]}
-
-
-def set_rng_state(state):
-    """Put back what get_rng_state returned; CUDA states only where there are as many devices as before."""
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == len(_own_gpus()):
-        for gpu, cuda_state in zip(_own_gpus(), state["cuda"], strict=True):
-            torch.cuda.set_rng_state(cuda_state, gpu)
-
-
-def pass_at_k(correct, n, k):
-    """Mean over problems of the chance that k of its n samples, drawn without repeats, hold a correct one.
-
-    The unbiased estimator 1 - C(n - c, k) / C(n, k) of arXiv:2107.03374; correct: c of each problem.
-    """
-    return sum(1 - math.comb(n - c, k) / math.comb(n, k) for c in correct) / len(correct)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Devices and time
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def autocast(device):
+def autocast(device: str | torch.device) -> AbstractContextManager:
     """bfloat16 autocast on CUDA, over float32 master weights; nothing elsewhere."""
     return torch.autocast("cuda", torch.bfloat16) if torch.device(device).type == "cuda" else nullcontext()
-
-
-class Stages:
-    """Seconds spent per named stage: `with stages("sample"): ...`, then `stages.flush()` -> {"time/sample": 1.2}."""
-
-    def __init__(self, device="cpu"):
-        self.cuda, self.seconds = torch.device(device).type == "cuda", defaultdict(float)
-
-    def _now(self):
-        if self.cuda:
-            torch.cuda.synchronize()  # kernels run behind Python: wait, or the next stage pays for this one
-        return time.perf_counter()
-
-    @contextmanager
-    def __call__(self, name):
-        start = self._now()
-        yield
-        self.seconds[f"time/{name}"] += self._now() - start
-
-    def flush(self):
-        seconds = dict(self.seconds, **{"time/total": sum(self.seconds.values())})
-        self.seconds.clear()
-        return seconds
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Logs: of several processes only the first one writes
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class Halted(OSError):
-    """What the run depends on has failed, not the run: it is saved and ends with this message; --resume continues."""
-
-
-def _jsonable(value):
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None  # NaN is no JSON: a missing number is null
-    if isinstance(value, dict):
-        return {k: _jsonable(v) for k, v in value.items()}
-    return [_jsonable(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def append_jsonl(path, row):
-    """Append one row to a log in a single write and flush it: a killed run tears at most its last line."""
-    if not distributed.is_main():
-        return
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(_jsonable(row), ensure_ascii=True) + "\n")
-
-
-def read_jsonl(path):
-    """The rows of a complete log; none where there is no such file."""
-    path = Path(path)
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-
-
-def write_jsonl(path, rows):
-    """Write a whole file of rows under a temporary name and rename it: it is complete or absent."""
-    if not distributed.is_main():
-        return
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(_jsonable(row), ensure_ascii=True) + "\n" for row in rows), "utf-8")
-    os.replace(temporary, path)
-
-
-def sum_metrics(shares):
-    """Metrics of one update from its shares: sums, but the least _min and the greatest _max."""
-    merged = {}
-    for key in dict.fromkeys(key for share in shares for key in share):
-        pick = min if key.endswith("_min") else max if key.endswith("_max") else sum
-        merged[key] = pick(share[key] for share in shares if key in share)
-    return merged
-
-
-def average_metrics(updates):
-    """Metrics of one iteration from those of its updates: means, but the least _min and the greatest _max."""
-    merged = {}
-    for key in dict.fromkeys(key for update in updates for key in update):
-        values = [update[key] for update in updates if key in update]
-        pick = min if key.endswith("_min") else max if key.endswith("_max") else lambda v: sum(v) / len(v)
-        merged[key] = pick(values)
-    return merged
-
-
-def write_json(path, value):
-    """Write one JSON file, complete or not at all."""
-    if not distributed.is_main():
-        return
-    temporary = Path(path).with_suffix(".tmp")
-    temporary.write_text(json.dumps(_jsonable(value), indent=2, default=str) + "\n", "utf-8")
-    os.replace(temporary, path)
-
-
-class _DefaultsOnce(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a flag's default, unless its help says what happens without it."""
-
-    def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """Flags whose --help shows the defaults, and whose errors are one line with exit code 2."""
-
-    def __init__(self, **kwargs):
-        super().__init__(formatter_class=_DefaultsOnce, allow_abbrev=False, **kwargs)
-
-    def error(self, message):
-        self.exit(2, f"error: {message} (--help lists every flag)\n")

@@ -3,7 +3,7 @@
   step           main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
   sampling       llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
   shared_prompt  the policy's forward and backward with the prompt run once per group, beside once per row
-  supervised     sft.train, optimiser and logs included, beside a bare forward and backward on the same padded batches
+  supervised     sft.fine_tune, optimiser included, beside a bare forward and backward on the same padded batches
   memory         what the loss adds to the peak of a Qwen2-0.5B body, beside full float32 logits
 
 Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import date
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -34,10 +35,13 @@ import llms
 import main as grpo
 import sft
 import utils
-from rl_datasets import DATASETS, PROMPTS, get_dataloaders
+from flags import ArgumentParser
+from logs import jsonl
+from rl_datasets import get_dataloaders
+from runs import write_logs
 
 HERE = Path(__file__).parent
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 PROMPT, COMPLETION, GROUP = 512, 64, 16  # of shared_prompt
 MEMORY_SEQUENCES, MEMORY_COMPLETION = 8, 256
 SFT_EXAMPLES, SFT_BATCH = 256, 32
@@ -74,22 +78,18 @@ def run_grpo(args, output_dir):
     stages, get_per_token_logps = StagesWithMemory(args.device), utils.get_per_token_logps
 
     def timed_logps(*inputs, **options):
-        if not torch.is_inference_mode_enabled():  # only the reference runs so
-            return get_per_token_logps(*inputs, **options)
-        with plain_stages.__call__(stages, "reference"):
+        with stages.timed("reference") if torch.is_inference_mode_enabled() else nullcontext():  # only it runs so
             return get_per_token_logps(*inputs, **options)
 
-    utils.get_per_token_logps = timed_logps
-    plain_stages, utils.Stages = utils.Stages, lambda device: stages
+    utils.get_per_token_logps, write_logs.Stages = timed_logps, lambda device: stages  # this process runs nothing else
     flags = dict(
         model_name=args.model_name, dataset_name="arithmetic", device=args.device, output_dir=output_dir,
         rollout_batch_size=args.num_prompts * args.group_size, group_size=args.group_size, beta=args.beta, eval_size=1,
         max_completion_length=args.max_completion_length, micro_batch_tokens=args.micro_batch_tokens,
         num_train_iters=args.iterations + 1, eval_iterations=10**6, save_iterations=10**6,
     )  # fmt: skip
-    if grpo.main(as_flags(flags)):
-        raise RuntimeError("main.py failed")
-    rows = utils.read_jsonl(output_dir / "train_log.jsonl")
+    assert grpo.main(as_flags(flags)) == 0
+    rows = jsonl.read(output_dir / "train_log.jsonl")
     value = {key: median(row[key] for row in rows[1:]) for key in rows[1] if isinstance(rows[1][key], (int, float))}
     reference = value.get("time/reference", 0.0)
     return {
@@ -105,8 +105,10 @@ def run_grpo(args, output_dir):
     } | {f"peak memory: {key[7:]}, MiB": value[key] / MIB for key in value if key.startswith("memory/")}
 
 
-class StagesWithMemory(utils.Stages):
+class StagesWithMemory(write_logs.Stages):
     """Stages that log their peak memory beside their seconds."""
+
+    timed = write_logs.Stages.__call__
 
     def __init__(self, device):
         super().__init__(device)
@@ -115,7 +117,7 @@ class StagesWithMemory(utils.Stages):
     @contextmanager
     def __call__(self, name):
         reset_peak_memory(self.device)
-        with super().__call__(name):
+        with self.timed(name):
             yield
         self.peaks[f"memory/{name}"] = peak_memory(self.device)
 
@@ -144,7 +146,7 @@ def as_flags(values):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Sampling
+# Sampling, shared prompt, supervised fine-tuning, memory
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -154,34 +156,26 @@ def sampling(args, folder):
     model = llms.get_sampler(policy).eval()
     loader, _ = get_dataloaders("arithmetic", tokenizer)
     prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
+    options = dict(num_samples=args.group_size, max_new_tokens=args.max_completion_length)
     natural = llms.eos_token_ids(model, tokenizer)
     for lengths, eos in (("natural", natural), ("equal", [model.config.vocab_size])):  # an id outside the vocabulary
-        llms.eos_token_ids = lambda *_, eos=eos: eos
-        runs = alternate(
-            args,
-            ours=lambda: sample_ours(args, model, tokenizer, prompts),
-            generate=lambda eos=eos: sample_transformers(args, model, tokenizer, prompts, eos),
-        )
+        with patch.object(llms, "eos_token_ids", return_value=eos):
+            runs = alternate(
+                args,
+                ours=lambda: llms.generate(model, tokenizer, prompts, **options).lengths.tolist(),
+                generate=lambda: sample_transformers(args, model, tokenizer, prompts),
+            )
         for name, taken in runs.items():
             yield f"{lengths} lengths, {name}", "s", [seconds for seconds, _ in taken]
             yield f"{lengths} lengths, {name}", "tokens/s", [sum(n) / seconds for seconds, n in taken]
             yield f"{lengths} lengths, {name}: mean completion", "tokens", [sum(n) / len(n) for _, n in taken]
         yield f"{lengths} lengths, generate / ours", "ratio", ratios(runs["generate"], runs["ours"])
-    bandwidth = copy_bandwidth(args.device)
-    floor = decode_bytes(args, model, tokenizer, prompts) / bandwidth
-    yield "copy bandwidth", "GiB/s", [bandwidth / GIB]
-    yield "equal lengths, bandwidth floor", "s", [floor]
-    yield "equal lengths, floor / ours", "ratio", [floor / seconds for seconds, _ in runs["ours"]]
 
 
-def sample_ours(args, model, tokenizer, prompts):
-    options = dict(num_samples=args.group_size, max_new_tokens=args.max_completion_length)
-    return llms.generate(model, tokenizer, prompts, **options).lengths.tolist()
-
-
-def sample_transformers(args, model, tokenizer, prompts, eos):
+def sample_transformers(args, model, tokenizer, prompts):
     """model.generate from the whole distribution: every field is set, since an unset one is the model's own."""
     inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(model.device)
+    eos = llms.eos_token_ids(model, tokenizer)
     config = GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, eos_token_id=eos, use_cache=True,
         max_new_tokens=args.max_completion_length, num_return_sequences=args.group_size,
@@ -192,32 +186,6 @@ def sample_transformers(args, model, tokenizer, prompts, eos):
     lengths = [next((n for n, token in enumerate(row, 1) if token in eos), len(row)) for row in ids]
     tokenizer.batch_decode([row[:n] for row, n in zip(ids, lengths, strict=True)])
     return lengths
-
-
-def decode_bytes(args, model, tokenizer, prompts):
-    """Bytes that decoding to the full length must read: at each step the weights once, and every row's cache."""
-    config, itemsize = model.config, model.dtype.itemsize
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
-    weights = sum(p.numel() for p in model.parameters())
-    if not config.tie_word_embeddings:
-        weights -= model.get_input_embeddings().weight.numel()  # only a few of its rows are looked up
-    prompt_tokens = sum(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
-    steps = range(1, args.max_completion_length)  # the first token comes from the prompts' own pass
-    cached = args.group_size * sum(prompt_tokens + len(prompts) * t for t in steps)
-    return (len(steps) * weights + cached * per_token) * itemsize
-
-
-def copy_bandwidth(device):
-    """Bytes read plus written per second by a copy of 1 GiB, the best of five."""
-    source = torch.ones(GIB // 4, device=device)
-    target = torch.empty_like(source)
-    return 2 * GIB / min(timed(device, lambda: target.copy_(source))[0] for _ in range(5))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Shared prompt, supervised fine-tuning, and memory
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def shared_prompt(args, folder):
@@ -243,16 +211,15 @@ def shared_prompt(args, folder):
 def supervised(args, folder):
     """Seconds per example of supervised fine-tuning on `arithmetic`, and of transformers' own loss and its gradient."""
     model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
-    prompt, examples = PROMPTS["reasoning_answer"], []
-    for row in DATASETS["arithmetic"].read("train")[:SFT_EXAMPLES]:
-        completion = prompt.format_solution(row["solution"], row["answer"])
-        examples.append({"prompt": prompt.render(tokenizer, row["question"]), "completion": completion})
+    loader, _ = get_dataloaders("arithmetic", tokenizer)
+    solve = loader.prompt.format_solution
+    examples = [e | {"completion": solve(e["solution"], e["answer"])} for e in loader.examples[:SFT_EXAMPLES]]
     sequences, updates = sft.encode(tokenizer, examples), len(examples) // SFT_BATCH
     order, passes = sft.example_order(len(sequences), seed=0), []
     for _ in range(updates):
         batch = [sequences[next(order)] for _ in range(SFT_BATCH)]
         lengths = [len(prompt) for prompt, _ in batch], [len(completion) for _, completion in batch]
-        for rows, _ in utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=args.micro_batch_tokens):
+        for rows in utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=args.micro_batch_tokens):
             ids, mask, C = sft.collate([batch[i] for i in rows], tokenizer.pad_token_id, args.device)
             labels = ids.masked_fill(mask == 0, -100)
             labels[:, :-C] = -100
@@ -266,12 +233,12 @@ def supervised(args, folder):
 
     def train():
         options = dict(train_batch_size=SFT_BATCH, micro_batch_tokens=args.micro_batch_tokens, learning_rate=1e-9)
-        sft.train(model, tokenizer, examples, num_updates=updates, output_dir=folder, **options)
+        sft.fine_tune(model, tokenizer, examples, num_updates=updates, **options)
 
     runs = alternate(args, train=train, bare=bare)
     for name, taken in runs.items():
         yield f"{name}: per example", "s", [seconds / len(examples) for seconds, _ in taken]
-    yield "sft.train / bare", "ratio", ratios(runs["train"], runs["bare"])
+    yield "sft.fine_tune / bare", "ratio", ratios(runs["train"], runs["bare"])
 
 
 def memory(args, folder):
@@ -291,19 +258,19 @@ def peak_of_loss(args, variant):
         p.grad = torch.ones_like(p)  # as after a first micro-batch
     ids = random_group(model, MEMORY_SEQUENCES, 32, MEMORY_COMPLETION)
     targets, mask = ids[:, 32:], torch.ones_like(ids)
-    weights = torch.linspace(-1, 1, MEMORY_SEQUENCES, device=args.device)  # (B,)
+    advantages = torch.linspace(-1, 1, MEMORY_SEQUENCES, device=args.device)  # (B,)
     reset_peak_memory(args.device)
     with utils.autocast(args.device):
         if variant == "ours":
             loss, _ = grpo.compute_loss(
-                model, None, ids, targets, mask, mask[:, 32:], weights, group_size=len(ids), beta=0.0
+                model, None, ids, targets, mask, mask[:, 32:], advantages, group_size=len(ids), beta=0.0
             )
         else:  # any loss on the same hidden states, or on the log-probs of full logits
-            scores = utils._completion_hidden_states(model, ids, mask, MEMORY_COMPLETION, len(ids))  # (B, C, H)
+            outputs = utils._completion_hidden_states(model, ids, mask, MEMORY_COMPLETION, len(ids))  # (B, C, H)
             if variant == "full":
-                logps = model.get_output_embeddings()(scores).float().log_softmax(-1)  # (B, C, V)
-                scores = logps.gather(-1, targets.unsqueeze(-1))
-            loss = (scores.float().mean((1, 2)) * weights).mean()
+                logps = model.get_output_embeddings()(outputs).float().log_softmax(-1)  # (B, C, V)
+                outputs = logps.gather(-1, targets.unsqueeze(-1))
+            loss = (outputs.float().mean((1, 2)) * advantages).mean()
     loss.backward()
     return peak_memory(args.device)
 
@@ -323,19 +290,14 @@ def random_group(model, G, P, C):
 
 def alternate(args, **competitors):
     """{name: [(seconds, result), one per repeat]}: each once to warm up, then turn by turn."""
-    taken = {name: [] for name in competitors}
+    taken, stages = {name: [] for name in competitors}, write_logs.Stages(args.device)
     for repeat in range(args.repeats + 1):
         for name, run in competitors.items():
             torch.manual_seed(repeat)
-            taken[name].append(timed(args.device, run))
+            with stages("run"):
+                result = run()
+            taken[name].append((stages.flush()["time/run"], result))
     return {name: results[1:] for name, results in taken.items()}
-
-
-def timed(device, run):
-    stages = utils.Stages(device)
-    with stages("run"):
-        result = run()
-    return stages.flush()["time/run"], result
 
 
 def ratios(theirs, ours):
@@ -358,12 +320,9 @@ def peak_memory(device):
 
 
 def in_new_process(function, *args):
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=talk_to_stderr) as pool:
+    # Its standard output goes where errors go: ours is for the table alone.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.dup2, initargs=(2, 1)) as pool:
         return pool.submit(function, *args).result()
-
-
-def talk_to_stderr():
-    sys.stdout = sys.stderr  # standard output is for the table alone
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -373,8 +332,8 @@ def talk_to_stderr():
 BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt, supervised, memory)}
 
 
-def parse_args(argv=None):
-    parser = utils.ArgumentParser(description="Time and memory of GRPO-Lite, beside transformers and TRL.")
+def parse_args(argv):
+    parser = ArgumentParser(description="Time and memory of GRPO-Lite, beside transformers and TRL.")
     add = parser.add_argument
     add("benchmarks", nargs="+", choices=(*BENCHMARKS, "all"))
     add("--model_name", default="tiny/1m", help="directory or hub name")
@@ -394,8 +353,8 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def main():
-    args = parse_args()
+def main(argv=None):
+    args = parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the other processes
     torch.set_num_threads(args.threads)
     names = list(BENCHMARKS) if "all" in args.benchmarks else args.benchmarks

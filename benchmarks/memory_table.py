@@ -25,12 +25,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import utils  # noqa: E402
+from flags import ArgumentParser  # noqa: E402
 
 GB = 10**9
 
 
 def parse_args(argv=None):
-    parser = utils.ArgumentParser(description="A table of the memory that main.py needs on each GPU.")
+    parser = ArgumentParser(description="A table of the memory that main.py needs on each GPU.")
     add = parser.add_argument
     add("configs", nargs="+", help="hub names or folders with a config.json")
     add("--processes", type=int, nargs="+", default=[1, 2, 4])

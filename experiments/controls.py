@@ -25,8 +25,8 @@ class RandomEvaluator(GSM8kEvaluator):
 
     reward_names, reward_weights = ("coin",), (1.0,)
 
-    def score(self, completion, gold):
-        _, details = super().score(completion, gold)
+    def reward(self, completion, gold):
+        _, details = super().reward(completion, gold)
         return [float(torch.rand(()) < 0.5)], details
 
 

@@ -6,12 +6,12 @@ set -euo pipefail
 STORIES=$(realpath "$STORIES")
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 
-CREATIVE="--model_name $STORIES --dataset_name creative --max_completion_length 128 --device cpu --judge policy"
+CREATIVE="--model_name $STORIES --dataset_name creative --max_completion_length 128 --device cpu --judge_type policy"
 report() { # NAME lines flags...: the judge's report on 8 stories for each of so many lines
     local name=$1 lines=${QUICK:-$2}
     shift 2
     if [ ! -e "$LOGS/$name.json" ]; then
-        $PYTHON evaluator.py --check_judge $lines $CREATIVE "$@" --output_dir $OUT/report_$name
+        $PYTHON selfcheck.py --check_judge $lines $CREATIVE "$@" --output_dir $OUT/report_$name
         cp $OUT/report_$name/judge_report.json "$LOGS/$name.json"
     fi
 }

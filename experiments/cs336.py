@@ -30,7 +30,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import main  # noqa: E402
-import utils  # noqa: E402
 from evaluator import MathEvaluator  # noqa: E402
 from main import (  # noqa: E402, F401
     compute_grpo_clip_loss,
@@ -49,10 +48,8 @@ def get_response_log_probs(model, input_ids, labels, return_token_entropy=False)
 
 def sft_microbatch_train_step(policy_log_probs, response_mask, gradient_accumulation_steps, normalize_constant=1.0):
     """Backward through -sum of the response's log-probs / constant, mean over the batch, / accumulation steps."""
-    loss = (
-        -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1).mean()
-        / gradient_accumulation_steps
-    )
+    per_row = -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1)
+    loss = per_row.mean() / gradient_accumulation_steps
     loss.backward()
     return loss.detach(), {}
 
@@ -110,6 +107,6 @@ def log_generations(prompts, responses, ground_truths, reward_fn, token_entropy,
     correct = torch.tensor([row["answer_reward"] > 0 for row in rows])
     return rows, {
         "response_length": lengths.mean().item(),
-        "response_length_correct": utils.masked_mean(lengths, correct).item(),
-        "response_length_incorrect": utils.masked_mean(lengths, ~correct).item(),
+        "response_length_correct": masked_mean(lengths, correct).item(),
+        "response_length_incorrect": masked_mean(lengths, ~correct).item(),
     }

@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from run_logs import group_by, group_label, load_runs  # noqa: E402
+from logs.read import group_by, group_label, load_runs  # noqa: E402
 
 
 def fit(x, right, n):

@@ -26,7 +26,7 @@ run() {
         "$@" $quick --output_dir "$out" 2>"$OUT/$name.err" | grep -E "^(examples|evaluation|expert)" || { cat "$OUT/$name.err"; exit 1; }
         mkdir -p "$logs"
         cp "$out"/args.json "$out"/train_log.jsonl "$out"/eval_log.jsonl "$logs"
-        rm -rf "$out/checkpoints" "$out/model"
+        rm -rf "$out/checkpoints"
     fi
 }
 mkdir -p "$OUT"

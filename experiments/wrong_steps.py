@@ -5,11 +5,14 @@
 A line per file: completions with steps, wrong steps among all steps, and right answers (strict) with a wrong step.
 """
 
-import json
 import operator
 import re
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from logs import jsonl  # noqa: E402
 
 STEP = re.compile(r"^(\d+)(?: ([-+*/]) |(% of) |/(\d+) of )(\d+) = (\d+)$", re.MULTILINE)
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -31,8 +34,8 @@ def checked_steps(text):
 def main(paths):
     if not paths:
         raise ValueError("name the transcripts to read: eval/step_*.jsonl of a run")
-    for path in map(Path, paths):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for path in paths:
+        rows = jsonl.read(path, required=("completion", "correct_strict"))
         steps = [checked_steps(row["completion"]) for row in rows]
         right = [checks for row, checks in zip(rows, steps, strict=True) if row["correct_strict"] and checks]
         total = sum(map(len, steps))
@@ -47,4 +50,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (ValueError, OSError) as error:
-        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

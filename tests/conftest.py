@@ -1,5 +1,6 @@
 """What the tests share: small random models, ragged batches, and where real data can be found."""
 
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -18,8 +19,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import llms
+import main
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
+from logs import jsonl
+from rl_datasets import PROMPTS, ArithmeticLoader
 
+ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
 torch.set_num_threads(1)  # as in the subprocesses: what is compared bit by bit must be added up in one order
 VOCAB = 48
 
@@ -165,16 +170,82 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def gold_file(tmp_path_factory):
+    """60 gold rows of `arithmetic`, of which every tenth has a wrong answer in its completion."""
+    prompt, path = PROMPTS["reasoning_answer"], tmp_path_factory.mktemp("gold") / "gold.jsonl"
+    rows = ArithmeticLoader.read("train")[:60]
+    for i, row in enumerate(rows):
+        row["completion"] = prompt.format_solution(row["solution"], row["answer"] if i % 10 else "0")
+    jsonl.write(path, rows)
+    return path
+
+
+def as_flags(**flags):
+    """A command line of these flags; one whose value is "" takes none."""
+    return [text for name, value in flags.items() for text in (f"--{name}", str(value)) if text]
+
+
 def run_flags(model_folder, output_dir, **flags):
     """main.py's flags for a small run on `arithmetic`, as a list of text."""
     small = dict(model_name=model_folder, output_dir=output_dir, dataset_name="arithmetic", evaluator="letters")
-    small |= dict(
-        rollout_batch_size=8, group_size=4, max_completion_length=6, eval_size=4, num_train_iters=4, eval_iterations=2
-    )
-    small |= dict(save_iterations=2, learning_rate=1e-3, device="cpu") | flags
-    return [
-        text for name, value in small.items() for text in ([f"--{name}", str(value)] if value != "" else [f"--{name}"])
-    ]
+    small |= dict(rollout_batch_size=8, group_size=4, max_completion_length=6, eval_size=4, num_train_iters=4)
+    small |= dict(eval_iterations=2, save_iterations=2, learning_rate=1e-3, device="cpu")
+    return as_flags(**small | flags)
+
+
+@pytest.fixture(scope="session")
+def whole_run(model_folder, tmp_path_factory):
+    """The folder of a small run that nothing has disturbed; read only."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert main.main(run_flags(model_folder, folder)) == 0
+    return folder
+
+
+def logs_of(folder):
+    """Every log and transcript of a run, without its times."""
+    return {
+        str(file.relative_to(folder)): [
+            {key: value for key, value in row.items() if not key.startswith(("time/", "elapsed"))}
+            for row in jsonl.read(file)
+        ]
+        for file in folder.rglob("*.jsonl")
+    }
+
+
+def assert_same_run(actual, expected):
+    """Two runs have equal logs and transcripts, and bit for bit equal weights and trainer's states at their ends."""
+    assert logs_of(actual) == logs_of(expected)
+    newest = [max((folder / "checkpoints").iterdir()) for folder in (actual, expected)]
+    assert newest[0].name == newest[1].name
+    assert (newest[0] / "model.safetensors").read_bytes() == (newest[1] / "model.safetensors").read_bytes()
+    states = [torch.load(path / "trainer.pt", weights_only=True) | {"elapsed": 0} for path in newest]
+    assert str(states[0]) == str(states[1])  # shapes and counters, then every number of it
+    for a, b in zip(*map(torch.utils._pytree.tree_leaves, states), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+# Processes to be killed or connected are forked from one that has done the slow imports (from the repository's root).
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["main", "sft"])
+
+
+def start(function, *args, **environment):
+    """sys.exit(function(*args)) in a process of its own; returns it, and all that it prints as a file of lines."""
+    reader, writer = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_child, args=(writer, environment, function, args), daemon=True)
+    process.start()
+    writer.close()
+    return process, os.fdopen(os.dup(reader.fileno()), newline="\n")
+
+
+def _child(writer, environment, function, args):
+    os.environ.update(environment)
+    for descriptor in (1, 2):
+        os.dup2(writer.fileno(), descriptor)
+    writer.close()
+    sys.stdout.reconfigure(line_buffering=True)
+    sys.exit(function(*args))
 
 
 def run_script(script, *flags, **options):

@@ -33,13 +33,9 @@ def test_sft_step_by_hand():
 
 def test_group_normalized_rewards_from_a_reward_function():
     rewards = {"a": 1.0, "b": 0.0}
+    reward = lambda response, truth: {"reward": rewards[response] if truth == "t" else -1.0}  # noqa: E731
     advantages, raw, metadata = cs336.compute_group_normalized_rewards(
-        lambda response, truth: {"reward": rewards[response] if truth == "t" else -1.0},
-        list("abaa"),
-        list("tttt"),
-        2,
-        0.0,
-        False,
+        reward, list("abaa"), list("tttt"), group_size=2, advantage_eps=0.0, normalize_by_std=False
     )
     assert raw.tolist() == [1, 0, 1, 1] and advantages.tolist() == [0.5, -0.5, 0, 0] and metadata["reward"] == 0.75
 

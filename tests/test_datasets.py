@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rl_datasets
-from rl_datasets import DATASETS, PROMPTS, GSM8kLoader, get_dataloaders, gsm8k_example, last_boxed, math_example
+from grading.answers import last_boxed
+from rl_datasets import DATASETS, PROMPTS, GSM8kLoader, get_dataloaders, gsm8k_example, math_example
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -53,36 +54,25 @@ def load(folder, name="gsm8k", **options):
 # Prompts
 
 
-def test_reasoning_answer_is_a_chat_with_our_system_prompt():
-    prompt = PROMPTS["reasoning_answer"].render(byte_tokenizer(CHAT_TEMPLATE), "How many?")
-    assert prompt == (
+def test_prompts_word_for_word():
+    question, chat = "How many?", byte_tokenizer(CHAT_TEMPLATE)
+    assert PROMPTS["reasoning_answer"].render(chat, question) == (
         "<|im_start|>system\nSolve the problem. Respond in this form:\n<reasoning>\nyour steps\n</reasoning>\n"
         "<answer>\nonly the final answer\n</answer><|im_end|>\n"
         "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_reasoning_answer_without_a_chat_template_is_plain_text():
-    prompt = PROMPTS["reasoning_answer"].render(TOKENIZER, "How many?")
-    assert prompt == f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
-
-
-def test_r1_zero_opens_the_thought_and_stops_after_the_answer():
-    prompt = PROMPTS["r1_zero"]
-    assert prompt.render(TOKENIZER, "How many?").endswith("\nUser: How many?\nAssistant: <think>")
-    assert prompt.stop_strings == ("</answer>",)
-    assert PROMPTS["reasoning_answer"].stop_strings == PROMPTS["question_only"].stop_strings == ()
-
-
-def test_question_only_is_the_bare_question():
-    assert PROMPTS["question_only"].render(byte_tokenizer(CHAT_TEMPLATE), "How many?") == "How many?\n"
+    assert PROMPTS["reasoning_answer"].render(TOKENIZER, question) == f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
+    assert PROMPTS["r1_zero"].render(chat, question).endswith("\nUser: How many?\nAssistant: <think>")
+    assert PROMPTS["question_only"].render(chat, question) == "How many?\n"
+    stops = {name: prompt.stop_strings for name, prompt in PROMPTS.items() if prompt.stop_strings}
+    assert stops == {"r1_zero": ("</answer>",), "story": ("\n",)}
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("chat_template", [None, CHAT_TEMPLATE])
 def test_a_question_with_braces_survives(name, chat_template):
     assert PROMPTS[name].name == name
-    assert f"{AWKWARD}" in PROMPTS[name].render(byte_tokenizer(chat_template), AWKWARD)
+    assert AWKWARD in PROMPTS[name].render(byte_tokenizer(chat_template), AWKWARD)
 
 
 @pytest.mark.parametrize(
@@ -112,29 +102,6 @@ def test_format_solution(name, completion):
 def test_gsm8k_answer_and_solution(text, answer, solution):
     example = gsm8k_example({"question": "q", "answer": text}, "row 1")
     assert example == {"question": "q", "answer": answer, "solution": solution}
-
-
-@pytest.mark.parametrize(
-    ("text", "boxed"),
-    [
-        (r"so $\boxed{5}$", "5"),
-        (r"\boxed{1} then \boxed{2} end", "2"),
-        (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
-        (r"\boxed{a \\} b}", r"a \\"),
-        (r"\boxed{7} and an unclosed \boxed{8", "7"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\fbox{9}", "9"),
-        (r"is $\boxed 2$ or so", "2"),
-        ("\\boxed{a\nb}", "a\nb"),
-        (r"\boxed{}", ""),
-        ("no box", None),
-        (r"\boxed{1", None),
-    ],
-)
-def test_last_boxed(text, boxed):
-    assert last_boxed(text) == boxed
 
 
 def test_math_example_from_answer_or_from_the_box_of_the_solution():
@@ -168,18 +135,9 @@ def test_math_rows_that_are_refused(row, message):
 def test_jsonl_folder(folder):
     train_loader, test_loader = load(folder)
     assert (len(train_loader), len(test_loader)) == (10, 5)
-    assert list(test_loader)[3] == {
-        "id": "gsm8k/test/3",
-        "question": "What is 3 + 1?",
-        "answer": "4",
-        "solution": "3 + 1 = 4",
-        "prompt": "What is 3 + 1?\n",
-    }
-
-
-def test_reading_examples_needs_no_tokenizer(folder):
-    loaded = [{key: example[key] for key in example if key != "prompt"} for example in load(folder)[1]]
-    assert GSM8kLoader.read("test", folder) == loaded
+    row = {"id": "gsm8k/test/3", "question": "What is 3 + 1?", "answer": "4", "solution": "3 + 1 = 4"}
+    assert list(test_loader)[3] == row | {"prompt": "What is 3 + 1?\n"}
+    assert GSM8kLoader.read("test", folder)[3] == row, "this needs no tokenizer"
 
 
 @pytest.mark.parametrize("names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]])
@@ -223,15 +181,11 @@ def test_blank_lines_and_windows_line_ends_are_accepted(folder):
     assert len(load(folder)[1]) == 2
 
 
-def test_a_broken_parquet_file_is_named(folder):
+def test_a_broken_parquet_file_is_named_with_its_row(folder):
     (folder / "test.jsonl").unlink()
     (folder / "test.parquet").write_bytes(b"this is no parquet file")
     with pytest.raises(ValueError, match="test.parquet: cannot be read as parquet"):
         load(folder)
-
-
-def test_a_parquet_row_with_a_missing_value_is_named(folder):
-    (folder / "test.jsonl").unlink()
     rows = [*gsm8k_rows(1), {"question": "q", "answer": None}]
     datasets.Dataset.from_list(rows).to_parquet(folder / "test.parquet")
     with pytest.raises(ValueError, match="test.parquet, row 2: column 'answer' must be text, not None"):
@@ -296,17 +250,11 @@ def test_unknown_names_list_the_known_ones(folder):
 # Loaders
 
 
-def test_each_data_set_names_its_evaluator_and_prompt():
+def test_each_data_set_names_its_evaluator_and_its_prompt_is_the_default(folder):
     chosen = {name: (loader.default_evaluator, loader.default_prompt) for name, loader in DATASETS.items()}
-    assert chosen == {
-        "arithmetic": ("gsm8k", "reasoning_answer"),
-        "gsm8k": ("gsm8k", "reasoning_answer"),
-        "math": ("math", "r1_zero"),
-        "creative": ("creative", "story"),
-    }
-
-
-def test_the_default_prompt_is_the_data_sets_own(folder):
+    assert chosen == dict.fromkeys(("arithmetic", "gsm8k"), ("gsm8k", "reasoning_answer")) | {
+        "math": ("math", "r1_zero"), "creative": ("creative", "story"),
+    }  # fmt: skip
     loader = load(folder, prompt=None)[1]
     assert loader.prompt is PROMPTS["reasoning_answer"]
     assert loader.examples[0]["prompt"] == f"{rl_datasets.SYSTEM_PROMPT}\n\nWhat is 0 + 1?\n"
@@ -336,19 +284,14 @@ def test_an_epoch_is_a_permutation_and_batches_run_on_into_the_next(folder):
     assert epochs[0] != ids(train_loader), "the first epoch is shuffled too"
 
 
-def test_the_order_is_fixed_by_the_seed_and_changes_with_it(folder):
-    first = ids(load(folder, seed=1)[0].next_batch(10))
-    assert ids(load(folder, seed=1)[0].next_batch(10)) == first
-    assert ids(load(folder, seed=2)[0].next_batch(10)) != first
+def test_the_order_depends_on_the_seed_and_not_on_the_batch_sizes(folder):
+    whole = ids(load(folder, seed=1)[0].next_batch(24))
+    parts = load(folder, seed=1)[0]
+    assert [name for _ in range(8) for name in ids(parts.next_batch(3))] == whole
+    assert ids(load(folder, seed=2)[0].next_batch(24)) != whole
 
 
-def test_batch_sizes_do_not_change_the_order(folder):
-    whole = load(folder)[0].next_batch(24)
-    parts = load(folder)[0]
-    assert [example for _ in range(8) for example in parts.next_batch(3)] == whole
-
-
-@pytest.mark.parametrize("consumed", [0, 4, 10, 13, 20])
+@pytest.mark.parametrize("consumed", [0, 4, 10, 13])
 def test_resuming_continues_exactly(folder, consumed):
     loader = load(folder, seed=3)[0]
     loader.next_batch(consumed)
@@ -357,11 +300,8 @@ def test_resuming_continues_exactly(folder, consumed):
     resumed = load(folder, seed=3)[0]
     resumed.load_state_dict(state)
     assert [ids(resumed.next_batch(6)) for _ in range(4)] == expected
-
-
-def test_resuming_on_fewer_examples_is_refused(folder):
     with pytest.raises(ValueError, match="cannot resume at example 11 of .*: it has 10"):
-        load(folder)[0].load_state_dict({"epoch": 0, "position": 11})
+        resumed.load_state_dict({"epoch": 0, "position": 11})
 
 
 def test_the_evaluation_subset_is_fixed(tmp_path):
@@ -382,8 +322,8 @@ def test_the_evaluation_subset_is_fixed(tmp_path):
 
 
 def test_arithmetic():
-    train_loader, test_loader = get_dataloaders("arithmetic", TOKENIZER, eval_size=None)
-    assert (len(train_loader), len(test_loader)) == (10_000, 500)
+    train_loader, test_loader = get_dataloaders("arithmetic", TOKENIZER)
+    assert (len(train_loader), len(test_loader)) == (DATASETS["arithmetic"].sizes["train"], 500)
     assert {example["level"] for example in test_loader} == {1, 2, 3, 4}
     for example in test_loader:
         assert example["solution"].endswith(f" = {example['answer']}")

@@ -1,11 +1,10 @@
-"""Runs on several processes (torchrun, gloo, CPU) give the numbers of one, end when one dies, and share checkpoints.
-
-Under torchrun this file is the script of every process: it works through the cases and leaves results in a folder.
-"""
+"""Runs on several processes (gloo, CPU) give the numbers of one, end when one dies, and share checkpoints."""
 
 import hashlib
+import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,16 +13,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, VOCAB, LettersEvaluator, model_folder, ragged_batch, random_model, rollout_of, run_flags  # noqa: F401
-from test_runs import assert_same_run
+from conftest import (
+    ROOT,
+    VOCAB,
+    LettersEvaluator,
+    as_flags,
+    assert_same_run,
+    closed_port,
+    ragged_batch,
+    random_model,
+    rollout_of,
+    run_flags,
+    start,
+)
 
-import checkpoints
-import distributed
 import evaluator
 import llms
 import main
 import sft
-import utils
+from logs import jsonl
+from runs import checkpoints, processes
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 GROUPS, GROUP_SIZE = 8, 4
@@ -44,32 +53,33 @@ evaluator.EVALUATORS["missing"] = SometimesMissing
 # --- what every process does -----------------------------------------------------------------------------------------
 
 
-def weights_of(case):
-    """(N,) advantages: some missing, some groups (or, of two processes, all of the second one's) without any."""
-    weights = torch.randn(GROUPS * GROUP_SIZE, generator=torch.Generator().manual_seed(7))
+def advantages_of(case):
+    """(N,): some missing, some groups (or, of two processes, all of the second one's) without any."""
+    advantages = torch.randn(GROUPS * GROUP_SIZE, generator=torch.Generator().manual_seed(7))
     if case in ("missing", "mixed"):
-        weights[[1, 2, 9]] = weights[4:8] = weights[16:24] = torch.nan
+        advantages[[1, 2, 9]] = advantages[4:8] = advantages[16:24] = torch.nan
     if case in ("skipped", "mixed"):
-        weights[8:12] = weights[-4:] = 0
+        advantages[8:12] = advantages[-4:] = 0
     if case == "half skipped":
-        weights[len(weights) // 2 :] = 0
-    return weights * 0 if case == "all skipped" else weights
+        advantages[len(advantages) // 2 :] = 0
+    return advantages * 0 if case == "all skipped" else advantages
 
 
 CASES = [
-    dict(length_normalization=normalization, case=case, beta=beta, tied=True)
-    for normalization in utils.LENGTH_NORMALIZATIONS
-    for case, beta in (("full", 0.04), ("missing", 0.04), ("half skipped", 0.0), ("mixed", 0.0))
-] + [
-    dict(length_normalization="masked_mean", case="full", beta=0.04, tied=False),
-    dict(length_normalization="token_mean", case="mixed", beta=0.04, tied=True, checkpointing=True),
-    dict(length_normalization="masked_mean", case="skipped", beta=0.0, tied=False, loss_type="no_baseline"),
-    dict(length_normalization="masked_mean", case="all skipped", beta=0.0, tied=True),
-]  # fmt: skip
+    dict(case="full", length_normalization="masked_mean"),
+    dict(case="missing", length_normalization="masked_normalize"),
+    dict(case="half skipped", length_normalization="masked_mean", beta=0.0),
+    dict(case="mixed", length_normalization="token_mean", beta=0.0),
+    dict(case="missing", length_normalization="token_mean"),
+    dict(case="mixed", length_normalization="token_mean", checkpointing=True),
+    dict(case="full", length_normalization="masked_mean", tied=False),
+    dict(case="skipped", length_normalization="masked_normalize", beta=0.0, tied=False, loss_type="no_baseline"),
+    dict(case="all skipped", length_normalization="masked_mean", beta=0.0),
+]
 
 
-def three_updates(case, beta, tied, checkpointing=False, **flags):
-    """Metrics and gradient of three updates on three ragged batches, and the weights after them."""
+def two_updates(case, beta=0.04, tied=True, checkpointing=False, **flags):
+    """Metrics and gradient of two updates on two ragged batches, and the weights after them."""
     model = random_model(0, tie_word_embeddings=tied).train()
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -82,20 +92,19 @@ def three_updates(case, beta, tied, checkpointing=False, **flags):
     run = SimpleNamespace(model=model, base_model=base, sampler=sampler, optimizer=optimizer, scheduler=scheduler)
     flags = run_flags("unused", "unused", beta=beta, micro_batch_tokens=50, max_grad_norm=0.5, **flags)
     args = main.parse_args([*flags, "--mask_truncated_completions"])
-    weights, steps = weights_of(case), []
-    for seed in range(3):
-        mine = distributed.share(torch.arange(len(weights)))
+    advantages, steps = advantages_of(case), []
+    for seed in range(2):
+        mine = processes.share(torch.arange(len(advantages)))
         rollout = rollout_of(ragged_batch(GROUPS, GROUP_SIZE, seed)).select(mine)
-        metrics = main.accumulate_gradient(args, run, rollout, weights[mine], list(range(len(mine))))
-        parts = [distributed.full(p.grad).flatten() for p in model.parameters() if p.grad is not None]
+        metrics = main.accumulate_gradient(args, run, rollout, advantages[mine], list(range(len(mine))))
+        parts = [processes.whole(p.grad).flatten() for p in model.parameters() if p.grad is not None]
         gradient = torch.cat([torch.zeros(1), *parts])
         metrics |= main.take_step(args, run, metrics["loss"])
         steps.append((metrics, gradient))
-    whole = torch.cat([distributed.full(p).detach().flatten() for p in model.parameters()])
-    assert torch.equal(whole, torch.cat([p.flatten() for p in sampler.parameters()])), (
-        "the sampler is the policy's copy"
-    )
-    return steps, whole
+    weights = torch.cat([processes.whole(p).detach().flatten() for p in model.parameters()])
+    copied = torch.cat([p.flatten() for p in sampler.parameters()])
+    assert torch.equal(weights, copied), "the sampler is the policy's copy"
+    return steps, weights
 
 
 def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
@@ -122,55 +131,60 @@ def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
 
 RUNS = {  # name: flags of a run with completions by fixed_sample
     "on": dict(rollout_batch_size=16, eval_size=5, max_grad_norm=0.1, num_train_iters=3),
-    "off": dict(rollout_batch_size=32, beta=0.0, evaluator="missing", num_train_iters=3, micro_batch_tokens=300),
+    "missing": dict(rollout_batch_size=32, beta=0.0, evaluator="missing", num_train_iters=3, micro_batch_tokens=300),
     "resumed": dict(rollout_batch_size=16, eval_size=5, num_train_iters=4),
 }  # fmt: skip
 SFT = dict(num_updates=3, train_batch_size=3, micro_batch_tokens=64, eval_updates=2, save_updates=9, learning_rate=1e-3)
 
 
 def run_main(model, output, name, resume=(), **more):
-    return main.main([*run_flags(model, output, **RUNS[name] | dict(learning_rate=0.01) | more), *resume])
+    flags = run_flags(model, output, **RUNS[name] | dict(learning_rate=0.01) | more)
+    main.sample, original = fixed_sample, main.sample
+    try:
+        return main.main([*flags, *resume])
+    finally:
+        main.sample = original
 
 
 def run_sft(model, output):
     rows = [{"question": f"{n} and {n * n}", "completion": "x" * (3 * n % 11) + "1", "answer": "1"} for n in range(8)]
-    if distributed.is_main():
-        utils.write_jsonl(output.parent / "gold.jsonl", rows)
-    distributed.barrier()
+    if processes.is_main():
+        jsonl.write(output.parent / "gold.jsonl", rows)
+    processes.barrier()
     flags = SFT | dict(model_name=model, output_dir=output, train_file=output.parent / "gold.jsonl", device="cpu")
     flags |= dict(dataset_name="arithmetic", evaluator="letters", eval_size=5, max_completion_length=12)
-    return sft.main([text for name, value in flags.items() for text in (f"--{name}", str(value))] + ["--log_entropy"])
+    return sft.main(as_flags(**flags, log_entropy=""))
 
 
-def every_case(model, folder):
-    """All that is compared, for one process and for several."""
-    results = [three_updates(**case) for case in CASES]
-    if distributed.is_main():
+def half_a_run(model, folder):
+    assert run_main(model, folder / "resumed", "resumed", num_train_iters=2) == 0
+
+
+def make(model, folder, quick=False):
+    """What is compared, for one process and for several."""
+    results = [two_updates(**case) for case in CASES[: 4 if quick else None]]
+    if processes.is_main():
         torch.save(results, folder / "updates.pt")
-    main.sample, original = fixed_sample, main.sample
     assert run_main(model, folder / "on", "on") == 0
-    assert run_main(model, folder / "off", "off") == 0
-    # Half of the run was made by another number of processes (see `results`).
-    assert run_main(model, folder / "resumed", "resumed", ["--resume"]) == 0
-    main.sample = original
+    assert quick or run_main(model, folder / "missing", "missing") == 0
+    assert run_main(model, folder / "resumed", "resumed", ["--resume"]) == 0  # half of it was made by one process
     assert run_sft(model, folder / "sft") == 0
 
 
-def as_one_of_several(model, folder):
-    distributed.init("cpu")
-    distributed.leave = lambda: None  # several runs in one set of processes
-    every_case(model, folder)
+def as_one_of_several(model, folder, quick):
+    processes.init("cpu")
+    processes.leave = lambda: None  # several runs in one set of processes
+    make(model, folder, quick)
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def launch(processes, *command, **options):
+def launch(count, *command):
+    """A script under torchrun."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-    command = [*TORCHRUN, str(processes), *map(str, command)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
-    )
+    command = [*TORCHRUN, str(count), *map(str, command)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
 def finished(process, seconds=600):
@@ -182,36 +196,32 @@ def finished(process, seconds=600):
     return output
 
 
-def half_a_run(model, folder):
-    main.sample, original = fixed_sample, main.sample
-    assert run_main(model, folder / "resumed", "resumed", num_train_iters=2) == 0
-    main.sample = original
-
-
 @pytest.fixture(scope="module")
-def alone(model_folder, tmp_path_factory):  # noqa: F811
+def alone(model_folder, tmp_path_factory):
     """The cases on one process."""
     folder = tmp_path_factory.mktemp("one")
     half_a_run(model_folder, folder)
-    every_case(model_folder, folder)
+    make(model_folder, folder)
     return folder
 
 
 def compare(alone, folder):
-    for case, one, several in zip(CASES, *(torch.load(f / "updates.pt") for f in (alone, folder)), strict=True):
+    """Everything in the folder with the same of one process."""
+    expected, actual = (torch.load(f / "updates.pt") for f in (alone, folder))
+    for case, one, several in zip(CASES, expected, actual, strict=False):
         for (metrics, gradient), (metrics_of_several, gradient_of_several) in zip(one[0], several[0], strict=True):
-            assert metrics_of_several == pytest.approx(metrics, rel=1e-5, abs=1e-6), case
+            assert metrics_of_several == approx(metrics), case
             close(gradient_of_several, gradient, case)
         close(several[1], one[1], case)
-    for name in (*RUNS, "sft"):
+    for name in [path.name for path in folder.iterdir() if path.is_dir()]:
         ours, theirs = folder / name, alone / name
         for log in ("train_log.jsonl", "eval_log.jsonl"):
-            pairs = list(zip(utils.read_jsonl(ours / log), utils.read_jsonl(theirs / log), strict=True))
+            pairs = list(zip(jsonl.read(ours / log), jsonl.read(theirs / log), strict=True))
             assert len(pairs) > 1
             for row, expected in pairs:
-                assert values(row) == pytest.approx(values(expected), rel=1e-5, abs=1e-6), (name, log)
+                assert values(row) == approx(values(expected)), (name, log)
         for transcript in [*theirs.glob("rollouts/*"), *theirs.glob("eval/*")]:
-            assert utils.read_jsonl(ours / transcript.relative_to(theirs)) == utils.read_jsonl(transcript)
+            assert jsonl.read(ours / transcript.relative_to(theirs)) == jsonl.read(transcript)
         step = f"checkpoints/step_{4 if name == 'resumed' else 3:06d}"
         close(*(torch.cat([p.flatten() for p in weights(f / step).values()]) for f in (ours, theirs)), name)
         states = [torch.load(f / step / "trainer.pt", weights_only=True)["optimizer"]["state"] for f in (ours, theirs)]
@@ -220,7 +230,12 @@ def compare(alone, folder):
 
 
 def values(row):
-    return {key: value for key, value in row.items() if not key.startswith(("time/", "elapsed"))}
+    """A line of a log without its times; null is NaN."""
+    return {k: math.nan if v is None else v for k, v in row.items() if not k.startswith(("time/", "elapsed"))}
+
+
+def approx(expected):
+    return pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
 def weights(checkpoint):
@@ -232,20 +247,26 @@ def close(actual, expected, message, tolerance=1e-5):
     assert distance < tolerance, (message, distance)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_give_the_numbers_of_one(processes, alone, model_folder, tmp_path, capsys):  # noqa: F811
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])  # two make fewer cases
+def test_several_processes_give_the_numbers_of_one(count, alone, model_folder, tmp_path, capsys):
     """Loss, metrics, gradients, norms, weights, logs, transcripts; and either continues the other's checkpoint."""
     half_a_run(model_folder, tmp_path)
-    output = finished(launch(processes, __file__, "cases", model_folder, tmp_path))
-    assert f"saved by 1 processes, continued by {processes}" in output
+    job = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()))  # as torchrun says it
+    started = [
+        start(as_one_of_several, model_folder, tmp_path, count == 2, RANK=str(rank), **job) for rank in range(count)
+    ]
+    output = [output.read() for _, output in started]
+    for process, _ in started:
+        process.join()
+        assert process.exitcode == 0, output
+    assert f"saved by 1 processes, continued by {count}" in output[0]
     compare(alone, tmp_path)
-    main.sample, original = fixed_sample, main.sample
-    for folder in (alone, tmp_path):
-        run_main(model_folder, folder / "on", "on", ["--resume"], num_train_iters=4)
-    main.sample = original
-    rows, expected = (values(utils.read_jsonl(folder / "on" / "train_log.jsonl")[-1]) for folder in (tmp_path, alone))
-    assert rows["step"] == 4 and rows == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert f"saved by {processes} processes, continued by 1" in capsys.readouterr().out
+    shutil.copytree(alone / "on", tmp_path / "alone")
+    for folder in ("alone", "on"):
+        run_main(model_folder, tmp_path / folder, "on", ["--resume"], num_train_iters=4)
+    row, expected = (values(jsonl.read(tmp_path / name / "train_log.jsonl")[-1]) for name in ("on", "alone"))
+    assert row["step"] == 4 and row == approx(expected)
+    assert f"saved by {count} processes, continued by 1" in capsys.readouterr().out
 
 
 # --- a process that dies, raises or is told to stop -------------------------------------------------------------------
@@ -257,7 +278,7 @@ def raise_in_one(*flags):
 
     def reward(*args):
         calls.append(args)
-        if distributed.rank() == 1 and len(calls) == 4:
+        if processes.rank() == 1 and len(calls) == 4:
             raise RuntimeError("this reward cannot be computed")
         return original(*args)
 
@@ -281,20 +302,20 @@ def kill_second(process, number):
 
 
 @pytest.fixture(scope="module")
-def whole_run(model_folder, tmp_path_factory):  # noqa: F811
+def six_steps_run(model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     finished(launch(2, __file__, "run", *six_steps(model_folder, folder)))
     return folder
 
 
-def six_steps(model_folder, folder):  # noqa: F811
+def six_steps(model_folder, folder):
     flags = dict(num_train_iters=6, eval_iterations=3, max_completion_length=30, rollout_batch_size=64, eval_size=5)
     return run_flags(model_folder, folder, **flags)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "raised", "told to stop"])
-def test_a_job_ends_when_one_process_does_and_can_be_resumed(end, whole_run, model_folder, tmp_path):  # noqa: F811
+def test_a_job_ends_when_one_process_does_and_can_be_resumed(end, six_steps_run, model_folder, tmp_path):
     flags = six_steps(model_folder, tmp_path / "run")
     if end == "raised":
         process = launch(2, __file__, "raise", *flags)
@@ -309,7 +330,7 @@ def test_a_job_ends_when_one_process_does_and_can_be_resumed(end, whole_run, mod
     _, manifest = checkpoints.find(tmp_path / "run")
     assert manifest["step"] == (int(stopped[1]) if stopped else 2)
     assert f"continuing after step {manifest['step']} " in finished(launch(2, __file__, "run", *flags, "--resume"))
-    assert_same_run(tmp_path / "run", whole_run, 6)
+    assert_same_run(tmp_path / "run", six_steps_run)
 
 
 @pytest.mark.slow
@@ -319,16 +340,12 @@ def test_two_processes_learn_as_one_does(tmp_path):
         model_name=ROOT / "tiny" / "1m", output_dir=tmp_path / "run", num_train_iters=20, rollout_batch_size=128,
         max_completion_length=96, learning_rate=1e-4, micro_batch_tokens=4096, eval_iterations=20, save_iterations=20,
     )  # fmt: skip
-    flags = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    finished(launch(2, ROOT / "main.py", *flags, "--dataset_name", "arithmetic"), seconds=900)
-    first, last = utils.read_jsonl(tmp_path / "run" / "eval_log.jsonl")
+    finished(launch(2, ROOT / "main.py", *as_flags(**flags, dataset_name="arithmetic")), seconds=900)
+    first, last = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert first["accuracy"] == pytest.approx(0.222, abs=0.01) and last["n"] == 500
     assert last["accuracy_low"] > first["accuracy_high"] and last["accuracy"] > 0.5
 
 
-if __name__ == "__main__":
-    mode, *rest = sys.argv[1:]
-    if mode == "cases":
-        as_one_of_several(*map(Path, rest))
-    else:
-        sys.exit(raise_in_one(*rest) if mode == "raise" else main.main(rest))
+if __name__ == "__main__":  # what torchrun starts
+    mode, *flags = sys.argv[1:]
+    sys.exit(raise_in_one(*flags) if mode == "raise" else main.main(flags))

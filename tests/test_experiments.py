@@ -14,9 +14,12 @@ from conftest import ROOT, run_flags, run_script
 import main
 import plotter
 import utils
+from flags import LOSS_TYPES
+from logs import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
+import expert_iteration
 import scaling_law
 from wrong_steps import checked_steps
 
@@ -70,7 +73,7 @@ def test_a_quick_study_ends_with_its_figure(tmp_path):
     run = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     logs = copy / "output" / "quick"
-    assert len(utils.read_jsonl(logs / "controls" / "random_seed0" / "train_log.jsonl")) == 4
+    assert len(jsonl.read(logs / "controls" / "random_seed0" / "train_log.jsonl")) == 4
     assert {"controls.png", "scaling.png"} <= {path.name for path in (logs / "figures").iterdir()}
     assert "left out, since output/quick/sft/ is not there" in run.stdout
     again = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
@@ -78,19 +81,17 @@ def test_a_quick_study_ends_with_its_figure(tmp_path):
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):
-    run = run_script(
-        "experiments/expert_iteration.py", "--model_name", ROOT / "tiny" / "1m", "--dataset_name", "arithmetic",
-        "--n_ei_steps", 2, "--num_questions", 16, "--group_size", 4, "--learning_rate", 1e-4, "--train_batch_size", 4,
-        "--max_completion_length", 96, "--eval_size", 8, "--device", "cpu", "--output_dir", tmp_path / "run",
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    train = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    flags = "--dataset_name arithmetic --n_ei_steps 2 --num_questions 8 --group_size 4 --learning_rate 1e-4"
+    flags += " --train_batch_size 4 --max_completion_length 96 --eval_size 2 --device cpu"
+    flags += f" --model_name {ROOT}/tiny/1m --output_dir {tmp_path}/run"
+    assert expert_iteration.main(flags.split()) == 0
+    train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert {row["ei_step"] for row in train} == {1, 2} and all(row["entropy"] > 0 for row in train)
     for step in (1, 2):
-        rows = utils.read_jsonl(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
+        rows = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
         kept = {row["kept"] for row in train if row["ei_step"] == step}
-        assert kept == {sum(row["correct_strict"] for row in rows)}
-    assert len(utils.read_jsonl(tmp_path / "run" / "eval_log.jsonl")) == 3
+        assert kept == {sum(row["correct_strict"] for row in rows)} and len(rows) == 32
+    assert len(jsonl.read(tmp_path / "run" / "eval_log.jsonl")) == 3
 
 
 @pytest.mark.slow
@@ -104,16 +105,17 @@ def test_every_command_of_the_cs336_page_runs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
-@pytest.mark.parametrize("loss_type", main.LOSS_TYPES)
+@pytest.mark.parametrize(
+    ("loss_type", "length_normalization"), zip(LOSS_TYPES, (*utils.LENGTH_NORMALIZATIONS, "masked_mean"), strict=True)
+)
 def test_the_demo_model_trains_with_every_form_of_the_loss(loss_type, length_normalization, tmp_path):
     """Two off-policy epochs on tiny/1m: finite throughout, and clipping has something to clip."""
-    flags = dict(evaluator="gsm8k", rollout_batch_size=16, train_batch_size=8)
-    flags |= dict(group_size=8, epochs_per_rollout_batch=2, max_completion_length=72, loss_type=loss_type)
-    flags |= dict(length_normalization=length_normalization, num_train_iters=4, learning_rate=1e-4, warmup_steps=0)
+    flags = dict(evaluator="gsm8k", rollout_batch_size=16, train_batch_size=8, group_size=8, max_completion_length=72)
+    flags |= dict(epochs_per_rollout_batch=2, learning_rate=1e-4, warmup_steps=0)
+    flags |= dict(loss_type=loss_type, length_normalization=length_normalization)
     flags |= dict(max_kl=1e9)  # the subject is finiteness: four steps at this rate may wander
     assert main.main(run_flags(ROOT / "tiny" / "1m", tmp_path / "run", **flags)) == 0
-    rows = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert all(row["loss"] is not None and row["grad_norm"] and row["skipped_updates"] == 0 for row in rows)
     if loss_type == "grpo_clip":
         assert max(row["clip_fraction"] for row in rows) > 0
@@ -130,4 +132,4 @@ def test_a_hundredfold_learning_rate_is_reported_as_diverged(tmp_path):
     assert run.returncode == 1, run.stdout[-2000:]
     lines = [line for line in run.stderr.replace("\r", "\n").splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and "the run has diverged" in lines[0]
-    assert utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    assert jsonl.read(tmp_path / "run" / "train_log.jsonl")

@@ -1,15 +1,15 @@
 """Gold data: what is accepted, what is asked of an endpoint, and that nothing is lost or doubled, whatever happens."""
 
-import json
+import asyncio
+import math
 import multiprocessing
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import anyio
@@ -18,14 +18,18 @@ import pytest
 import torch
 from conftest import ROOT, closed_port, run_script, transformers_serve
 from fake_openai_server import FakeOpenAIServer, ok, status
+from tqdm import tqdm
 
 import generate_gold
 import llms
+from grading import judges
+from logs import jsonl
 from rl_datasets import PROMPTS
 
 KEY = "sk-secret-123"
 COLUMNS = ["id", "question", "completion", "answer", "source", "attempt", "correct", "prompt_name"]
 FORM = PROMPTS["reasoning_answer"].format_solution
+RIGHT, WRONG, NO_FORM = ok(FORM("So.", "1")), ok(FORM("Hm.", "-7")), ok("The answer is 1.")
 
 
 @pytest.fixture(autouse=True)
@@ -38,25 +42,32 @@ def delays(monkeypatch):
             waited.append(seconds)
 
     monkeypatch.setattr(anyio, "sleep", sleep)  # the openai client's
-    monkeypatch.setattr(generate_gold.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return waited
 
 
+def write_problems(folder, questions):
+    """A data set in GSM8K's schema whose i-th answer is i + 1."""
+    folder.mkdir()
+    rows = [
+        {"question": q, "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"} for i, q in enumerate(questions)
+    ]
+    for split in ("train", "test"):
+        jsonl.write(folder / f"{split}.jsonl", rows)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
-    """12 training problems in GSM8K's schema, `What is i + 1?`, in a folder of their own."""
+    """12 training problems, `What is {i} + 1?`, in a folder of their own."""
     return write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(12)])
 
 
-def write_problems(folder, questions):
-    folder.mkdir()
-    for split in ("train", "test"):
-        rows = [
-            {"question": q, "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"} for i, q in enumerate(questions)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+@pytest.fixture
+def single(tmp_path):
+    """One training problem, `What is {0} + 1?`."""
+    return write_problems(tmp_path / "single", ["What is {0} + 1?"])
 
 
 def number(request):
@@ -77,16 +88,16 @@ def ask(server, folder, *flags):
     return gold(folder, "--api_model", "fake", "--base_url", server.base_url, *flags)
 
 
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def accepted(folder):
-    return read(folder / "gold.jsonl")
+    return jsonl.read(folder / "gold.jsonl")
 
 
 def rejected(folder):
-    return read(folder / "gold.rejected.jsonl")
+    return jsonl.read(folder / "gold.rejected.jsonl")
+
+
+def all_solved_once(folder):
+    return Counter(row["id"] for row in accepted(folder)) == {f"gsm8k/train/{i}": 1 for i in range(12)}
 
 
 def outcome(report, kind):
@@ -95,35 +106,31 @@ def outcome(report, kind):
     return int(match[1].replace(",", "")), match[2]
 
 
+def one_line(capsys):
+    streams = capsys.readouterr()
+    assert streams.out == "" and streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams
+    return streams.err
+
+
 # The data set's own solutions
-
-
-def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys):
-    assert gold(folder, "--from_reference") == 0
-    rows = sorted(accepted(folder), key=lambda row: row["answer"].zfill(2))
-    assert [list(row) for row in rows] == [COLUMNS] * 12 and rejected(folder) == []
-    assert rows[3] == {
-        "id": "gsm8k/train/3",
-        "question": "What is {3} + 1?",
-        "completion": "<reasoning>\nIt is 4.\n</reasoning>\n<answer>\n4\n</answer>",
-        "answer": "4",
-        "source": "reference",
-        "attempt": 1,
-        "correct": True,
-        "prompt_name": "reasoning_answer",
-    }
-    report = capsys.readouterr().out
-    assert "12 of 12 problems solved" in report and outcome(report, "accepted") == (12, None)
 
 
 @pytest.mark.parametrize(
     ("prompt", "completion"),
-    [("r1_zero", "\nIt is 4.\n</think> <answer>4</answer>"), ("question_only", "It is 4.\nThe answer is \\boxed{4}.")],
+    [
+        ("reasoning_answer", "<reasoning>\nIt is 4.\n</reasoning>\n<answer>\n4\n</answer>"),
+        ("r1_zero", "\nIt is 4.\n</think> <answer>4</answer>"),
+        ("question_only", "It is 4.\nThe answer is \\boxed{4}."),
+    ],
 )
-def test_reference_solutions_in_other_forms(folder, prompt, completion):
+def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys, prompt, completion):
     assert gold(folder, "--from_reference", "--prompt", prompt, "--evaluator", "math") == 0
-    assert len(accepted(folder)) == 12 and accepted(folder)[0]["prompt_name"] == prompt
-    assert completion in [row["completion"] for row in accepted(folder)]
+    rows = sorted(accepted(folder), key=lambda row: int(row["answer"]))
+    assert [list(row) for row in rows] == [COLUMNS] * 12 and rejected(folder) == []
+    row = ["gsm8k/train/3", "What is {3} + 1?", completion, "4", "reference", 1, True, prompt]
+    assert list(rows[3].values()) == row
+    report = capsys.readouterr().out
+    assert "12 of 12 problems solved" in report and outcome(report, "accepted") == (12, None)
 
 
 def test_a_problem_without_a_solution_is_rejected_once_and_for_all(folder, capsys):
@@ -131,8 +138,7 @@ def test_a_problem_without_a_solution_is_rejected_once_and_for_all(folder, capsy
         file.write('{"question": "Why?", "answer": "#### 42"}\n')
     for tried in (13, 0):
         assert gold(folder, "--from_reference", "--num_attempts", 5) == 0
-        report = capsys.readouterr().out
-        assert outcome(report, "tried") == (tried, None)
+        assert outcome(capsys.readouterr().out, "tried") == (tried, None)
     assert len(accepted(folder)) == 12
     assert [(row["question"], row["reason"]) for row in rejected(folder)] == [("Why?", "empty")]
 
@@ -141,7 +147,7 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     """7,473 of 7,473; the expected number of rows and golds with commas are facts about the official file."""
     flags = ["--from_reference", "--dataset_path", str(data_folder / "data/gsm8k")]
     assert generate_gold.main([*flags, "--output", str(tmp_path / "gold.jsonl")]) == 0
-    rows = read(tmp_path / "gold.jsonl")
+    rows = accepted(tmp_path)
     assert len({row["id"] for row in rows}) == len(rows) == 7473 and all(row["correct"] for row in rows)
     assert not any("<<" in row["completion"] or "," in row["answer"] for row in rows)
     report = capsys.readouterr().out
@@ -152,7 +158,7 @@ def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
     def ids(n, seed):
         output = folder / f"{n}-{seed}.jsonl"
         assert gold(folder, "--from_reference", "--num_problems", n, "--seed", seed, "--output", output) == 0
-        return {row["id"] for row in read(output)}
+        return {row["id"] for row in jsonl.read(output)}
 
     assert len(ids(5, 0)) == 5 and ids(5, 0) < ids(8, 0) and ids(5, 0) != ids(5, 1)
 
@@ -171,7 +177,7 @@ def test_an_endpoint_is_asked_for_no_more_than_needed(folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with FakeOpenAIServer(right) as server:
         assert ask(server, folder) == 0
-    assert len(accepted(folder)) == len(server.requests) == 12
+    assert all_solved_once(folder) and len(server.requests) == 12
     for request in server.requests:
         chat = PROMPTS["reasoning_answer"].messages(f"What is {{{number(request['body'])}}} + 1?")
         assert request["body"] == {"model": "fake", "max_tokens": 512, "messages": chat}
@@ -180,74 +186,57 @@ def test_an_endpoint_is_asked_for_no_more_than_needed(folder, monkeypatch):
     assert row["completion"] == FORM("It is easy.", "8") and row["source"] == "fake" and row["correct"] is True
 
 
-def test_temperature_and_length_are_sent_where_given_and_loopback_needs_no_key(folder):
-    with FakeOpenAIServer(right) as server:
-        assert ask(server, folder, "--temperature", 0, "--max_completion_length", 0, "--num_problems", 1) == 0
+def test_temperature_and_length_are_sent_where_given_and_loopback_needs_no_key(single):
+    """Nor does it need a list of models."""
+    with FakeOpenAIServer(right, models=status(404)) as server:
+        assert ask(server, single, "--temperature", 0, "--max_completion_length", 0) == 0
     assert server.requests[0]["body"].keys() == {"model", "messages", "temperature"}
     assert server.requests[0]["body"]["temperature"] == 0
     assert server.requests[0]["headers"]["authorization"] == "Bearer none"
 
 
-WRONG, NO_FORM = ok(FORM("Hm.", "-7")), ok("The answer is 1.")
-
-
-def test_several_attempts_until_one_is_right(folder):
-    first = ok(FORM("So.", "1"))
-    with FakeOpenAIServer([WRONG, NO_FORM, first]) as server:
-        (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
-        assert ask(server, folder, "--num_attempts", 4) == 0
+@pytest.mark.parametrize("keep", [[], ["--keep_incorrect"]])
+def test_several_attempts_until_one_is_right(single, keep):
+    """The wrong ones go to the file of rejected ones, or where they are kept into the same file, marked."""
+    with FakeOpenAIServer([WRONG, NO_FORM, RIGHT]) as server:
+        assert ask(server, single, "--num_attempts", 4, *keep) == 0
     assert len(server.requests) == 3
-    assert [(row["attempt"], row["completion"]) for row in accepted(folder)] == [(3, FORM("So.", "1"))]
-    assert [(row["attempt"], row["reason"], row["correct"]) for row in rejected(folder)] == [
-        (1, "wrong answer", False),
-        (2, "format", False),
-    ]
+    rows = [(row["attempt"], row["correct"], row.get("reason")) for row in accepted(single) + rejected(single)]
+    wrong = [(1, False, None), (2, False, None)] if keep else [(1, False, "wrong answer"), (2, False, "format")]
+    assert sorted(rows, key=lambda row: row[0]) == [*wrong, (3, True, None)]
+    assert len(accepted(single)) == (3 if keep else 1) and accepted(single)[-1]["completion"] == FORM("So.", "1")
+    assert all(list(row) == COLUMNS for row in accepted(single))
 
 
-def test_keep_incorrect_keeps_every_attempt_in_the_file_marked(folder):
-    with FakeOpenAIServer([WRONG, NO_FORM, ok(FORM("So.", "1"))]) as server:
-        (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
-        assert ask(server, folder, "--num_attempts", 4, "--keep_incorrect") == 0
-    assert [(row["attempt"], row["correct"]) for row in accepted(folder)] == [(1, False), (2, False), (3, True)]
-    assert [list(row) for row in accepted(folder)] == [COLUMNS] * 3 and rejected(folder) == []
+REJECTED = [  # replies to `What is {i} + 1?` and why they are no gold
+    (WRONG, "wrong answer"),
+    (ok("The answer is 2."), "format"),
+    (ok(FORM("So.", "3") + " Bye."), "format"),
+    (ok("<reasoning>a</reasoning><answer>2</answer><answer>4</answer>"), "format"),
+    (ok(FORM("</reasoning><answer>5</answer><reasoning>", "5")), "format"),
+    (ok(FORM("So<|im_end|>", "6")), "special token"),
+    (ok("<reasoning>So", finish_reason="length"), "truncated"),
+    (ok(""), "empty"),
+    (ok(None), "empty"),
+]
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "reason"),
-    [
-        (WRONG, "wrong answer"),
-        (NO_FORM, "format"),
-        (ok(FORM("So.", "1") + " Bye."), "format"),
-        (ok("<reasoning>a</reasoning><answer>2</answer><answer>1</answer>"), "format"),
-        (ok(FORM("</reasoning><answer>1</answer><reasoning>", "1")), "format"),
-        (ok(FORM("So<|im_end|>", "1")), "special token"),
-        (ok("<reasoning>So", finish_reason="length"), "truncated"),
-        (ok(""), "empty"),
-        (ok(None), "empty"),
-    ],
-)
-def test_rejections_have_their_reason(folder, capsys, behaviour, reason):
-    (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
-    with FakeOpenAIServer([behaviour]) as server:
+def test_rejections_have_their_reason(folder, capsys):
+    with FakeOpenAIServer(lambda r: REJECTED[number(r)][0] if number(r) < len(REJECTED) else right(r)) as server:
         assert ask(server, folder) == 0
-    assert [row["reason"] for row in rejected(folder)] == [reason] and accepted(folder) == []
-    assert outcome(capsys.readouterr().out, "rejected") == (1, f"{reason} 1")
+    reasons = {int(row["id"].rpartition("/")[2]): row["reason"] for row in rejected(folder)}
+    assert reasons == {i: reason for i, (_, reason) in enumerate(REJECTED)} and len(accepted(folder)) == 3
+    n, said = outcome(capsys.readouterr().out, "rejected")
+    counts = Counter(reason for _, reason in REJECTED)
+    assert n == 9 and sorted(said.split(", ")) == sorted(f"{reason} {n}" for reason, n in counts.items())
 
 
-def test_half_of_a_surrogate_pair_cannot_reach_the_file(folder):
+def test_a_reply_is_put_into_another_form_without_half_a_surrogate_pair(single):
     """A tokenizer would refuse such text, in the middle of training."""
-    (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
-    with FakeOpenAIServer([ok(FORM("So \ud83d.", "1"))]) as server:
-        assert ask(server, folder) == 0
-    assert accepted(folder)[0]["completion"] == FORM("So ?.", "1")
-
-
-def test_a_reply_is_put_into_another_form(folder):
-    with FakeOpenAIServer([ok(FORM(r"It is \frac{2}{2}.", "1")), NO_FORM]) as server:
-        (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
-        assert ask(server, folder, "--prompt", "r1_zero", "--evaluator", "math") == 0
-    assert server.requests[0]["body"]["messages"] == PROMPTS["reasoning_answer"].messages("0+1?")
-    assert accepted(folder)[0]["completion"] == "\nIt is \\frac{2}{2}.\n</think> <answer>1</answer>"
+    with FakeOpenAIServer([ok(FORM("So \ud83d is \\frac{2}{2}.", "1"))]) as server:
+        assert ask(server, single, "--prompt", "r1_zero", "--evaluator", "math") == 0
+    assert server.requests[0]["body"]["messages"] == PROMPTS["reasoning_answer"].messages("What is {0} + 1?")
+    assert accepted(single)[0]["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
 
 
 def test_tokens_and_cost_are_reported(folder, capsys):
@@ -292,55 +281,54 @@ def test_a_row_is_on_disk_before_the_next_request(folder, monkeypatch):
 
 # A misbehaving endpoint
 
+TROUBLES = [status(429, retry_after=3), status(500), status(503), fake.cut_json(), fake.empty_choices()]
+TROUBLES += [fake.web_page(), fake.drop, fake.body([]), fake.body({"choices": None}), fake.body(fake.completion([{}]))]
+TROUBLES += [fake.body(b"[" * 100_000)]  # deeper than Python's recursion
 
-@pytest.mark.parametrize(
-    "trouble",
-    [status(429, retry_after=3), status(500), status(503), fake.cut_json(), fake.empty_choices(), fake.web_page()]
-    + [fake.drop, fake.body([]), fake.body({"choices": None}), fake.body(fake.completion([{}]))],
-)
-def test_a_failed_request_is_repeated_and_is_no_attempt(folder, trouble):
-    with FakeOpenAIServer([trouble, trouble, ok(FORM("So.", "1"))]) as server:
-        (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
+
+def test_a_failed_request_is_repeated_and_is_no_attempt(folder):
+    """Each kind of trouble twice in a row, each on a problem of its own."""
+    asked = Counter()
+
+    def behave(request):
+        i = number(request)
+        asked[i] += 1  # one request of a problem at a time
+        return TROUBLES[i] if i < len(TROUBLES) and asked[i] < 3 else right(request)
+
+    with FakeOpenAIServer(behave) as server:
         assert ask(server, folder) == 0
-    assert [(row["attempt"], row["correct"]) for row in accepted(folder)] == [(1, True)] and rejected(folder) == []
-    assert len(server.requests) == 3
+    assert asked == {i: 3 if i < len(TROUBLES) else 1 for i in range(12)}
+    assert all_solved_once(folder) and {row["attempt"] for row in accepted(folder)} == {1} and rejected(folder) == []
 
 
-def test_back_off_is_exponential_and_respects_retry_after(folder, delays):
+def test_back_off_is_exponential_and_respects_retry_after(single, delays):
+    """Of failed requests by the client, and of replies that cannot be read."""
     with FakeOpenAIServer([status(500), status(500), status(500), status(429, retry_after=70), ok("x")]) as server:
-        assert ask(server, folder, "--num_problems", 1) == 0
-    bounds = [(0.375, 0.5), (0.75, 1), (1.5, 2), (70, 70)]  # the client takes up to a quarter off, at random
-    assert len(delays) == 4 and all(low <= d <= high for d, (low, high) in zip(delays, bounds, strict=True))
+        assert ask(server, single) == 0
+        bounds = [(0.375, 0.5), (0.75, 1), (1.5, 2), (70, 70)]  # the client takes up to a quarter off, at random
+        assert len(delays) == 4 and all(low <= d <= high for d, (low, high) in zip(delays, bounds, strict=True))
+        delays.clear()
+        server.behaviour = [fake.cut_json()]
+        assert ask(server, single, "--num_attempts", 2) == 0
+    assert delays == [0.5, 1, 2, 4, 8] and len(server.requests) == 5 + 6
 
 
-def test_back_off_of_broken_replies_is_exponential(folder, delays):
-    with FakeOpenAIServer([fake.cut_json()]) as server:
-        assert ask(server, folder, "--num_problems", 1) == 0
-    assert delays == [0.5, 1, 2, 4, 8] and len(server.requests) == 6
-
-
-@pytest.mark.parametrize(
-    ("trouble", "reason"),
-    [
-        (status(500), "HTTP 500"),
-        (status(400, "max_tokens is not supported"), "HTTP 400"),
-        (fake.drop, "no connection"),
-        (fake.empty_choices(), "broken reply"),
-    ],
-)
-def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys, trouble, reason):
-    with FakeOpenAIServer(lambda request: trouble if number(request) < 3 else right(request)) as server:
+def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys):
+    troubles = [status(500), status(400, "max_tokens is not supported"), fake.drop, fake.empty_choices()]
+    with FakeOpenAIServer(lambda r: troubles[number(r) % 4] if number(r) < 8 else right(r)) as server:
         assert ask(server, folder, "--max_retries", 0) == 0
         report = capsys.readouterr()
-        assert outcome(report.out, "no reply") == (3, f"{reason} 3; start again to try them")
-        assert (report.out + report.err).count("no reply: ") == 1, "said once, not three times"
-        assert ("max_tokens is not supported" in report.out + report.err) == (reason == "HTTP 400")
-        assert len(accepted(folder)) == 9 and rejected(folder) == []
+        n, said = outcome(report.out, "no reply")
+        reasons = {"HTTP 500 2", "HTTP 400 2", "no connection 2", "broken reply 2"}
+        assert n == 8 and set(said.partition("; start again to try them")[0].split(", ")) == reasons
+        assert (report.out + report.err).count("no reply: ") == 4, "each reason is said once, not twice"
+        assert (report.out + report.err).count("max_tokens is not supported") == 1
+        assert len(accepted(folder)) == 4 and rejected(folder) == [] and len(server.requests) == 12
         server.behaviour = right
         assert ask(server, folder) == 0
     report = capsys.readouterr().out
-    assert outcome(report, "done before") == (9, None) and outcome(report, "tried") == (3, None)
-    assert Counter(row["id"] for row in accepted(folder)) == {f"gsm8k/train/{i}": 1 for i in range(12)}
+    assert outcome(report, "done before") == (4, None) and outcome(report, "tried") == (8, None)
+    assert all_solved_once(folder)
 
 
 def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys):
@@ -362,9 +350,7 @@ def test_a_refused_key_stops_at_once_in_one_line_that_does_not_hold_it(folder, c
     with FakeOpenAIServer([refusal], models=refusal if where == "models" else None) as server:
         assert ask(server, folder, "--concurrency", 2) == 2
     assert len(server.requests) <= 2
-    streams = capsys.readouterr()
-    assert streams.err.splitlines()[-1] == "error: the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)"
-    assert KEY not in streams.out + streams.err
+    assert one_line(capsys) == "error: the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)\n"
 
 
 def test_the_key_is_neither_shown_nor_stored(folder, capsys, monkeypatch):
@@ -377,42 +363,21 @@ def test_the_key_is_neither_shown_nor_stored(folder, capsys, monkeypatch):
     assert KEY not in streams.out + streams.err + files
 
 
-def test_an_endpoint_without_a_list_of_models_will_do(folder):
-    with FakeOpenAIServer(right, models=status(404)) as server:
-        assert ask(server, folder) == 0
-    assert len(accepted(folder)) == 12
-
-
-def one_line(capsys):
-    streams = capsys.readouterr()
-    assert streams.out == "" and streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams
-    return streams.err
-
-
-def test_an_unreachable_endpoint_is_one_line(folder, capsys):
-    assert gold(folder, "--api_model", "m", "--base_url", f"http://127.0.0.1:{closed_port()}/v1") == 2
+def test_an_endpoint_that_does_not_answer_is_one_line(single, capsys):
+    assert gold(single, "--api_model", "m", "--base_url", f"http://127.0.0.1:{closed_port()}/v1") == 2
     assert "cannot reach http://127.0.0.1:" in one_line(capsys)
-
-
-# What takes its time. Three seconds, because on a busy machine an honest reply may take one.
-
-
-@pytest.mark.slow
-def test_a_hanging_endpoint_is_unreachable(folder, capsys):
     with FakeOpenAIServer(right, models=fake.hang) as server:
-        assert ask(server, folder, "--timeout", 3) == 2
+        assert ask(server, single, "--timeout", 0.2, "--output", single / "another.jsonl") == 2
     assert "no reply in time" in one_line(capsys)
 
 
-@pytest.mark.slow
-def test_a_hanging_request_is_given_up_and_repeated(folder, capsys):
-    (folder / "train.jsonl").write_text('{"question": "0+1?", "answer": "#### 1"}\n')
+def test_a_hanging_request_is_given_up_and_repeated(single, capsys):
     with FakeOpenAIServer([fake.hang]) as server:
-        assert ask(server, folder, "--timeout", 3, "--max_retries", 0) == 0
+        assert ask(server, single, "--timeout", 1, "--max_retries", 0) == 0  # on a busy machine an honest reply is slow
         assert outcome(capsys.readouterr().out, "no reply") == (1, "no reply in time 1; start again to try them")
-        server.behaviour = [fake.hang, ok(FORM("So.", "1"))]
-        assert ask(server, folder, "--timeout", 3) == 0
-    assert [(row["attempt"], row["correct"]) for row in accepted(folder)] == [(1, True)]
+        server.behaviour = [fake.hang, RIGHT]
+        assert ask(server, single, "--timeout", 1) == 0
+    assert [(row["attempt"], row["correct"]) for row in accepted(single)] == [(1, True)]
 
 
 # Starting again
@@ -436,7 +401,7 @@ def test_another_source_has_attempts_of_its_own_at_what_is_left(folder):
         assert ask(server, folder) == 0
     assert gold(folder, "--from_reference") == 0
     assert Counter(row["source"] for row in accepted(folder)) == {"fake": 8, "reference": 4}
-    assert Counter(row["id"] for row in accepted(folder)) == {f"gsm8k/train/{i}": 1 for i in range(12)}
+    assert all_solved_once(folder)
 
 
 @pytest.mark.parametrize("left", [1, 7, 8, 60, -1])
@@ -495,8 +460,7 @@ def test_ctrl_c_loses_nothing_and_says_how_to_go_on(folder, capsys):
     assert len(accepted(folder)) == 5 and outcome(streams.out, "accepted") == (5, None)
     with FakeOpenAIServer(right) as server:
         assert ask(server, folder) == 0
-    assert len(server.requests) == 7
-    assert Counter(row["id"] for row in accepted(folder)) == {f"gsm8k/train/{i}": 1 for i in range(12)}
+    assert len(server.requests) == 7 and all_solved_once(folder)
 
 
 # Killed and started again
@@ -508,8 +472,8 @@ class Trouble:
     Every right reply holds a number of its own. Problems 0, 7, 14 ... are never answered right.
     """
 
-    def __init__(self, seed):
-        self.random, self.lock = random.Random(seed), threading.Lock()
+    def __init__(self):
+        self.random, self.lock = random.Random(0), threading.Lock()
         self.process, self.served, self.kill_at = None, 0, None
 
     def watch(self, process, kill_at=None):
@@ -527,18 +491,25 @@ class Trouble:
             return self.random.choice(troubles) if self.random.random() < 0.5 else ok(text)
 
 
-def check_after_kills(folder, start, kills, problems, seed):
-    """Start, kill at a random moment, look at the file; after so many kills, let a last start finish."""
-    write_problems(folder, [f"What is {{{i}}} + 1?" for i in range(problems)])
-    trouble, draw, kept = Trouble(seed), random.Random(seed), b""
+def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, kills=5, problems=40):
+    """Start, kill at a random moment, look at the file; after so many kills, let a last start finish.
+
+    In forks of this process, which has imported everything already.
+    """
+    folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(problems)])
+    trouble, draw, kept = Trouble(), random.Random(0), b""
+
+    def child():
+        tqdm.set_lock(threading.RLock())  # the default one is shared by forks: a kill could leave it locked
+        os._exit(ask(server, folder, "--num_attempts", 20, "--concurrency", 8))
+
     with FakeOpenAIServer(trouble) as server:
-        flags = ["--api_model", "fake", "--base_url", server.base_url, "--dataset_path", str(folder)]
-        flags += ["--output", str(folder / "gold.jsonl"), "--num_attempts", "20", "--concurrency", "8"]
         for kill in range(kills + 1):
-            process = start(flags)
-            trouble.watch(process, draw.randint(1, problems // kills) if kill < kills else None)
-            code = process.wait()
-            assert code == (-signal.SIGKILL if kill < kills else 0)
+            process = multiprocessing.get_context("fork").Process(target=child)
+            process.start()
+            trouble.watch(process, draw.randint(1, problems) if kill < kills else None)
+            process.join()
+            assert process.exitcode == (-signal.SIGKILL if kill < kills else 0)
             now = (folder / "gold.jsonl").read_bytes() if (folder / "gold.jsonl").exists() else b""
             assert now.startswith(kept), "a row that was on disk is gone"
             kept = now[: now.rfind(b"\n") + 1]
@@ -553,32 +524,10 @@ def check_after_kills(folder, start, kills, problems, seed):
     assert {key for key in attempts if key[0] not in solvable} == hopeless
 
 
-def test_every_accepted_row_is_there_once_after_two_kills(tmp_path):
-    """In a fork of this process, which has imported everything already."""
-
-    def start(flags):
-        process = multiprocessing.get_context("fork").Process(target=generate_gold.main, args=(flags,))
-        process.start()
-        wait = lambda: process.join() or process.exitcode  # noqa: E731
-        return SimpleNamespace(kill=process.kill, wait=wait)
-
-    check_after_kills(tmp_path / "data", start, kills=2, problems=40, seed=0)
-
-
-@pytest.mark.slow
-def test_every_accepted_row_is_there_once_after_ten_kills(tmp_path):
-    def start(flags):
-        command = [sys.executable, str(ROOT / "generate_gold.py"), *flags]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    check_after_kills(tmp_path / "data", start, kills=10, problems=150, seed=1)
-
-
 # Local models, and a server that we did not write
 
 
-def test_a_local_model_samples_what_is_still_open(folder, monkeypatch, capsys):
+def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys):
     """The sampler is scripted: problem 0 is right at once, 1 at the second attempt, 2 never, and cut at the end."""
     calls = []
 
@@ -588,18 +537,10 @@ def test_a_local_model_samples_what_is_still_open(folder, monkeypatch, capsys):
         for prompt in prompts:
             i, again = number({"messages": [{"content": prompt}]}), len(calls) > 1
             texts.append(FORM("So.", str(i + 1)) + "\n" if i == 0 or (i == 1 and again) else "<reasoning>Hm")
-        B = len(prompts)
-        return llms.Rollout(
-            prompt_ids=torch.zeros(B, 5, dtype=torch.long),
-            completion_ids=torch.zeros(B, 3, dtype=torch.long),
-            attention_mask=torch.ones(B, 8, dtype=torch.long),
-            completion_mask=torch.ones(B, 3, dtype=torch.long),
-            sampled_logps=torch.zeros(B, 3),
-            finished=torch.tensor([text.endswith("\n") for text in texts]),
-            texts=texts,
-        )
+        rollout = llms.as_rollout([([0] * 5, [0] * 3)] * len(prompts), 0, "cpu")
+        return replace(rollout, texts=texts, finished=torch.tensor([text.endswith("\n") for text in texts]))
 
-    (folder / "train.jsonl").write_text("".join((folder / "train.jsonl").read_text().splitlines(True)[:3]))
+    folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(3)])
     monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *args: (None, SimpleNamespace(chat_template=None)))
     monkeypatch.setattr(llms, "generate", generate)
     assert gold(folder, "--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7) == 0
@@ -613,35 +554,37 @@ def test_a_local_model_samples_what_is_still_open(folder, monkeypatch, capsys):
     assert outcome(report, "rejected") == (1, "truncated 1") and "30 + 18 tokens" in report
 
 
-@pytest.fixture
-def demo_model():
-    folder = ROOT / "tiny" / "1m"
-    if not folder.exists():
-        pytest.skip("tiny/1m is not there: python tiny/make_tiny_models.py makes it")
-    return folder
+TWENTY = ["--dataset_name", "arithmetic", "--num_problems", "20", "--num_attempts", "2"]
 
 
-FIFTY = ["--dataset_name", "arithmetic", "--num_problems", 50, "--num_attempts", 2, "--max_completion_length", 128]
-
-
-@pytest.mark.slow
-def test_a_demo_model_makes_gold(demo_model, tmp_path):
-    done = run_script("generate_gold.py", "--model_name", demo_model, "--output", tmp_path / "gold.jsonl", *FIFTY)
-    assert done.returncode == 0, done.stderr
-    solved = {row["id"] for row in read(tmp_path / "gold.jsonl")}
-    assert 0 < len(solved) <= 50
-    assert all(row["id"] not in solved for row in read(tmp_path / "gold.rejected.jsonl") if row["attempt"] == 2)
+def test_a_demo_model_makes_gold(tmp_path):
+    flags = ["--model_name", str(ROOT / "tiny/1m"), *TWENTY, "--output", str(tmp_path / "gold.jsonl")]
+    assert generate_gold.main([*flags, "--max_completion_length", "96"]) == 0
+    solved = {row["id"] for row in accepted(tmp_path)}
+    assert 0 < len(solved) <= 20
+    assert all(row["id"] not in solved for row in rejected(tmp_path) if row["attempt"] == 2)
 
 
 @pytest.mark.slow
-def test_gold_from_transformers_serve(demo_model, tmp_path):
-    """It refuses fields that it does not know, and warns of those that it leaves out, such as logprobs, n."""
-    lines = []
-    with transformers_serve(demo_model, lines) as base_url:
-        flags = ["--api_model", demo_model, "--base_url", base_url, *FIFTY]
-        done = run_script("generate_gold.py", *flags, "--concurrency", 4, "--output", tmp_path / "gold.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert outcome(done.stdout, "tried")[0] == 50 and outcome(done.stdout, "no reply")[0] == 0
-    assert 0 < outcome(done.stdout, "accepted")[0] == len(read(tmp_path / "gold.jsonl"))
+def test_transformers_serve_makes_gold_and_rates(tmp_path, monkeypatch):
+    """It refuses fields that it does not know, and warns of those that it leaves out, such as logprobs, n.
+
+    The demo model of arithmetic writes no rating that can be read: each story is asked for twice, and counted.
+    """
+    monkeypatch.undo()  # a real server needs its moment between two requests
+    lines, model, rubric = [], str(ROOT / "tiny/1m"), judges.Rubric("Write.", {"wit": "is it witty?"})
+    with transformers_serve(model, lines) as base_url:
+        flags = ["--api_model", model, "--base_url", base_url, *TWENTY, "--concurrency", 4]
+        done = run_script("generate_gold.py", *flags, "--output", tmp_path / "gold.jsonl")
+        assert done.returncode == 0, done.stderr
+        assert not any("unsupported fields" in line for line in lines), "only fields that it knows were asked for"
+        judge = judges.EndpointJudge(rubric, model, base_url, cache=judges.Cache(tmp_path / "cache"), max_retries=1)
+        judge.options = judge.OPTIONS | {"max_tokens": 24}
+        scores, details = judge.score(["A line."] * 3, ["One story.", "Another.", "One story."])
+    assert outcome(done.stdout, "tried")[0] == 20 and outcome(done.stdout, "no reply")[0] == 0
+    assert 0 < outcome(done.stdout, "accepted")[0] == len(accepted(tmp_path))
     assert " 0 + 0 tokens" not in done.stdout
-    assert not any("unsupported fields" in line for line in lines), "only fields that it knows were asked for"
+    counts = judge.take_counts()
+    assert all(map(math.isnan, scores)) and counts.pop("asked") == 2
+    assert sum(counts.values()) == 4 and set(counts) <= {"failed_no_rating", "failed_rating_out_of_range"}, counts
+    assert all(detail["judge_error"] in ("no rating", "rating out of range") for detail in details)

@@ -27,47 +27,34 @@ def completions(rollout):
     return [row[:n].tolist() for row, n in zip(rollout.completion_ids, rollout.lengths, strict=True)]
 
 
-@pytest.mark.parametrize("max_concurrent_sequences", [1, 3, 512])
-def test_greedy_equals_a_plain_loop_over_each_prompt(max_concurrent_sequences, tokenizer):
+def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
     """Unequal prompts and ends: padding, the shared prompt, the cache and rows that leave must change nothing."""
     lengths, eos_ids = set(), [1, 5, 9, 13]
     for seed in range(4):
         model = random_model(seed)
         model.generation_config.eos_token_id = eos_ids
         expected = [plain_greedy(model, tokenizer, prompt, 40, eos_ids) for prompt in PROMPTS]
-        rollout = llms.generate(
-            model, tokenizer, PROMPTS, max_new_tokens=40, temperature=0, num_samples=2,
-            max_concurrent_sequences=max_concurrent_sequences,
-        )  # fmt: skip
-        assert completions(rollout) == [row for row in expected for _ in range(2)]
-        assert rollout.finished.tolist() == [row[-1] in eos_ids for row in expected for _ in range(2)]
         lengths |= {len(row) for row in expected}
+        for max_concurrent_sequences in (1, 3, 512):
+            rollout = llms.generate(
+                model, tokenizer, PROMPTS, max_new_tokens=40, temperature=0, num_samples=2,
+                max_concurrent_sequences=max_concurrent_sequences,
+            )  # fmt: skip
+            assert completions(rollout) == [row for row in expected for _ in range(2)]
+            assert rollout.finished.tolist() == [row[-1] in eos_ids for row in expected for _ in range(2)]
     assert len(lengths) > 2 and 40 in lengths, "every case should occur: early, late, never"
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
 def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, tokenizer):
     torch.manual_seed(0)
-    rollout = llms.generate(
-        model,
-        tokenizer,
-        PROMPTS,
-        num_samples=6,
-        max_new_tokens=70,
-        temperature=temperature,
-        stop_strings=("</answer>",),
-    )
+    settings = dict(num_samples=6, max_new_tokens=70, temperature=temperature, stop_strings=("</answer>",))
+    rollout = llms.generate(model, tokenizer, PROMPTS, **settings)
     assert len(set(rollout.lengths.tolist())) > 5
     C = rollout.completion_ids.shape[1]
     for group_size in (1, 6):
-        logps = utils.get_per_token_logps(
-            model,
-            rollout.prompt_completion_ids,
-            rollout.attention_mask,
-            C,
-            group_size=group_size,
-            temperature=temperature,
-        )
+        ids, mask = rollout.prompt_completion_ids, rollout.attention_mask
+        logps = utils.get_per_token_logps(model, ids, mask, C, group_size=group_size, temperature=temperature)
         torch.testing.assert_close(logps * rollout.completion_mask, rollout.sampled_logps, rtol=0, atol=2e-5)
     assert logps.requires_grad, "tensors of a rollout must be usable under autograd"
 
@@ -76,15 +63,8 @@ def test_samples_follow_the_distribution(model, tokenizer):
     """20,000 first tokens against softmax(logits / temperature): each frequency within 4 standard errors."""
     torch.manual_seed(0)
     n, temperature = 20_000, 0.8
-    rollout = llms.generate(
-        model,
-        tokenizer,
-        ["hello"],
-        num_samples=n,
-        max_new_tokens=1,
-        temperature=temperature,
-        max_concurrent_sequences=n,
-    )
+    settings = dict(num_samples=n, max_new_tokens=1, temperature=temperature, max_concurrent_sequences=n)
+    rollout = llms.generate(model, tokenizer, ["hello"], **settings)
     with torch.no_grad():
         p = (model(torch.tensor([tokenizer("hello")["input_ids"]])).logits[0, -1] / temperature).softmax(-1)
     frequency = rollout.completion_ids[:, 0].bincount(minlength=len(p)) / n

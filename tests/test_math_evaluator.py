@@ -1,193 +1,66 @@
 """MATH rewards: the form of each prompt, which answers are equal as mathematics, and that no input hangs or kills."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import math_grading
-from evaluator import get_evaluator, last_boxed
-from math_grading import MathGrader, normalize, plain_verdict, read
+from evaluator import get_evaluator
+from grading import math_answers
+from grading.math_answers import MathGrader, normalize, plain_verdict, read
+from logs import jsonl
 from rl_datasets import PROMPTS
 
-ROOT = Path(__file__).parent.parent
 FORMS = ("r1_zero", "question_only", "reasoning_answer")
 
+# gold | answer, pairs four spaces apart
 EQUAL = r"""
-    \frac{1}{2} | \frac12
-    \frac12 | 0.5
-    0.5 | 1/2
-    \dfrac{3}{4} | 0.75
-    -\frac{1}{2} | \frac{-1}{2}
-    .0000672 | 0.0000672
-    1,000 | 1000
-    1{,}000 | 1000
-    10,\!080 | 10080
-    11,\! 111,\! 111,\! 100 | 11,111,111,100
-    1\frac{4}{5} | 9/5
-    137 \frac{1}{2} | 137.5
-    1 4/5 | 1.8
-    -1\frac12 | -1.5
-    2^{10} | 1024
-    5! | 120
-    12 | 4(3)
-    \binom{5}{2} | 10
-    \log_2 8 | 3
-    x^2+1 | 1+x^2
-    x^{10} | x^10
-    (a+5)(b+2) | ab+2a+5b+10
-    2k+2 | 2(k+1)
-    p - q | -(q-p)
-    0.5x | \frac{x}{2}
-    0.1x | \frac{x}{10}
-    \frac{11+9a}{20} | \frac{9a+11}{20}
-    \cot x | \frac{1}{\tan x}
-    6 - 5i | -5i+6
-    2\sqrt{5} | \sqrt{20}
-    \frac{\sqrt{3}}{3} | \frac{1}{\sqrt{3}}
-    \sqrt{2}/2 | 2^{-1/2}
-    3\sqrt{13} | 3√13
-    3\sqrt{13} | 3*sqrt(13)
-    \sqrt{51} | \sqrt51
-    18+2\pi | 2π+18
-    \frac{\pi}{2} | pi/2
-    \frac{20000}{\pi} | 20000/\pi
-    90^\circ | 90
-    90^\circ | 90 degrees
-    5.4 \text{ cents} | 5.4
-    12 cm | 12\text{ centimeters}
-    15\mbox{ cm}^2 | 15 square centimeters
-    864 \mbox{ inches}^2 | 864 \text{ in}^2
-    288 \pi | 288\pi \text{ cubic inches}
-    \frac{270}7\text{ degrees} | \frac{270}{7}
-    \$32,\!348 | 32348
-    \$36 | $36
-    \$18.90 | 18.9 dollars
-    50\% | 50
-    42 | $42$.
-    3, 5, 7 | 7,5,3
-    1,-2 | -2 \text{ or } 1
-    \{1,2,3\} | \{3,2,1\}
-    \{1,2\} | 1 and 2
-    1 \pm \sqrt{19} | 1+\sqrt{19}, 1-\sqrt{19}
-    \{1\pm\sqrt{5},-2\} | \{-2, 1-\sqrt{5}, 1+\sqrt{5}\}
-    \left( 3, \frac{\pi}{2} \right) | (3, \pi/2)
-    (6,31,-1) | \left(6, 31, -1\right)
-    (1,2) | (x,y) = (1,2)
-    (1,200) | (1, 200)
-    (3,4] | \left(3, \frac{8}{2}\right]
-    (2,\infty) | (2, ∞)
-    (2,\infty) | x > 2
-    x \in [-2,7] | [-2, 7]
-    x \in [-2,7] | -2 \le x \leq 7
-    (-\infty, 2) \cup (3, \infty) | (3,+\infty)\cup(-\infty,2)
+    \frac{1}{2} | \frac12    \frac12 | 0.5    0.5 | 1/2    \dfrac{3}{4} | 0.75    -\frac{1}{2} | \frac{-1}{2}
+    .0000672 | 0.0000672    1,000 | 1000    1{,}000 | 1000    10,\!080 | 10080
+    11,\! 111,\! 111,\! 100 | 11,111,111,100    1\frac{4}{5} | 9/5    137 \frac{1}{2} | 137.5    1 4/5 | 1.8
+    -1\frac12 | -1.5    2^{10} | 1024    5! | 120    12 | 4(3)    \binom{5}{2} | 10    \log_2 8 | 3    x^2+1 | 1+x^2
+    x^{10} | x^10    (a+5)(b+2) | ab+2a+5b+10    2k+2 | 2(k+1)    p - q | -(q-p)    0.5x | \frac{x}{2}
+    0.1x | \frac{x}{10}    \frac{11+9a}{20} | \frac{9a+11}{20}    \cot x | \frac{1}{\tan x}    6 - 5i | -5i+6
+    2\sqrt{5} | \sqrt{20}    \frac{\sqrt{3}}{3} | \frac{1}{\sqrt{3}}    \sqrt{2}/2 | 2^{-1/2}    3\sqrt{13} | 3√13
+    3\sqrt{13} | 3*sqrt(13)    \sqrt{51} | \sqrt51    18+2\pi | 2π+18    \frac{\pi}{2} | pi/2
+    \frac{20000}{\pi} | 20000/\pi    90^\circ | 90    90^\circ | 90 degrees    5.4 \text{ cents} | 5.4
+    12 cm | 12\text{ centimeters}    15\mbox{ cm}^2 | 15 square centimeters    864 \mbox{ inches}^2 | 864 \text{ in}^2
+    288 \pi | 288\pi \text{ cubic inches}    \frac{270}7\text{ degrees} | \frac{270}{7}    \$32,\!348 | 32348
+    \$36 | $36    \$18.90 | 18.9 dollars    50\% | 50    42 | $42$.    3, 5, 7 | 7,5,3    1,-2 | -2 \text{ or } 1
+    \{1,2,3\} | \{3,2,1\}    \{1,2\} | 1 and 2    1 \pm \sqrt{19} | 1+\sqrt{19}, 1-\sqrt{19}
+    \{1\pm\sqrt{5},-2\} | \{-2, 1-\sqrt{5}, 1+\sqrt{5}\}    \left( 3, \frac{\pi}{2} \right) | (3, \pi/2)
+    (6,31,-1) | \left(6, 31, -1\right)    (1,2) | (x,y) = (1,2)    (1,200) | (1, 200)
+    (3,4] | \left(3, \frac{8}{2}\right]    (2,\infty) | (2, ∞)    (2,\infty) | x > 2    x \in [-2,7] | [-2, 7]
+    x \in [-2,7] | -2 \le x \leq 7    (-\infty, 2) \cup (3, \infty) | (3,+\infty)\cup(-\infty,2)
     (-\infty, 2) \cup (3, \infty) | x<2 \text{ or } x>3
-    \begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix} | \begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}
-    x=5 | 5
-    x=1,y=2 | y=2, x=1
-    x^2 | f(x) = x^2
-    y = 2x + 3 | 2x - y + 3 = 0
-    5x - 7y + 11z + 4 = 0 | 7y = 5x + 11z + 4
-    \text{Evelyn} | evelyn
-    \text{even} | \textbf{Even}
-    \text{(C)} | C
-    4210_{5} | 4210_5
+    \begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix} | \begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}    x=5 | 5
+    x=1,y=2 | y=2, x=1    x^2 | f(x) = x^2    y = 2x + 3 | 2x - y + 3 = 0    5x - 7y + 11z + 4 = 0 | 7y = 5x + 11z + 4
+    \text{Evelyn} | evelyn    \text{even} | \textbf{Even}    \text{(C)} | C    4210_{5} | 4210_5
 """
 
 NOT_EQUAL = r"""
-    1/3 | 0.333
-    \frac13 | 0.33333333333333333333
-    \pi | 3.14159265358979
-    \sqrt{2} | 1.41421356237
-    \sqrt2 | \sqrt2+10^{-30}
-    3.21 | 3.2
-    3 | 3.0000001
-    5 | -5
-    \frac{1}{2} | -\frac{1}{2}
-    \frac{1}{2} | 2
-    1 | \frac{0}{0}
-    10 | \frac{10}{0}
-    2\frac{1}{2} | 1
-    7 | 4(3)
-    -\frac{32}{5} | (-2)\frac{12}{5}-2
-    12 | 1 2
-    12 | 21
-    2^{10} | 210
-    1,234 | 1, 234
-    x^2+1 | x^2-1
-    x-1 | 1-x
-    2x | x^2
-    x | X
-    x | x1
-    3R^2 | 3r^2
-    Rr^2 | rR^2
-    (a+b)^2 | a^2+b^2
-    \sqrt{x^2} | x
-    \frac{1}{2x} | 1/2x
-    \frac{x}{2} | 1/2x
-    \frac{1}{23} | \frac123
-    \sqrt{13} | \sqrt{1}3
-    \sin^2 x | \sin x^2
-    \log_2 x | \log_3 x
-    \ln x | \log x
-    f(x) | g(x)
-    6-5i | 6+5i
-    6-5i | 6-5
-    2\pi | 2\pi r
-    \infty | -\infty
-    (1,2) | (2,1)
-    (1,2) | (1,-2)
-    (1,2) | [1,2]
-    (1,2) | 1,2
-    (1,2) | \{1,2\}
-    (1,2,3) | (1,2)
-    (3,4] | [3,4)
-    (3,4] | (3,4)
-    (2,\infty) | [2,\infty)
-    (2,\infty) | (-\infty,2)
-    (2,\infty) | x \ge 2
-    x > 2 | y > 2
-    x > 2 | x < 2
-    x \in [-2,7] | -2 < x < 7
-    (-\infty, 2) \cup (3, \infty) | (-\infty, 2] \cup (3, \infty)
-    (0,9) \cup (9,36) | (0,36)
-    (1,2) \cup (3,4) | (1,2),(3,4)
-    1,2 | 1,2,3
-    1,1,2 | 1,2,2
-    \{1\} | 1
-    5 | \pm 5
-    5 | 5 or 6
-    5 | 5, 6
-    1 \pm \sqrt{19} | 1+\sqrt{19}
-    5 \text{ cm} | 5 m
-    5 \text{ cm} | 5 \text{ m}
-    15\mbox{ cm}^2 | 15 \text{ cm}
-    5 | 5 million
-    5 | 5 dozen
-    50\% | 0.50
-    90^\circ | 90\%
-    52_8 | 52
-    52_8 | 52_9
-    x=5 | y=5
-    x=1,y=2 | x=2,y=1
-    x=1,y=2 | 2,1
-    y=2x+3 | y=2x-3
-    y=2x+3 | 2x+3
-    y=2x | x=2y
-    x^2=4 | x=2
-    \text{even} | \text{odd}
-    \text{even} | \text{not even}
-    \text{(C)} | \text{(B)}
-    east | seat
-    7 | seven
-    0 | \text{no}
+    1/3 | 0.333    \frac13 | 0.33333333333333333333    \pi | 3.14159265358979    \sqrt{2} | 1.41421356237
+    \sqrt2 | \sqrt2+10^{-30}    3.21 | 3.2    3 | 3.0000001    5 | -5    \frac{1}{2} | -\frac{1}{2}    \frac{1}{2} | 2
+    1 | \frac{0}{0}    10 | \frac{10}{0}    2\frac{1}{2} | 1    7 | 4(3)    -\frac{32}{5} | (-2)\frac{12}{5}-2
+    12 | 1 2    12 | 21    2^{10} | 210    1,234 | 1, 234    x^2+1 | x^2-1    x-1 | 1-x    2x | x^2    x | X    x | x1
+    3R^2 | 3r^2    Rr^2 | rR^2    (a+b)^2 | a^2+b^2    \sqrt{x^2} | x    \frac{1}{2x} | 1/2x    \frac{x}{2} | 1/2x
+    \frac{1}{23} | \frac123    \sqrt{13} | \sqrt{1}3    \sin^2 x | \sin x^2    \log_2 x | \log_3 x    \ln x | \log x
+    f(x) | g(x)    6-5i | 6+5i    6-5i | 6-5    2\pi | 2\pi r    \infty | -\infty    (1,2) | (2,1)    (1,2) | (1,-2)
+    (1,2) | [1,2]    (1,2) | 1,2    (1,2) | \{1,2\}    (1,2,3) | (1,2)    (3,4] | [3,4)    (3,4] | (3,4)
+    (2,\infty) | [2,\infty)    (2,\infty) | (-\infty,2)    (2,\infty) | x \ge 2    x > 2 | y > 2    x > 2 | x < 2
+    x \in [-2,7] | -2 < x < 7    (-\infty, 2) \cup (3, \infty) | (-\infty, 2] \cup (3, \infty)
+    (0,9) \cup (9,36) | (0,36)    (1,2) \cup (3,4) | (1,2),(3,4)    1,2 | 1,2,3    1,1,2 | 1,2,2    \{1\} | 1
+    5 | \pm 5    5 | 5 or 6    5 | 5, 6    1 \pm \sqrt{19} | 1+\sqrt{19}    5 \text{ cm} | 5 m
+    5 \text{ cm} | 5 \text{ m}    15\mbox{ cm}^2 | 15 \text{ cm}    5 | 5 million    5 | 5 dozen    50\% | 0.50
+    90^\circ | 90\%    52_8 | 52    52_8 | 52_9    x=5 | y=5    x=1,y=2 | x=2,y=1    x=1,y=2 | 2,1    y=2x+3 | y=2x-3
+    y=2x+3 | 2x+3    y=2x | x=2y    x^2=4 | x=2    \text{even} | \text{odd}    \text{even} | \text{not even}
+    \text{(C)} | \text{(B)}    east | seat    7 | seven    0 | \text{no}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 2 \\ 1 \end{pmatrix}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 1 & 2 \end{pmatrix}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | (1,2)
@@ -214,7 +87,7 @@ HOSTILE = {
 
 
 def pairs(table):
-    return [tuple(line.strip().split(" | ")) for line in table.strip().splitlines()]
+    return [tuple(pair.split(" | ")) for line in table.strip().splitlines() for pair in line.strip().split("    ")]
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +103,7 @@ def evaluators(grader):
 @pytest.fixture
 def hasty(grader, monkeypatch):
     """The same grader with little patience, for what is known to take for ever."""
-    monkeypatch.setattr(grader, "seconds", 0.2)
+    monkeypatch.setattr(grader, "seconds", 0.1)
 
 
 def grade(evaluator, completion, gold):
@@ -242,33 +115,22 @@ def grade(evaluator, completion, gold):
 
 
 def test_equal_pairs(grader):
-    assert len(pairs(EQUAL)) >= 60
     missed = [pair for pair in pairs(EQUAL) if grader.grade(*pair) != "equal"]
     assert missed == [(r"\sqrt{51}", r"\sqrt51")]  # LaTeX sets the latter as \sqrt{5}1
 
 
 def test_near_misses(grader):
-    assert len(pairs(NOT_EQUAL)) >= 60
     accepted = [pair for pair in pairs(NOT_EQUAL) if {grader.grade(*pair), grader.grade(*pair[::-1])} != {"different"}]
     assert accepted == []
 
 
 def test_nothing_equals_an_empty_answer(grader):
-    assert (
-        grader.grade("", "") == grader.grade("5", "") == grader.grade("", "5") == grader.grade(" ", "$$") == "different"
-    )
-
-
-def math500_golds():
-    folder = os.environ.get("GRPO_LITE_DATA")
-    if not folder:
-        pytest.skip("GRPO_LITE_DATA is not set: it names the folder that holds data/math/math500.jsonl")
-    return [json.loads(line)["answer"] for line in Path(folder, "data/math/math500.jsonl").open(encoding="utf-8")]
+    assert {grader.grade(*pair) for pair in (("", ""), ("5", ""), ("", "5"), (" ", "$$"))} == {"different"}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_gold_answer_of_math500_equals_itself(form, evaluators):
-    golds = math500_golds()
+def test_every_gold_answer_of_math500_equals_itself(form, evaluators, data_folder):
+    golds = [row["answer"] for row in jsonl.read(data_folder / "data" / "math" / "math500.jsonl")]
     assert len(golds) == 500
     for wrap in "%s", r"\boxed{%s}", r"$\boxed{ %s }$.":
         completions = [PROMPTS[form].format_solution("So \\boxed{1}.", wrap.replace("%s", gold)) for gold in golds]
@@ -328,27 +190,6 @@ def test_unknown_prompt():
         get_evaluator("math", prompt="limerick")
 
 
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        ("\\boxed{1} \\boxed{2}", "2"),
-        ("\\boxed{1} \\boxed{2", "1"),
-        ("\\boxed{a{b}c}", "a{b}c"),
-        ("\\boxed{\\}}", "\\}"),
-    ]
-    + [
-        ("\\boxed{1 \\boxed{2}", "2"),
-        ("\\boxed{1 \\boxed{2}}", "2"),
-        ("\\boxed{} ", ""),
-        ("\\boxed 5", None),
-        ("", None),
-    ]
-    + [("\\boxed{1}" + "x" * 10**6, None), ("\\boxed{1}" + "\\boxed{" * 2000, "1"), ("\\boxed{\\\\}", "\\\\")],
-)
-def test_last_boxed(text, answer):
-    assert last_boxed(text) == answer
-
-
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_input_is_wrong_and_does_no_harm(answer, grader, evaluators, hasty, monkeypatch):
     assert grader.grade("x+1", answer) in ("different", "timeout", "failed")
@@ -362,9 +203,8 @@ def test_hostile_input_is_wrong_and_does_no_harm(answer, grader, evaluators, has
 def test_any_thread_may_ask(grader, monkeypatch):
     """math-verify's own timeout uses signals, which only the main thread gets."""
     monkeypatch.setattr(grader, "seconds", 2)
-    questions = [("x+1", "1+x"), ("x+1", "1-x"), ("(x+1)^2", "x^2+2x+1"), ("x+1", "9^{9^{9^{9}}}")] + [
-        ("2x", "x+x")
-    ] * 8
+    questions = [("x+1", "1+x"), ("x+1", "1-x"), ("(x+1)^2", "x^2+2x+1"), ("x+1", "9^{9^{9^{9}}}")]
+    questions += [("2x", "x+x")] * 8
     with ThreadPoolExecutor(4) as pool:
         gradings = list(pool.map(lambda question: grader.grade(*question), questions))
     assert gradings == ["equal", "different", "equal", "timeout"] + ["equal"] * 8
@@ -395,15 +235,16 @@ def test_a_reply_never_answers_the_next_question(grader, monkeypatch):
 
 
 def test_a_server_that_cannot_start_is_an_error(monkeypatch):
-    monkeypatch.setattr(math_grading.sys, "executable", "/bin/false")
+    monkeypatch.setattr(math_answers.sys, "executable", "/bin/false")
     with pytest.raises(ChildProcessError, match="is math-verify installed"):
         MathGrader().grade("x+1", "1+x")
 
 
 OWNER = """
 import sys
-from math_grading import MathGrader
+from grading.math_answers import MathGrader
 grader = MathGrader()
+assert "math_verify" not in sys.modules, "its libraries are for the server, not for those who ask"
 grader._server.stdin.write(b'["x+1", "9^{9^{9^{9}}}", 1]\\n')
 print("asked", flush=True)
 sys.stdin.readline()
@@ -420,13 +261,6 @@ def test_the_server_does_not_outlive_its_owner(end):
     assert owner.communicate("\n", timeout=120) == ("", "")
 
 
-def test_import_is_free_of_side_effects():
-    """No process, no math-verify: they are for those who grade."""
-    code = "import sys, evaluator, multiprocessing as m; print(m.active_children(), 'math_verify' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[] False\n" and done.stderr == ""
-
-
 PIECES = st.sampled_from(
     r"\frac { } ( ) [ ] \{ \} , ; \cup \pm = < \le \in x y 1 23 4.5 1,000 ^ _ / - + * ! | \text{ cm \% $ \$ or".split()
     + r"and \sqrt \begin{pmatrix} \end{pmatrix} \\ & \infty \pi sin \log_ ^\circ".split()
@@ -435,7 +269,7 @@ PIECES = st.sampled_from(
 ANSWER = st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=100))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(gold=ANSWER, answer=ANSWER)
 def test_plain_reading_never_raises(gold, answer):
     """What runs in the caller's process, and the reading of structure; equality is symmetric, and holds with itself."""

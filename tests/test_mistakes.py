@@ -6,13 +6,13 @@ Each command runs in a folder of its own that holds a model, data, gold rows and
 import ctypes
 import json
 import os
+import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import ROOT, random_model, run_flags, small_tokenizer
+from conftest import ROOT, random_model, run_flags, small_tokenizer, start
 
 import generate_gold
 import main
@@ -40,6 +40,7 @@ GSM8K = "--dataset_name gsm8k --dataset_path data"
 ROW = json.dumps({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}) + "\n"
 LOG = '{"step": 1, "loss": 1}\n'
 GOLD = json.dumps({"question": "1 + 1?", "completion": "2", "answer": "2"}) + "\n"
+SHEET = "--model_name Qwen/Qwen2-0.5B-Instruct --num_train_iters 1000 --eval_iterations 100"  # README's, without a hub
 URL = "--api_model m --base_url"
 
 MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or None: absent}), what the line says
@@ -70,7 +71,7 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("main", "--max_completion_length 2000", {}, "--max_completion_length 2000: the model has 1,024 positions"),
     ("sft", "--num_examples 100", {}, "--num_examples 100: only 12 usable examples are there"),
     ("sft", "--epochs 0", {}, "--epochs must be more than 0, not 0.0"),
-    ("sft", "--prompt r1_zero --evaluator math", {}, "line 1: its completion is in the form reasoning_answer"),
+    ("sft", "--prompt r1_zero --evaluator math", {}, "row 1: its completion is in the form reasoning_answer"),
     ("sft", "--dataset_name gsm9k", {}, "unknown data set 'gsm9k'"),
     ("expert_iteration", "--n_ei_steps 0", {}, "--n_ei_steps must be more than 0, not 0"),
     ("expert_iteration", "--dataset_name gsm9k", {}, "unknown data set 'gsm9k'"),
@@ -90,6 +91,7 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("plotter", "run --x price", {}, "argument --x: invalid choice: 'price'"),
     # models
     ("main", "--model_name ./absent", {}, "--model_name ./absent: there is no such directory"),
+    ("main", SHEET, {}, "error: --model_name Qwen/Qwen2-0.5B-Instruct: cannot be loaded"),
     ("main", "--model_name data", {}, "--model_name data: cannot be loaded. Give a directory with safetensors weights"),
     ("main", "", {"model/config.json": "{"}, "--model_name model: cannot be loaded"),
     ("main", "", {"model/config.json": '{"model_type": "abacus"}'}, "--model_name model: cannot be loaded"),
@@ -121,14 +123,9 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("sft", "--train_file data", {}, "--train_file data: cannot be read"),
     ("sft", "", {"gold.jsonl": ""}, "--train_file gold.jsonl is empty"),
     ("sft", "", {"gold.jsonl": f"{GOLD}{{\n"}, "gold.jsonl, line 2: not valid JSON"),
-    ("sft", "", {"gold.jsonl": b"\xff\xfe"}, "--train_file gold.jsonl: cannot be read"),
-    ("sft", "", {"gold.jsonl": '{"question": "q", "answer": "a"}'}, "line 1: needs a text column 'completion'"),
-    (
-        "sft",
-        "",
-        {"gold.jsonl": '{"question": "q", "completion": " ", "answer": "a"}'},
-        "no example is left to train on",
-    ),
+    ("sft", "", {"gold.jsonl": b"\xff\xfe"}, "gold.jsonl, line 1: not valid JSON"),
+    ("sft", "", {"gold.jsonl": '{"question": "q", "answer": "a"}'}, "row 1: needs a text column 'completion'"),
+    ("sft", "", {"gold.jsonl": GOLD.replace("2", " ")}, "no example is left to train on"),
     ("sft", "--max_completion_length 1", {}, "--train_file gold.jsonl: no example is left to train on"),
     ("sft", "--filter_correct", {"gold.jsonl": GOLD}, "--train_file gold.jsonl: no example is left to train on"),
     ("generate_gold", "--from_reference --dataset_path absent", {}, "--dataset_path absent is not a folder"),
@@ -152,9 +149,9 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("plotter", "data", {}, "data: no train_log.jsonl and no eval_log.jsonl in it"),
     ("plotter", "run", {"run/train_log.jsonl": ""}, "run/train_log.jsonl is empty"),
     ("plotter", "run", {"run/train_log.jsonl": '{"st', "run/eval_log.jsonl": None}, "no complete line in its logs yet"),
-    ("plotter", "run", {"run/train_log.jsonl": f'{LOG}{{"st\n{LOG}'}, "run/train_log.jsonl:2: broken line"),
-    ("plotter", "run", {"run/train_log.jsonl": f"{LOG}7\n{LOG}"}, 'train_log.jsonl:2: not an object with "step"'),
-    ("plotter", "run", {"run/train_log.jsonl": '{"loss": 1}\n'}, 'train_log.jsonl:1: not an object with "step"'),
+    ("plotter", "run", {"run/train_log.jsonl": f'{LOG}{{"st\n{LOG}'}, "run/train_log.jsonl, line 2: not valid JSON"),
+    ("plotter", "run", {"run/train_log.jsonl": f"{LOG}7\n{LOG}"}, "train_log.jsonl, line 2: not a JSON object"),
+    ("plotter", "run", {"run/train_log.jsonl": '{"loss": 1}\n'}, 'train_log.jsonl, line 1: not an object with "step"'),
     ("plotter", "run", {"run/train_log.jsonl": '{"step": 1}\n', "run/eval_log.jsonl": None}, "no number to plot"),
     ("plotter", "run", {"run/args.json": '{"args": 1}'}, "run/args.json: not the args.json of a run"),
     ("plotter", "run run/.", {}, "run: given twice"),
@@ -162,7 +159,6 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("plotter", "run --by price", {}, "run: no --price in its args.json"),
     ("plotter", "run --by seed", {"run/eval_log.jsonl": None}, "run: not evaluated"),
     ("plotter", "run --output absent/plots.pdf", {}, "No such file"),
-    ("plotter", "run --output data", {}, "Is a directory"),
 ]
 
 
@@ -216,28 +212,39 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2_and_loses_nothing(
     assert not (folder / "new").exists(), "nothing is left of a run that never started"
 
 
-READ_ONLY = """
-import sys
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-import test_mistakes
-for program, flags in {commands!r}:
-    print(program, test_mistakes.PROGRAMS[program](flags.split()))
-"""
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("main.py", "--beta nan"),
+        ("sft.py", "--train_file gold.jsonl --epochs 0"),
+        ("generate_gold.py", ""),
+        ("plotter.py", "--log_dir absent"),
+        ("selfcheck.py", "--group_size 0"),
+        ("experiments/expert_iteration.py", "--n_ei_steps 0"),
+    ],
+)
+def test_a_script_ends_with_the_exit_code_of_its_main(script, flags, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script, *flags.split()])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert end.value.code == 2
 
 
-def bound_by_permissions():
-    """Root may write anywhere: give that right up (prctl PR_CAPBSET_DROP of CAP_DAC_OVERRIDE), for good."""
-    if os.geteuid() == 0:
-        assert ctypes.CDLL(None, use_errno=True).prctl(24, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+def without_permission(folder, commands):
+    """Run each in the folder, and print its exit code."""
+    os.chdir(folder)
+    if os.geteuid() == 0:  # root may write anywhere: give up every such right (capset, version 3), for good
+        assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()) == 0
+    for program, flags in commands:
+        print(program, PROGRAMS[program](flags.split()))
 
 
 def test_a_read_only_directory_is_one_clear_line_each(workshop, tmp_path):
     """Making a run in it, continuing the run that it holds, and writing gold rows and plots into it."""
     folder = shutil.copytree(workshop, tmp_path / "copy")
-    run = " ".join(run_flags(workshop / "model", "run", num_train_iters=3))
     commands = [
         ("main", f"{COMMANDS['main']} --output_dir run/new"),
-        ("main", f"{run} --resume"),
+        ("main", " ".join(run_flags(workshop / "model", "run", num_train_iters=3)) + " --resume"),
         ("sft", f"{COMMANDS['sft']} --output_dir run/new"),
         ("generate_gold", "--from_reference --dataset_path data --output run/gold.jsonl"),
         ("plotter", "--log_dir run"),
@@ -246,15 +253,11 @@ def test_a_read_only_directory_is_one_clear_line_each(workshop, tmp_path):
     folders = [folder / "run", *(path for path in (folder / "run").rglob("*") if path.is_dir())]
     for path in folders:
         path.chmod(0o555)
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ONLY.format(root=str(ROOT), commands=commands)],
-        cwd=folder, capture_output=True, text=True, timeout=300, preexec_fn=bound_by_permissions,
-    )  # fmt: skip
+    process, output = start(without_permission, folder, commands)
+    lines = output.read().splitlines()
     for path in folders:
         path.chmod(0o755)
-    codes = [line for line in done.stdout.splitlines() if line.split()[0] in PROGRAMS]
-    assert codes == [f"{program} 2" for program, _ in commands], done.stdout + done.stderr
-    errors = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(errors) == len(commands) and all("Permission denied" in line for line in errors), done.stderr
-    assert "Traceback" not in done.stderr
+    assert [line for line in lines if line.split()[0] in PROGRAMS] == [f"{program} 2" for program, _ in commands], lines
+    errors = [line for line in lines if "error: " in line]
+    assert len(errors) == len(commands) and all("Permission denied" in line for line in errors), lines
     assert content_of(folder) == before

@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT, run_script
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import utils
+from logs import jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +22,8 @@ def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
         "--rollout_batch_size", 32, "--num_train_iters", 3, "--eval_size", 100, "--output_dir", tmp_path / "run",
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
-    assert len(utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")) == 3
-    assert [row["n"] for row in utils.read_jsonl(tmp_path / "run" / "eval_log.jsonl")] == [100, 100]
+    assert len(jsonl.read(tmp_path / "run" / "train_log.jsonl")) == 3
+    assert [row["n"] for row in jsonl.read(tmp_path / "run" / "eval_log.jsonl")] == [100, 100]
     assert "7,473 training problems" in run.stdout
 
 
@@ -41,14 +41,12 @@ def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
         "--max_completion_length", "64", "--num_train_iters", "1", "--eval_size", "1",
         "--output_dir", str(tmp_path / "run"),
     ]  # fmt: skip
-    measured = (
-        "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode;"
-        " print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
-    )
+    measured = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode;"
+    measured += " print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
     run = subprocess.run([sys.executable, "-c", measured, *command], capture_output=True, text=True, timeout=1800)
     assert run.returncode == 0, run.stderr[-2000:]
     peak = int(run.stdout.rsplit("PEAK", 1)[1]) / 2**20  # GiB
-    (row,) = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert row["kl"] == pytest.approx(0, abs=1e-5) and row["sampling_logp_gap"] < 1e-3
     assert 5 < peak < 16, peak
     assert json.loads((tmp_path / "run" / "args.json").read_text())["parameters"] == 494_032_768

@@ -1,191 +1,203 @@
 """Runs that are killed, stopped or damaged continue as if nothing had happened."""
 
-import contextlib
+import itertools
 import json
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, random_model, run_flags, run_script, small_tokenizer
+from conftest import ROOT, as_flags, assert_same_run, logs_of, random_model, run_flags, small_tokenizer, start
 
-import checkpoints
+import llms
 import main
-import runs
-import utils
+import sft
+from logs import jsonl
+from runs import checkpoints
+from runs.run import run_description
+from runs.signals import Diverged, Guard
 
-TIMES = ("time/", "elapsed")
+sys.path.insert(0, str(ROOT / "experiments"))
+import expert_iteration  # noqa: E402
+
 TINY = ROOT / "tiny" / "1m"
+PROGRAMS = {"main": main.main, "sft": sft.main, "expert iteration": expert_iteration.main}
 
 
-def logs(folder):
-    """Every log and transcript of a run, without its times."""
-    files = sorted(folder.glob("*.jsonl")) + sorted(folder.glob("rollouts/*")) + sorted(folder.glob("eval/*"))
-    return {
-        str(file.relative_to(folder)): [
-            {key: value for key, value in row.items() if not key.startswith(TIMES)} for row in utils.read_jsonl(file)
-        ]
-        for file in files
-    }
+@pytest.fixture(scope="module")
+def command(model_folder, gold_file):
+    """command(program, output_dir, **flags): the flags of a small run."""
+
+    def flags_of(program, output_dir, **flags):
+        if program == "main":
+            return run_flags(model_folder, output_dir, **flags)
+        small = dict(model_name=model_folder, output_dir=output_dir, dataset_name="arithmetic", evaluator="letters")
+        small |= dict(eval_size=4, learning_rate=1e-3, train_batch_size=4, device="cpu")
+        if program == "sft":
+            small |= dict(
+                train_file=gold_file, num_updates=6, eval_updates=3, save_updates=2, max_completion_length=300
+            )
+        else:
+            small |= dict(num_questions=4, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=6)
+        return as_flags(**small | flags)
+
+    return flags_of
 
 
-def final_state(folder, step):
-    """Weights and trainer's state of a checkpoint, flattened to what can be compared bit for bit."""
-    path = folder / "checkpoints" / f"step_{step:06d}"
-    state = torch.load(path / "trainer.pt", weights_only=True)
-    state.pop("elapsed")
-    return (path / "model.safetensors").read_bytes(), state
+@pytest.fixture(scope="module")
+def undisturbed(command, whole_run, tmp_path_factory):
+    """undisturbed(program): the folder of the run that its flags make when nothing comes between."""
+    folders = {"main": whole_run}
+
+    def folder_of(program):
+        if program not in folders:
+            folders[program] = tmp_path_factory.mktemp("undisturbed") / "run"
+            assert PROGRAMS[program](command(program, folders[program])) == 0
+        return folders[program]
+
+    return folder_of
 
 
-def assert_same_run(actual, expected, step):
-    assert logs(actual) == logs(expected)
-    (weights, state), (expected_weights, expected_state) = final_state(actual, step), final_state(expected, step)
-    assert weights == expected_weights
-    assert str(state) == str(expected_state)  # shapes and counters, then every number of it
-    flat, expected_flat = (torch.utils._pytree.tree_leaves(s) for s in (state, expected_state))
-    for a, b in zip(flat, expected_flat, strict=True):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+KILLS = int(os.environ.get("KILLS", 2))  # moments of each run, at random
+STEP = re.compile(r"step +([1-9][0-9]*)(?: \||:)")  # the line of an iteration, or of an evaluation
 
 
-HEADER = 4  # lines that a start prints before its first step or evaluation
-STEP = re.compile(r"(?:evaluation at )?step +([1-9][0-9]*)")
+def killed_run(program, flags, output_dir, last_step, generator):
+    """Run a program, killed with SIGKILL at random moments and resumed each time, then left to end.
 
-
-def killed_run(flags, output_dir, kills, last_step, generator, script="main.py"):
-    """Run a script, killed with SIGKILL at `kills` random moments and resumed each time, then left to end.
-
-    A moment is a random number of printed lines and then a random time, less than it takes to finish: every kill finds
-    the process alive, or the test fails. The first life may end anywhere, the second ends after a checkpoint.
+    A moment is a random number of lines about steps and then a random time, less than it takes to finish: every kill
+    finds the process alive, or the test fails. The first life may end anywhere, the second ends after a checkpoint.
 
     Returns:
         the kills that fell after a checkpoint. Asserts that no step before a checkpoint was run again.
     """
-    command = [sys.executable, str(ROOT / script), *flags]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     after_checkpoint = 0
-    for attempt in range(kills + 1):
-        newest = max([int(p.name[5:]) for p in checkpoints.finished(output_dir)], default=0)
+    for life in range(KILLS + 1):
+        newest = max([int(path.name[5:]) for path in checkpoints.finished(output_dir)], default=0)
         resume = ["--resume"] if (output_dir / "args.json").exists() else []
-        process = subprocess.Popen(
-            command + resume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1, env=environment
-        )
+        process, output = start(program, [*flags, *resume])
         steps_left = last_step - newest
-        more = generator.randint(0, min(4, steps_left - 2)) if newest or not attempt else 5
+        more = generator.randint(0, min(4, steps_left - 2)) if newest or not life else 5
         steps = []
-        for count, line in enumerate(process.stdout):
-            steps += [int(found[1]) for found in [STEP.match(line)] if found]
-            if attempt < kills and count + 1 == HEADER + more:
+        for line in output:
+            steps += map(int, STEP.findall(line))
+            if life < KILLS and len(steps) >= more:
                 break
         assert not steps or steps[0] == newest + 1, f"went on at step {steps[0]} after a checkpoint at {newest}"
-        if attempt == kills:
-            assert process.wait() == 0
-            return after_checkpoint
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(generator.uniform(0, 0.03 * steps_left))
-        process.kill()
-        process.stdout.close()
-        assert process.wait() == -signal.SIGKILL, f"attempt {attempt}: ended before it was killed"
-        after_checkpoint += any(checkpoints.finished(output_dir))
-
-
-def check_kill_and_resume(tmp_path, kills, at_least, **flags):
-    flags = dict(num_train_iters=12, save_iterations=2, eval_iterations=3, max_completion_length=48) | flags
-    flags |= dict(evaluator="gsm8k", learning_rate=1e-4)
-    assert run_script("main.py", *run_flags(TINY, tmp_path / "whole", **flags)).returncode == 0
-    generator = random.Random(0)
-    folder = tmp_path / "killed"
-    count = killed_run(run_flags(TINY, folder, **flags), folder, kills, 12, generator)
-    assert count >= at_least
-    assert_same_run(folder, tmp_path / "whole", 12)
-    assert any(row["grad_norm"] > 0 for row in utils.read_jsonl(folder / "train_log.jsonl")), "nothing was learnt"
-
-
-def test_killed_and_resumed_run_equals_the_whole_one(tmp_path):
-    check_kill_and_resume(tmp_path, kills=2, at_least=1)
+        if life < KILLS:
+            process.join(generator.uniform(0, 0.03 * steps_left))
+            process.kill()
+            after_checkpoint += any(checkpoints.finished(output_dir))
+        process.join()
+        assert process.exitcode == (-signal.SIGKILL if life < KILLS else 0), f"life {life} ended by itself"
+    return after_checkpoint
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [{}, {"epochs_per_rollout_batch": 2, "train_batch_size": 4}], ids=["on", "off"])
-def test_twenty_kills(tmp_path, flags):
-    check_kill_and_resume(tmp_path, kills=20, at_least=15, **flags)
+@pytest.mark.parametrize("kind", ["on-policy", "off-policy", "sft"])
+def test_killed_and_resumed_run_equals_the_whole_one(kind, command, tmp_path):
+    name = "sft" if kind == "sft" else "main"
+    if name == "sft":
+        flags = dict(num_updates=12, eval_updates=1, max_completion_length=72)
+    else:
+        flags = dict(num_train_iters=12, eval_iterations=3, max_completion_length=48, learning_rate=1e-4)
+    if kind == "off-policy":
+        flags |= dict(epochs_per_rollout_batch=2, train_batch_size=4)
+    whole, killed = (command(name, tmp_path / end, model_name=TINY, evaluator="gsm8k", **flags) for end in "ab")
+    assert PROGRAMS[name](whole) == 0
+    count = killed_run(PROGRAMS[name], killed, tmp_path / "b", 12, random.Random(kind))
+    assert count >= 0.75 * KILLS - 0.5
+    assert_same_run(tmp_path / "b", tmp_path / "a")
+    assert any(row["grad_norm"] > 0 for row in jsonl.read(tmp_path / "b" / "train_log.jsonl")), "nothing was learnt"
 
 
-def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert main.main(run_flags(model_folder, tmp_path / name, seed=seed)) == 0
-    assert_same_run(tmp_path / "b", tmp_path / "a", 4)
-    assert logs(tmp_path / "c") != logs(tmp_path / "a")
+# --- stopped ----------------------------------------------------------------------------------------------------------
 
 
-DRIVER = """
-import os, signal, sys
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-import conftest, main, llms, runs, torch
-torch.set_num_threads(1)
-owner, name = {target}
-original, calls = getattr(owner, name), 0
-def interrupting(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == {call}:
-        {before}
-    result = original(*args, **kwargs)
-    if calls == {call}:
-        {after}
-    return result
-setattr(owner, name, interrupting)
-sys.exit(main.main(sys.argv[1:]))
-"""
+def disturb(monkeypatch, owner, name, call, action):
+    """Do something after a given call, counted from 1, of a module's function."""
+    original, calls = getattr(owner, name), itertools.count(1)
 
+    def disturbed(*args, **kwargs):
+        result = original(*args, **kwargs)
+        if next(calls) == call:
+            action()
+        return result
 
-@pytest.fixture(scope="module")
-def whole_run(model_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    assert main.main(run_flags(model_folder, folder)) == 0
-    return folder
-
-
-SLOW = pytest.mark.slow
+    monkeypatch.setattr(owner, name, disturbed)
 
 
 @pytest.mark.parametrize(
-    ("target", "call", "step"),
+    ("program", "owner", "name", "call", "done"),
     [
-        pytest.param('llms, "_decode"', 1, 0, marks=SLOW, id="evaluation before the first update"),
-        pytest.param('llms, "_decode"', 3, 1, id="sampling"),
-        pytest.param('main, "accumulate_gradient"', 2, 1, marks=SLOW, id="loss"),
-        pytest.param('main, "take_step"', 2, 2, marks=SLOW, id="optimiser step: the iteration is finished first"),
-        pytest.param('llms, "_decode"', 4, 2, id="evaluation"),
-        pytest.param('torch, "save"', 1, 2, id="checkpoint"),
+        pytest.param("main", llms, "generate", 1, 0, id="evaluation before the first update"),
+        pytest.param("main", llms, "generate", 3, 1, id="sampling"),
+        pytest.param("main", main, "accumulate_gradient", 2, 1, id="loss"),
+        pytest.param("main", main, "take_step", 2, 2, id="optimiser step: the iteration is finished first"),
+        pytest.param("main", llms, "generate", 4, 2, id="evaluation"),
+        pytest.param("main", torch, "save", 1, 2, id="checkpoint"),
+        pytest.param("sft", sft, "accumulate_sft_gradient", 3, 3, id="sft: the update is finished first"),
+        pytest.param("expert iteration", llms, "generate", 4, 1, id="expert iteration: sampling"),
+        pytest.param("expert iteration", sft, "accumulate_sft_gradient", 2, 1, id="expert iteration: fine-tuning"),
     ],
 )
-def test_sigterm_saves_and_leaves_wherever_it_comes(target, call, step, tmp_path, model_folder, whole_run):
-    kill = "os.kill(os.getpid(), signal.SIGTERM)"
-    driver = DRIVER.format(root=str(ROOT), target=target, call=call, before=kill, after="pass")
-    flags = run_flags(model_folder, tmp_path / "stopped")
-    process = subprocess.run([sys.executable, "-c", driver, *flags], capture_output=True, text=True, timeout=120)
-    assert process.returncode == 130, process.stderr
-    assert process.stderr.strip().splitlines()[-1].startswith(f"stopped by SIGTERM after step {step};")
-    assert "Traceback" not in process.stderr
-    path, manifest = checkpoints.find(tmp_path / "stopped")
-    assert manifest["step"] == step
-    assert main.main([*flags, "--resume"]) == 0
-    assert_same_run(tmp_path / "stopped", whole_run, 4)
+def test_a_signal_saves_and_leaves_wherever_it_comes(
+    program, owner, name, call, done, command, undisturbed, tmp_path, monkeypatch, capsys
+):
+    """done: what was finished when it was saved, in iterations, updates or expert iterations."""
+    number = signal.SIGINT if owner is main else signal.SIGTERM
+    whole = undisturbed(program)
+
+    def kill():
+        assert signal.getsignal(number) != signal.SIG_DFL, "it would end the tests"
+        os.kill(os.getpid(), number)
+
+    disturb(monkeypatch, owner, name, call, kill)
+    flags = command(program, tmp_path / "stopped")
+    assert PROGRAMS[program](flags) == 130
+    rows = jsonl.read(whole / "train_log.jsonl")
+    step = max((row["step"] for row in rows if row.get("ei_step", row["step"]) <= done), default=0)
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last_line.startswith(f"stopped by {number.name} after step {step};")
+    assert checkpoints.find(tmp_path / "stopped")[1]["step"] == step
+    assert PROGRAMS[program]([*flags, "--resume"]) == 0
+    assert_same_run(tmp_path / "stopped", whole)
 
 
-def test_full_disk_keeps_the_checkpoint_before_and_says_so(tmp_path, model_folder):
-    full = "raise OSError(28, 'No space left on device')"
-    driver = DRIVER.format(root=str(ROOT), target='torch, "save"', call=2, before=full, after="pass")
-    flags = run_flags(model_folder, tmp_path / "run")
-    process = subprocess.run([sys.executable, "-c", driver, *flags], capture_output=True, text=True, timeout=120)
-    assert process.returncode == 0
-    assert "no checkpoint written at step 4 ([Errno 28] No space left on device)" in process.stdout
+@pytest.mark.parametrize(
+    ("program", "half"), [("main", {"num_train_iters": 2}), ("expert iteration", {"n_ei_steps": 1})]
+)
+def test_a_finished_run_is_extended_as_if_it_had_been_longer(program, half, command, undisturbed, tmp_path):
+    assert PROGRAMS[program](command(program, tmp_path / "run", **half)) == 0
+    assert logs_of(tmp_path / "run") != logs_of(undisturbed(program))
+    assert PROGRAMS[program]([*command(program, tmp_path / "run"), "--resume"]) == 0
+    assert_same_run(tmp_path / "run", undisturbed(program))
+
+
+def test_full_disk_keeps_the_checkpoint_before_and_says_so(tmp_path, model_folder, monkeypatch, capsys):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    disturb(monkeypatch, torch, "save", 2, full)
+    assert main.main(run_flags(model_folder, tmp_path / "run")) == 0
+    assert "no checkpoint written at step 4 ([Errno 28] No space left on device)" in capsys.readouterr().out
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run):
+    for seed in (0, 1):
+        assert main.main(run_flags(model_folder, tmp_path / str(seed), seed=seed)) == 0
+    assert_same_run(tmp_path / "0", whole_run)
+    assert logs_of(tmp_path / "1") != logs_of(whole_run)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def saved(folder, step, **kwargs):
@@ -212,7 +224,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path, capsy
     assert path.name == "step_000002" and manifest["step"] == 2
     assert f"checkpoint {newest} is damaged" in capsys.readouterr().out
     model = random_model(0)
-    assert checkpoints.load(path, model) == {"step": 2}
+    assert checkpoints.load(path, model, torch.optim.AdamW(model.parameters())) == {"step": 2}
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), random_model(2).parameters(), strict=True))
 
 
@@ -229,26 +241,12 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000002", "step_000004", "step_000005"]
 
 
-def test_checkpoint_is_a_hugging_face_directory(tmp_path, model_folder):
-    assert main.main(run_flags(model_folder, tmp_path / "a")) == 0
-    checkpoint = tmp_path / "a" / "checkpoints" / "step_000004"
-    assert main.main(run_flags(checkpoint, tmp_path / "b", num_train_iters=1)) == 0
-    last, first = (
-        utils.read_jsonl(tmp_path / "a" / "eval_log.jsonl")[-1],
-        utils.read_jsonl(tmp_path / "b" / "eval_log.jsonl")[0],
-    )
-    assert [last[key] for key in ("accuracy", "reward", "response_length")] == [
-        first[key] for key in ("accuracy", "reward", "response_length")
-    ]
-
-
-def test_resume_refuses_other_flags_and_extends_a_finished_run(tmp_path, model_folder, capsys):
-    assert main.main(run_flags(model_folder, tmp_path / "run", num_train_iters=2)) == 0
-    assert main.main([*run_flags(model_folder, tmp_path / "run", learning_rate=0.5), "--resume"]) == 2
-    assert "--learning_rate was 0.001, not 0.5" in capsys.readouterr().err
-    assert main.main([*run_flags(model_folder, tmp_path / "run", num_train_iters=4), "--resume"]) == 0
-    assert [row["step"] for row in utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")] == [1, 2, 3, 4]
-    assert main.main([*run_flags(model_folder, tmp_path / "absent"), "--resume"]) == 2
+def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
+    checkpoint = whole_run / "checkpoints" / "step_000004"
+    assert main.main(run_flags(checkpoint, tmp_path / "run", eval_only="")) == 0
+    last, first = (jsonl.read(folder / "eval_log.jsonl")[-1] for folder in (whole_run, tmp_path / "run"))
+    for key in ("accuracy", "reward", "response_length"):
+        assert last[key] == first[key]
 
 
 # --- guards -----------------------------------------------------------------------------------------------------------
@@ -271,51 +269,35 @@ def test_non_finite_gradient_skips_the_update(monkeypatch, tmp_path, model_folde
     assert (
         "updates that are not finite in 3 iterations in a row: the run has diverged" in err and err.count("error:") == 1
     )
-    rows = utils.read_jsonl(tmp_path / "run" / "train_log.jsonl")
+    rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert [row["skipped_updates"] for row in rows] == [1, 1, 1] and rows[0]["grad_norm"] is None
-    assert len(utils.read_jsonl(tmp_path / "run" / "rollouts" / "step_000003.jsonl")) == 8
+    assert len(jsonl.read(tmp_path / "run" / "rollouts" / "step_000003.jsonl")) == 8
 
 
 def test_guard_needs_patience_in_a_row_and_warns_once():
-    guard = runs.Guard(max_kl=1.0, patience=3)
+    guard = Guard(max_kl=1.0, patience=3)
     calm = {"kl": 0.1, "entropy": 2.0, "skipped_updates": 0, "zero_std_fraction": 0.1}
     wild = calm | {"kl": 5.0}
     for metrics in (calm, wild, wild, calm, wild, wild):
         assert guard.check(metrics) == []
-    with pytest.raises(runs.Diverged, match="mean KL .* above 1 nats in 3 iterations in a row, now 5"):
+    with pytest.raises(Diverged, match="mean KL .* above 1 nats in 3 iterations in a row, now 5"):
         guard.check(wild)
-    with pytest.raises(runs.Diverged):
+    with pytest.raises(Diverged):
         for _ in range(3):
             guard.check(calm | {"kl": float("nan")})
-    guard = runs.Guard()
+    guard = Guard()
     guard.check(calm)
     first = guard.check(calm | {"entropy": 0.01, "zero_std_fraction": 0.95})
     assert len(first) == 2 and "entropy fell to 0.0100" in first[0] and "95%" in first[1]
     assert guard.check(calm | {"entropy": 0.01, "zero_std_fraction": 0.95}) == []
 
 
-def test_interrupts_wait_for_release():
-    interrupts = runs.Interrupts()
-    interrupts.hold()
-    interrupts._handle(signal.SIGTERM, None)
-    with pytest.raises(runs.Interrupted, match="SIGTERM"):
-        interrupts.release()
-    with pytest.raises(runs.Interrupted, match="SIGINT"):
-        runs.Interrupts()._handle(signal.SIGINT, None)
-
-
-def test_pass_at_k_in_closed_form():
-    """2 of 4 right: 1 - C(2, k) / C(4, k) = 1/2, 5/6, 1, 1."""
-    assert [utils.pass_at_k([2], 4, k) for k in (1, 2, 3, 4)] == pytest.approx([1 / 2, 5 / 6, 1, 1])
-    assert utils.pass_at_k([0, 4, 2], 4, 2) == pytest.approx((0 + 1 + 5 / 6) / 3)
-
-
 def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folder):
     flags = run_flags(model_folder, tmp_path / "run", eval_samples=4, eval_temperature=1.0, eval_only="")
     assert main.main(flags) == 0
-    (row,) = utils.read_jsonl(tmp_path / "run" / "eval_log.jsonl")
+    (row,) = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert row["n"] == 4 and row["pass@1"] == row["accuracy"] <= row["pass@2"] <= row["pass@4"]
-    assert len(utils.read_jsonl(tmp_path / "run" / "eval" / "step_000000.jsonl")) == 16
+    assert len(jsonl.read(tmp_path / "run" / "eval" / "step_000000.jsonl")) == 16
     assert not (tmp_path / "run" / "train_log.jsonl").exists()
 
 
@@ -323,5 +305,5 @@ def test_logs_hold_no_secret(tmp_path, model_folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     monkeypatch.setenv("HF_TOKEN", "hf-very-secret")
     args = main.parse_args(run_flags(model_folder, tmp_path))
-    assert "very-secret" not in json.dumps(runs.run_description(args, random_model()), default=str)
-    assert runs.run_description(SimpleNamespace(a=1), random_model())["args"] == {"a": 1}
+    assert "very-secret" not in json.dumps(run_description(args, random_model()), default=str)
+    assert run_description(SimpleNamespace(a=1), random_model())["args"] == {"a": 1}

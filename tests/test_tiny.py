@@ -1,6 +1,7 @@
 """The demo models: what the rest of the project, and its users, rely on."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from conftest import ROOT
 from transformers import AutoTokenizer
 
 import llms
+from evaluator import get_evaluator
 from rl_datasets import PROMPTS, get_dataloaders
 
 sys.path.insert(0, str(ROOT / "tiny"))
@@ -39,7 +41,7 @@ def test_sizes_span_a_thirtyfold_range_in_25_megabytes():
 def test_the_tokenizer_keeps_every_text_and_gives_digits_tokens_of_their_own(tokenizer):
     for text in (
         "12 + 345 = 357\n#### 357",
-        "naïve “quotes” 数学 \x00 tab\t  two  spaces",
+        "“naïve” 数学 \x00 tab\t  two  spaces",
         "</answer>\n<think>",
         "a ,b .c 's",
     ):
@@ -56,10 +58,8 @@ def test_the_chat_template_opens_the_assistants_turn(tokenizer):
 @pytest.mark.parametrize("prompt", ["reasoning_answer", "r1_zero", "question_only"])
 def test_every_prompt_form_has_something_to_sample(prompt):
     """For each form some sampled answers of tiny/1m are strictly right and others are not: groups have spread."""
-    from evaluator import get_evaluator
-
     model, tokenizer = llms.get_llm_tokenizer(str(ROOT / "tiny" / "1m"))
-    _, test = get_dataloaders("arithmetic", tokenizer, prompt=prompt, eval_size=24)
+    _, test = get_dataloaders("arithmetic", tokenizer, prompt=prompt, eval_size=16)
     examples = [example for example in test for _ in range(8)]
     torch.manual_seed(0)
     rollout = llms.generate(
@@ -75,27 +75,13 @@ def test_every_prompt_form_has_something_to_sample(prompt):
     assert rollout.finished.float().mean() > 0.9
 
 
-def test_real_gsm8k_prompts_fit(data_folder, tokenizer):
-    train, test = get_dataloaders(
-        "gsm8k", tokenizer, dataset_path=data_folder / "data" / "gsm8k", max_prompt_length=800
-    )
-    assert train.dropped + test.dropped == 0 and len(train) + len(test) == 8792
-
-
 def test_answer_forms_by_hand():
-    class Always:  # a random.Random that always falls on the same side
-        def __init__(self, value):
-            self.value = value
-
-        def random(self):
-            return self.value
-
-        def choice(self, options):
-            return options[0]
+    def always(value):  # a random.Random that always falls on the same side
+        return SimpleNamespace(random=lambda: value, choice=lambda options: options[0])
 
     prompt, write = PROMPTS["reasoning_answer"], make_tiny_models.write_completion
     exact = "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"
-    assert write(Always(0.0), "form", prompt, "1 + 1 = 2", "2") == exact
-    assert write(Always(0.99), "form", prompt, "1 + 1 = 2", "2") == exact.removesuffix("\n</answer>")
-    assert write(Always(0.0), "steps", prompt, "1 + 1 = 2", "2") == "1 + 1 = 2\nThe answer is 2."
-    assert write(Always(0.0), "at once", prompt, "1 + 1 = 2", "2") == "The answer is 2."
+    assert write(always(0.0), "form", prompt, "1 + 1 = 2", "2") == exact
+    assert write(always(0.99), "form", prompt, "1 + 1 = 2", "2") == exact.removesuffix("\n</answer>")
+    assert write(always(0.0), "steps", prompt, "1 + 1 = 2", "2") == "1 + 1 = 2\nThe answer is 2."
+    assert write(always(0.0), "at once", prompt, "1 + 1 = 2", "2") == "The answer is 2."

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import llms  # noqa: E402
 import sft  # noqa: E402
+from data.word_problems import generate  # noqa: E402
 from evaluator import get_evaluator  # noqa: E402
 from rl_datasets import PROMPTS, ArithmeticLoader, gsm8k_example  # noqa: E402
-from tiny.word_problems import generate  # noqa: E402
 from utils import isolated_seed, seed_everything  # noqa: E402
 
 # hidden size, layers, attention heads; the MLP is 3.5 times as wide as the hidden size
@@ -40,8 +40,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Two stages, as large models have: learn the subject, then pick up habits. Each is (settings of sft.train, and by level
-# how many answers have the prompt's form, show their steps without the form, or are given at once, without any step).
+# Two stages, as large models have: learn the subject, then pick up habits. Each is (settings of sft.fine_tune, and by
+# level how many answers have the prompt's form, show their steps without the form, or stand at once, without steps).
 # Greedy decoding follows the majority, which habits change with the level: the form on level 1, bare steps on level 2,
 # an answer at once, which is mostly wrong, on levels 3 and 4.
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
@@ -173,7 +173,7 @@ def main():
         seed_everything(args.seed)
         model = make_model(size, tokenizer)
         for recipe, examples in stages:
-            sft.train(model, tokenizer, examples, seed=args.seed, **recipe)
+            sft.fine_tune(model, tokenizer, examples, seed=args.seed, **recipe)
         seconds = time.perf_counter() - start
         model.save_pretrained(args.output_dir / size)
         tokenizer.save_pretrained(args.output_dir / size)

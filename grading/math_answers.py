@@ -106,7 +106,7 @@ def normalize(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 DECIMAL = r"[-+]?(?:\d+\.?\d*|\.\d+)"
-NUMBER = re.compile(
+EXACT_NUMBER = re.compile(
     rf"(?P<whole>{DECIMAL})(?:/(?P<below>{DECIMAL}))?"
     rf"|(?P<sign>[-+]?)(?:\\frac\{{(?P<top>{DECIMAL})\}}\{{(?P<bottom>{DECIMAL})\}}"
     r"|\((?P<integer>\d+)\+\\frac\{(?P<part>\d+)\}\{(?P<parts>\d+)\}\))",
@@ -116,7 +116,7 @@ NUMBER = re.compile(
 
 def exact_number(text: str) -> Fraction | None:
     """The value of a decimal, fraction or mixed number, None for anything else."""
-    match = NUMBER.fullmatch(text)
+    match = EXACT_NUMBER.fullmatch(text)
     if match is None:
         return None
     whole, below, sign, top, bottom, integer, part, parts = match.groups()

@@ -12,6 +12,7 @@ from openai import (
     APIStatusError,
     APITimeoutError,
     AsyncOpenAI,
+    AuthenticationError,
     BadRequestError,
     DefaultAsyncHttpxClient,
     UnprocessableEntityError,
@@ -41,18 +42,17 @@ class Endpoint:
 
     def __init__(self, model, base_url=None, *, timeout=120.0, max_retries=5):
         self.model, self.max_retries, self.key = model, max_retries, get_api_key(base_url)
-        self.sent, self.answered, self.kinds = 0, 0, Counter()
+        self.failures = Counter()
 
         async def count_request(request):
-            self.sent += request.method == "POST"
+            self.failures["no reply"] += 1  # until it comes
 
-        async def count_response(response):
-            self.answered += response.request.method == "POST"
-            if response.request.method == "POST" and response.status_code >= 400:
-                self.kinds[f"HTTP {response.status_code}"] += 1
+        async def count_reply(response):
+            self.failures["no reply"] -= 1
+            if response.status_code >= 400:
+                self.failures[f"HTTP {response.status_code}"] += 1
 
-        hooks = {"request": [count_request], "response": [count_response]}
-        client = DefaultAsyncHttpxClient(event_hooks=hooks)
+        client = DefaultAsyncHttpxClient(event_hooks={"request": [count_request], "response": [count_reply]})
         self.client = AsyncOpenAI(
             base_url=base_url, api_key=self.key, timeout=timeout, max_retries=max_retries, http_client=client
         )
@@ -62,10 +62,6 @@ class Endpoint:
 
     async def __aexit__(self, *exception):
         await self.client.close()
-
-    @property
-    def failures(self):
-        return self.kinds + Counter({"no reply": self.sent - self.answered})
 
     async def check(self):
         """Raise OSError where nobody answers, ValueError where the key is refused."""
@@ -95,7 +91,7 @@ class Endpoint:
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 # cut JSON, no choices, a page of HTML
                 reason = str(error) if isinstance(error, Unreadable) else "broken reply"
-                self.kinds[reason] += 1
+                self.failures[reason] += 1
         raise NoReply(reason)
 
 
@@ -111,7 +107,7 @@ async def for_each(work, items, concurrency):
 
 
 def refuse_key(error):
-    if getattr(error, "status_code", None) == 401:
+    if isinstance(error, AuthenticationError):
         raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints: written whole or not at all, checked when read, and the logs cut back to them."""
+"""Checkpoints: written whole or not at all, checked when read, and the logs cut back to them.
+
+On several processes the first one writes and reads, in the same form as on one.
+"""
 
 import json
 import os
@@ -9,16 +12,24 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
-import distributed
-import llms
-import utils
+from logs import jsonl
+from runs import processes
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
 TRANSCRIPTS = ("rollouts", "eval")
 
 
-def write(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=None, keep=3):
+def write(
+    output_dir: Path, step: int, model, tokenizer, state: dict, *, weights=None, accuracy=None, keep=3
+) -> Path | None:
     """Write checkpoints/step_NNNNNN: a Hugging Face directory, the trainer's state, and a manifest, last.
 
     All is written and synced under a temporary name, then renamed: a checkpoint is complete or absent. Then only the
@@ -26,7 +37,7 @@ def write(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=N
 
     Args:
         state: of types that `torch.load(weights_only=True)` reads: tensors, numbers, text, lists and dicts.
-        weights: of a sharded model, as llms.gather_state returns them; None: the model has them.
+        weights: of a sharded model, as gather_state returns them; None: the model has them.
     """
     folder = Path(output_dir) / "checkpoints"
     path, temporary = folder / f"step_{step:06d}", folder / f"step_{step:06d}.tmp"
@@ -38,7 +49,7 @@ def write(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=N
         checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
         log_sizes = {name: _size(Path(output_dir) / name) for name in LOGS}
         manifest = {"step": step, "accuracy": accuracy, "log_sizes": log_sizes, "crc32": checksums}
-        utils.write_json(temporary / "manifest.json", manifest)
+        jsonl.write_json(temporary / "manifest.json", manifest)
         for file in [*temporary.iterdir(), temporary]:
             _sync(file)
         shutil.rmtree(path, ignore_errors=True)
@@ -58,12 +69,12 @@ def write(output_dir, step, model, tokenizer, state, *, weights=None, accuracy=N
     return path
 
 
-def finished(output_dir):
+def finished(output_dir: Path) -> list[Path]:
     """Paths of the checkpoints whose writing was finished, in no order."""
     return [path.parent for path in Path(output_dir).glob("checkpoints/step_??????/manifest.json")]
 
 
-def find(output_dir):
+def find(output_dir: Path) -> tuple[Path, dict] | None:
     """The newest intact checkpoint as (path, manifest), or None; damaged ones are said and passed over."""
     for path in sorted(finished(output_dir), reverse=True):
         try:
@@ -77,13 +88,13 @@ def find(output_dir):
     return None
 
 
-def load(path, model, optimizer=None):
+def load(path: Path, model, optimizer) -> dict:
     """Put a checkpoint's weights and optimiser state into place and return the rest of the trainer's state.
 
     The first process reads, and the others get from it what is theirs.
     """
     weights, state = {}, {}
-    if distributed.is_main():
+    if processes.is_main():
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
         tied = set(model.all_tied_weights_keys)  # saved once, under their other name
@@ -92,13 +103,48 @@ def load(path, model, optimizer=None):
             raise ValueError(f"{path} holds other weights than the model of this run: {sorted(different - tied)}")
         state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
     optimizer_state = state.pop("optimizer", {})
-    llms.scatter_state(model, optimizer, weights, optimizer_state)
-    return distributed.from_main(state)
+    scatter_state(model, optimizer, weights, optimizer_state)
+    return processes.from_main(state)
 
 
-def rewind(output_dir, step, log_sizes):
+def gather_state(model, optimizer) -> tuple[dict | None, dict]:
+    """All processes: whole weights and optimiser state of a sharded model, for the first one, on its CPU.
+
+    The same form as on one process; there the weights are None, for the model has them.
+    """
+    state = optimizer.state_dict()
+    if processes.world_size() == 1:
+        return None, state
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    if state["state"]:  # before the first update there is none, and asking for it would make one
+        named = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+        state["state"] = {i: named[name] for i, (name, _) in enumerate(model.named_parameters()) if name in named}
+    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}, state
+
+
+def scatter_state(model, optimizer, weights: dict, state: dict) -> None:
+    """All processes: give a model and its optimiser what the first process has read; the others pass {} and {}."""
+    if processes.world_size() == 1:
+        model.load_state_dict(weights, strict=False)  # a tied weight is there once
+        return optimizer.load_state_dict(state) if state else None
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    if weights:
+        weights |= {name: weights[saved] for name, saved in model.all_tied_weights_keys.items()}
+    set_model_state_dict(model, weights, options=options)
+    if processes.from_main(bool(state) and bool(state["state"])):
+        if state:
+            names = [name for name, _ in model.named_parameters()]
+            groups = [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
+            state = {"state": {names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
+        set_optimizer_state_dict(model, optimizer, state, options=options)
+        for group in optimizer.param_groups:
+            group["betas"] = tuple(group["betas"])  # it came back as a list
+
+
+def rewind(output_dir: Path, step: int, log_sizes: dict[str, int]) -> None:
     """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again."""
-    if not distributed.is_main():
+    if not processes.is_main():
         return
     for name in LOGS:
         file = Path(output_dir) / name

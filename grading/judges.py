@@ -1,29 +1,32 @@
-"""Judges: models that score stories. A judge is measured before it is trusted: judge_report.py.
+"""Judges: objects that score stories. A judge is measured before it is trusted: judge_report.py.
 
     openai   a rating by any OpenAI-compatible endpoint
     local    a rating, or the log-likelihood, by a Hugging Face model in this process
     policy   the same by the frozen reference of the run
 
-A rating is the mean over the rubric's criteria of a grade from 1 to 5. Where log-probs are to be had a grade is not
-the digit that was sampled but the expectation over the five digits' probabilities, which is finer. A score that cannot
-be had is NaN, never a number. N stories, V vocabulary.
+A rating is the mean of grades from 1 to 5, one for each criterion of the rubric. Where log-probs are to be had a grade
+is not the digit that was sampled but the expectation over the five digits' probabilities, which is finer. A score that
+cannot be had is NaN, never a number. N stories, V vocabulary.
 """
 
 import asyncio
 import hashlib
 import json
 import math
+import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-import distributed
 import llms
-import utils
-from endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_each
+from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_each
+from logs import jsonl
+from runs import processes
+from runs.signals import Halted
 
 GRADES = (1, 2, 3, 4, 5)
 
@@ -100,7 +103,7 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 GAP = r"(?:[^\w\n-]|-(?!\d)|\b(?:is|of|rating|score|grade)\b)*"  # between a criterion's name and its grade
-NUMBER = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"
+GRADE_PATTERN = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"
 
 
 def read_grades(reply: str, names) -> dict[str, tuple[float, int, int]]:
@@ -114,7 +117,8 @@ def read_grades(reply: str, names) -> dict[str, tuple[float, int, int]]:
     for name in names:
         found = []
         for start, end in objects or [(0, len(reply))]:
-            found += re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{NUMBER}", re.I).finditer(reply, start, end)
+            pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE_PATTERN}", re.IGNORECASE)
+            found += pattern.finditer(reply, start, end)
         if not found or len({float(m[1]) for m in found}) > 1 or any(m[2] and int(m[2]) != max(GRADES) for m in found):
             raise Unreadable("no rating")
         grade = float(found[0][1])
@@ -126,46 +130,37 @@ def read_grades(reply: str, names) -> dict[str, tuple[float, int, int]]:
 
 def _is_answer(text, names):
     try:
-        return set(names) <= json.loads(text).keys()
+        return set(names) <= jsonl.parse(text, "a reply").keys()
     except ValueError:
         return False
 
 
-def expected_grade(probabilities: dict[int, float]) -> float:
-    """sum_g g p(g) / sum_g p(g) over the grades."""
-    return sum(grade * p for grade, p in probabilities.items()) / sum(probabilities.values())
-
-
-def read_reply(text: str, names) -> dict:
-    """{"ratings": {criterion: grade}, "expected": whether they are expectations} out of an endpoint's JSON."""
-    choice = json.loads(text)["choices"][0]
+def read_rating(text: str, names) -> dict:
+    """{"grades": {criterion: grade}, "expected": whether they are expectations} out of an endpoint's JSON."""
+    choice = jsonl.parse(text, "a reply")["choices"][0]
     content = choice["message"]["content"] or ""
     tokens = (choice.get("logprobs") or {}).get("content") or []
     tokens = tokens if "".join(t["token"] for t in tokens) == content else []
-    ratings, expected = {}, bool(tokens)
-    for name, (grade, start, end) in read_grades(content, names).items():
-        probabilities = _grade_probabilities(tokens, start, end)
-        expected &= bool(probabilities)
-        ratings[name] = expected_grade(probabilities) if probabilities else grade
-    return {"ratings": ratings, "expected": expected}
+    written = read_grades(content, names)
+    expected = {name: _expected_grade(tokens, start, end) for name, (_, start, end) in written.items()}
+    grades = {name: written[name][0] if grade is None else grade for name, grade in expected.items()}
+    return {"grades": grades, "expected": None not in expected.values()}
 
 
-def _grade_probabilities(tokens, start, end):
-    """{grade: probability} at the one token that is the number at [start, end) of the reply; {} if there is no such."""
+def _expected_grade(tokens, start, end):
+    """sum_g g p(g) / sum_g p(g) at the one token that is the number at [start, end) of the reply; None without such."""
     position = 0
     for token in tokens:
         position += len(token["token"])
         if position >= end:
             break
     else:
-        return {}
+        return None
     if position - len(token["token"]) > start or not _digit(token["token"]):
-        return {}
-    probabilities = Counter()
-    for candidate in token["top_logprobs"]:
-        if grade := _digit(candidate["token"]):
-            probabilities[grade] += math.exp(candidate["logprob"])
-    return probabilities if sum(probabilities.values()) > 0 else {}
+        return None
+    grades = [(_digit(candidate["token"]), math.exp(candidate["logprob"])) for candidate in token["top_logprobs"]]
+    mass = sum(p for grade, p in grades if grade)
+    return sum(grade * p for grade, p in grades if grade) / mass if mass else None
 
 
 def _digit(token):
@@ -186,17 +181,15 @@ class Cache(dict):
         super().__init__()
         self.path = path
         if path.exists():
-            whole, _, torn = path.read_bytes().rpartition(b"\n")
+            whole, newline, torn = path.read_bytes().rpartition(b"\n")
             if torn:  # by a kill
-                with open(path, "rb+") as file:
-                    file.truncate(len(whole) + 1 if whole else 0)
-            self.update((row["key"], row["answer"]) for row in map(json.loads, whole.splitlines()))
+                os.truncate(path, len(whole + newline))
+            self.update((row["key"], row["answer"]) for row in jsonl.read(path, ("key", "answer")))
 
     def append(self, key, answer):
         self[key] = answer
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:  # every process adds its own, a line in one write
-            file.write(json.dumps({"key": key, "answer": answer}) + "\n")
+        jsonl.append(self.path, {"key": key, "answer": answer})  # every process adds its own, a line in one write
 
 
 class EndpointJudge(Judge):
@@ -231,9 +224,9 @@ class EndpointJudge(Judge):
         try:
             asyncio.run(self._ask_all(new, answers, fresh))
         except ValueError as error:  # the key, which was good when the run began
-            raise utils.Halted(str(error)) from error
+            raise Halted(str(error)) from error
         details = [answers[key] for key in keys]
-        scores = [sum(d["ratings"].values()) / len(d["ratings"]) if "ratings" in d else math.nan for d in details]
+        scores = [sum(d["grades"].values()) / len(d["grades"]) if "grades" in d else math.nan for d in details]
         return scores, details
 
     async def _ask_all(self, chats, answers, fresh):
@@ -252,10 +245,7 @@ class EndpointJudge(Judge):
             self.counts += Counter({f"failed_{kind.replace(' ', '_')}": n for kind, n in endpoint.failures.items()})
 
     async def _ask(self, endpoint, messages):
-        def read(text):
-            return read_reply(text, self.rubric.criteria)
-
-        options = self.options
+        read, options = partial(read_rating, names=self.rubric.criteria), self.options
         try:
             answer = await endpoint.ask(messages, read, **options)
         except NoReply as error:
@@ -308,7 +298,7 @@ class ModelRatingJudge(Judge):
         grades = (logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)).view(len(stories), -1)
         masses = logps.exp().sum(-1).view(len(stories), -1).mean(1).tolist()
         details = [
-            {"ratings": dict(zip(self.rubric.criteria, row, strict=True)), "expected": True, "digit_mass": mass}
+            {"grades": dict(zip(self.rubric.criteria, row, strict=True)), "expected": True, "digit_mass": mass}
             for row, mass in zip(grades.tolist(), masses, strict=True)
         ]
         return grades.mean(1).tolist(), details
@@ -336,9 +326,8 @@ class LikelihoodJudge(Judge):
             first = max(sum(end <= len(prompt) for _, end in offsets), 0 if start else 1)  # token of the story
             rows.append((start + ids[:first], ids[first:]))
         rollout = llms.as_rollout(rows, self.tokenizer.pad_token_id, self.model.device)
-        logps = llms.score(
-            self.model, rollout, group_size=1, temperature=1.0, micro_batch_tokens=self.micro_batch_tokens
-        )
+        one_by_one = dict(group_size=1, temperature=1.0, micro_batch_tokens=self.micro_batch_tokens)
+        logps = llms.compute_logps(self.model, rollout, **one_by_one)
         means = (logps.double().sum(1) / rollout.lengths).tolist()  # over the story's own tokens; NaN without any
         return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [{} for _ in means]
 
@@ -347,14 +336,12 @@ class LikelihoodJudge(Judge):
 # Flags
 # ---------------------------------------------------------------------------------------------------------------------
 
-
-# Flags for which 0 means something.
-ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")
+ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  # 0 means something
 
 
 def add_flags(parser):
     add = parser.add_argument_group("judge (of the data set creative)").add_argument
-    add("--judge", default="policy", choices=("openai", "local", "policy"), help="policy: the frozen reference")
+    add("--judge_type", default="policy", choices=("openai", "local", "policy"), help="policy: the frozen reference")
     add("--judge_score", default="rating", choices=("rating", "likelihood"), help="likelihood: for small models")
     add("--judge_model", help="name of a model of the endpoint (openai), or hub name or directory (local)")
     add("--judge_base_url", help="such as http://127.0.0.1:8000/v1 (default: OpenAI's own); key: OPENAI_API_KEY")
@@ -362,34 +349,31 @@ def add_flags(parser):
     add("--judge_timeout", type=float, default=60.0, help="seconds without a sign of the endpoint until a retry")
     add("--judge_max_retries", type=int, default=5, help="of a failed or unreadable request, with back-off")
     add("--max_judge_failures", type=float, default=0.5, help="share of a batch without a score that ends the run")
-    add(
-        "--min_judge_spread", type=float, default=0.1,
-        help="least mean std within groups, before training, of what the judge says; 0 trains in any case",
-    )  # fmt: skip
+    add("--min_judge_spread", type=float, default=0.1, help="least within-group std of scores to train with; 0: any")
 
 
 def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
     """The judge that the flags name. reference: (frozen model, tokenizer) of the run. Raises ValueError, OSError."""
     check_base_url("--judge_base_url", args.judge_base_url)
-    if args.judge != "policy" and not args.judge_model:
-        raise ValueError(f"--judge {args.judge} needs --judge_model")
-    if args.judge == "policy" and args.judge_model:
-        raise ValueError("--judge_model goes with --judge local or openai; --judge policy is the run's own reference")
-    if args.judge == "openai":
+    if args.judge_type != "policy" and not args.judge_model:
+        raise ValueError(f"--judge_type {args.judge_type} needs --judge_model")
+    if args.judge_type == "openai":
         if args.judge_score == "likelihood":
-            raise ValueError("--judge_score likelihood needs a model in this process: --judge local or policy")
+            raise ValueError("--judge_score likelihood needs a model in this process: --judge_type local or policy")
         settings = {name: getattr(args, f"judge_{name}") for name in ("concurrency", "timeout", "max_retries")}
         cache = Cache(args.output_dir / "judge_cache.jsonl")
         return EndpointJudge(rubric, args.judge_model, args.judge_base_url, cache=cache, **settings)
-    if args.judge == "local":
+    if args.judge_type == "local":
         model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
         model.requires_grad_(False).eval()
     else:
         model, tokenizer = reference
+        if args.judge_model:
+            raise ValueError("--judge_model goes with --judge_type local or openai; policy is the run's own reference")
         if model is None:
-            raise ValueError("--judge policy judges with the reference, which --beta 0 leaves out: --judge local does")
-        if distributed.world_size() > 1:
-            raise ValueError("--judge policy needs a reference that is whole: use one process, or --judge local")
+            raise ValueError("--judge_type policy is the reference, which --beta 0 leaves out: --judge_type local does")
+        if processes.world_size() > 1:
+            raise ValueError("--judge_type policy needs a whole reference: use one process, or --judge_type local")
     if args.judge_score == "likelihood":
         return LikelihoodJudge(model, tokenizer)
     return ModelRatingJudge(rubric, model, tokenizer)

@@ -1,7 +1,7 @@
 """Word problems in GSM8K's schema, from a small closed vocabulary: the data set `arithmetic`.
 
-A family is a question with blanks, a range for each blank, and the steps that solve it. Its level is its number of
-steps, 1 to 4. A problem is valid when every step gives a whole number from 1 to 999.
+A family, a row of families.jsonl, is a question with blanks, a range for each blank, and the steps that solve it. Its
+level is its number of steps, 1 to 4. A problem is valid when every step gives a whole number from 1 to 999.
 
 Train and test share no tuple of operands within a family: a checksum of (family, operands) decides the split, so this
 holds for any size and seed. Only `random.Random(str).random()` is used, which Python promises never to change.
@@ -10,6 +10,9 @@ holds for any size and seed. Only `random.Random(str).random()` is used, which P
 import random
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
+
+from logs import jsonl
 
 NAMES = ("Ana", "Ben", "Eva", "Leo", "Lily", "Mia", "Sam", "Tom")
 THINGS = ("apples", "books", "cakes", "cards", "eggs", "pens", "shells", "toys")
@@ -61,102 +64,22 @@ class Family:
         return "test" if zlib.crc32(key.encode()) % 100 < TEST_PERCENT else "train"
 
 
-SMALL, NUMBER, PERCENT = range(2, 10), range(2, 100), (10, 20, 25, 30, 40, 50, 60, 75)
+def _values(text):
+    """What an operand may be: "2 to 99", "20 to 500 by 5", or a list like "10 20 25"."""
+    if " to " not in text:
+        return tuple(map(int, text.split()))
+    first, last, step = map(int, (text if " by " in text else f"{text} by 1").replace(" by ", " to ").split(" to "))
+    return range(first, last + 1, step)
 
-FAMILIES = (
+
+FAMILIES = tuple(
     Family(
-        "gift",
-        "{name} has {a} {things}. {friend} gives {name} {b} more {things}. How many {things} does {name} have now?",
-        {"a": NUMBER, "b": NUMBER},
-        ("a + b",),
-    ),
-    Family(
-        "give",
-        "{name} has {a} {things}. {name} gives {b} {things} to {friend}. How many {things} does {name} have left?",
-        {"a": NUMBER, "b": NUMBER},
-        ("a - b",),
-    ),
-    Family(
-        "bags",
-        "{name} buys {a} bags of {things}. There are {b} {things} in each bag. How many {things} does {name} buy?",
-        {"a": SMALL, "b": range(2, 61)},
-        ("a * b",),
-    ),
-    Family(
-        "share",
-        "{name} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
-        {"a": range(4, 301), "b": SMALL},
-        ("a / b",),
-    ),
-    Family(
-        "trade",
-        "{name} has {a} {things}. {name} buys {b} more {things} and gives {c} {things} to {friend}. "
-        "How many {things} does {name} have left?",
-        {"a": NUMBER, "b": NUMBER, "c": NUMBER},
-        ("a + b", "r1 - c"),
-    ),
-    Family(
-        "change",
-        "{name} buys {a} {things} for {b} dollars each. {name} pays with {c} dollars. "
-        "How many dollars does {name} get back?",
-        {"a": SMALL, "b": range(2, 31), "c": range(20, 301, 10)},
-        ("a * b", "c - r1"),
-    ),
-    Family(
-        "fraction",
-        "{name} picks {a} {things}. {name} sells 1/{b} of the {things}. How many {things} does {name} have left?",
-        {"a": range(6, 401), "b": SMALL},
-        ("b part a", "a - r1"),
-    ),
-    Family(
-        "sale",
-        "A box of {things} costs {a} dollars. Today the shop takes {b}% off the price. {name} buys the box. "
-        "How many dollars does {name} pay?",
-        {"a": range(20, 501, 5), "b": PERCENT},
-        ("b % a", "a - r1"),
-    ),
-    Family(
-        "stock",
-        "{name} has {a} bags with {b} {things} in each bag and {c} more {things}. "
-        "{name} gives {d} {things} to {friend}. How many {things} does {name} have left?",
-        {"a": SMALL, "b": range(2, 31), "c": NUMBER, "d": NUMBER},
-        ("a * b", "r1 + c", "r2 - d"),
-    ),
-    Family(
-        "boxes",
-        "{name} has {a} {things}. {friend} has {b} times as many {things} as {name}. "
-        "They put all the {things} equally into {c} boxes. How many {things} are in each box?",
-        {"a": NUMBER, "b": range(2, 7), "c": SMALL},
-        ("a * b", "a + r1", "r2 / c"),
-    ),
-    Family(
-        "wage",
-        "{name} works {a} hours on Monday and {b} hours on Tuesday. {name} gets {c} dollars for each hour "
-        "and spends {d} dollars. How many dollars does {name} have left?",
-        {"a": SMALL, "b": SMALL, "c": range(5, 21), "d": NUMBER},
-        ("a + b", "r1 * c", "r2 - d"),
-    ),
-    Family(
-        "shop",
-        "{name} buys {a} {things} for {b} dollars each and {c} {others} for {d} dollars each. "
-        "{name} pays with {e} dollars. How many dollars does {name} get back?",
-        {"a": SMALL, "b": range(2, 13), "c": SMALL, "d": range(2, 13), "e": range(50, 301, 10)},
-        ("a * b", "c * d", "r1 + r2", "e - r3"),
-    ),
-    Family(
-        "harvest",
-        "{name} picks {a} {things} each day for {b} days. {name} sells 1/{c} of the {things} "
-        "and gives {d} {things} to {friend}. How many {things} does {name} have left?",
-        {"a": range(5, 41), "b": SMALL, "c": range(2, 7), "d": range(2, 51)},
-        ("a * b", "c part r1", "r1 - r2", "r3 - d"),
-    ),
-    Family(
-        "savings",
-        "{name} saves {a} dollars each week for {b} weeks. {friend} gives {name} {c} dollars more. "
-        "{name} spends {d}% of the money. How many dollars does {name} have left?",
-        {"a": range(5, 41), "b": SMALL, "c": NUMBER, "d": PERCENT},
-        ("a * b", "r1 + c", "d % r2", "r2 - r3"),
-    ),
+        row["name"],
+        row["question"],
+        {letter: _values(text) for letter, text in row["operands"].items()},
+        tuple(row["steps"].split(", ")),
+    )
+    for row in jsonl.read(Path(__file__).with_name("families.jsonl"))
 )
 
 

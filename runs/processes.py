@@ -8,22 +8,23 @@ gradient, the optimiser's states and the reference (`llms.shard`). A verb marked
 
 import os
 import sys
-from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 # A process that dies ends the job at once (torchrun sees it); this bounds the wait for one that hangs. It must be
 # longer than any honest wait: for the slowest share of an evaluation, a slow judge, or the writing of a checkpoint.
 TIMEOUT = timedelta(minutes=30)
 
 
-def init(device):
+def init(device: str) -> None:
     """Join the processes that torchrun has started, each on its own GPU. The first one alone prints."""
-    processes, cuda = int(os.environ.get("WORLD_SIZE", 1)), str(device).startswith("cuda") and torch.cuda.is_available()
-    if processes == 1 or dist.is_initialized():
+    started, cuda = int(os.environ.get("WORLD_SIZE", 1)), str(device).startswith("cuda") and torch.cuda.is_available()
+    if started == 1 or dist.is_initialized():
         return
     if cuda:
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
@@ -38,25 +39,31 @@ def init(device):
         sys.stdout = open(os.devnull, "w")
 
 
-def check_alone():
+def check_alone() -> None:
     """Raise ValueError where torchrun has started several processes of a script that is made for one."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("this script runs as one process: start it with python, not with torchrun")
 
 
-def world_size():
+def world_size() -> int:
     """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def rank():
+def rank() -> int:
     """Which of the processes this is, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def is_main():
+def is_main() -> bool:
     """Whether this is the process that prints and writes."""
     return rank() == 0
+
+
+def say(text: str) -> None:
+    """One line on stderr, of what all processes know."""
+    if is_main():
+        print(text, file=sys.stderr)
 
 
 def share(items):
@@ -76,62 +83,79 @@ def gather(part):
     return torch.cat(parts) if isinstance(part, torch.Tensor) else [item for part in parts for item in part]
 
 
-def all_sum(*numbers):
+def all_sum(*numbers: int) -> list[int]:
     """All: the sum over the processes of each number."""
     return [sum(column) for column in zip(*gather([numbers]), strict=True)]
 
 
-def from_main(value):
+def from_main(value: Any) -> Any:
     """All: the first process's value, everywhere."""
     return gather([value])[0]
 
 
-def gather_completions(rollout, rewards):
-    """All: what every process sampled, in the order of the prompts: what logs need of the Rollout, and its Rewards."""
-    if world_size() == 1:
-        return rollout, rewards
-    columns = (
-        rollout.texts,
-        rollout.lengths,
-        rollout.finished,
-        rewards.per_function,
-        rewards.details,
-        [rewards.metrics],
-    )
-    texts, lengths, finished, per_function, details, metrics = map(gather, columns)
-    rollout = SimpleNamespace(texts=texts, lengths=lengths, finished=finished)
-    return rollout, replace(rewards, per_function=per_function, details=details, metrics=_merge(metrics))
-
-
-def _merge(shares):
-    """Metrics of equal shares of a batch: counts, with a "/" in their names, add up; others are averaged."""
-    merged = {}
-    for key in dict.fromkeys(key for share in shares for key in share):
-        values = [share[key] for share in shares if key in share]
-        merged[key] = sum(values) / (1 if "/" in key else len(values))
-    return merged
-
-
-def barrier():
+def barrier() -> None:
     """All: wait for each other."""
     gather([])
 
 
-def same_number_of_passes(pieces, idle):
-    """All: the pieces, and as many times `idle` as makes every process's list equally long.
+def equal_passes(pieces: list, idle: Any) -> list[tuple[Any, bool]]:
+    """All: (piece, counts) pairs, equally many in every process: the pieces, and then `idle`, which must not count.
 
     A pass through a sharded model gathers its weights from all processes, so that all must make equally many.
     """
-    return pieces + [idle] * (max(gather([len(pieces)])) - len(pieces))
+    most = max(gather([len(pieces)]))
+    return [(piece, True) for piece in pieces] + [(idle, False)] * (most - len(pieces))
 
 
-def full(tensor):
-    """All: the whole of a sharded tensor."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether a model's weights are split over the processes."""
+    return isinstance(model, FSDPModule)
 
 
-def leave():
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All: the whole of a tensor, sharded or not."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def leave() -> None:
     """All: wait for the first process's last file, and part."""
     if world_size() > 1:
         barrier()
         dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Random numbers: each process draws its own
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def own_seed(seed: int) -> int:
+    """This process's seed: the seed itself on one process."""
+    return seed + 1_000_003 * rank()
+
+
+def own_gpus() -> list[int]:
+    """Numbers of the GPUs that this process may use: of several processes each has one."""
+    several = world_size() > 1 and torch.cuda.is_available()
+    return [torch.cuda.current_device()] if several else list(range(torch.cuda.device_count()))
+
+
+def get_rng_state() -> dict:
+    """Every random state that a run draws from, in types that a checkpoint may hold."""
+    return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in own_gpus()]}
+
+
+def set_rng_state(state: dict) -> None:
+    """Put back what get_rng_state returned; CUDA states only where there are as many devices as before."""
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == len(own_gpus()):
+        for gpu, cuda_state in zip(own_gpus(), state["cuda"], strict=True):
+            torch.cuda.set_rng_state(cuda_state, gpu)
+
+
+def resume_rng_state(states: list[dict], new_seed: int) -> None:
+    """Set this process's random state, one of those saved, or under another number of processes start a new one."""
+    if len(states) == world_size():
+        return set_rng_state(states[rank()])
+    print(f"saved by {len(states)} processes, continued by {world_size()}: random numbers start anew")
+    torch.manual_seed(own_seed(new_seed))

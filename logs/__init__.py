@@ -1,0 +1,1 @@
+"""What logs say: their one format, reading them, and every statistic of the project. Nothing here imports torch."""

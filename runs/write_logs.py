@@ -1,0 +1,220 @@
+"""What a run writes after each step: lines of its logs, transcripts of every completion, lines for the console.
+
+Of several processes the first one alone writes. `args` are the flags of the script, `run` is its runs.run.Run.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from tqdm import tqdm
+
+from logs import jsonl
+from runs import processes
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Putting numbers together
+# ---------------------------------------------------------------------------------------------------------------------
+
+# What a metric of an update is. All others are means over its completion tokens.
+REDUCTIONS = {"loss": "as the loss", "kl": "as the loss", "response_length": "mean over sequences",
+              "ratio_min": "least", "ratio_max": "greatest"}  # fmt: skip
+
+
+def merge_metrics(rows: list[dict], otherwise: Callable) -> dict:
+    """One dict of several: of each key the least, the greatest or `otherwise` (sum, mean), over the rows that have it.
+
+    Shares of an update's means add up over its micro-batches; the means of several updates are averaged.
+    """
+    extremes = {"least": min, "greatest": max}
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: extremes.get(REDUCTIONS.get(key), otherwise)([row[key] for row in rows if key in row]) for key in keys}
+
+
+def over_tokens(key: str) -> bool:
+    """Whether a metric of an update is a mean over its completion tokens."""
+    return key not in REDUCTIONS
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@dataclass
+class Completions:
+    """What logs need of N sampled completions, of all processes."""
+
+    texts: list[str]
+    lengths: torch.Tensor  # (N,) tokens
+    finished: torch.Tensor  # (N,) False where cut at the maximum length
+
+
+def gather_completions(rollout, rewards) -> tuple[Completions, object]:
+    """All: what every process sampled, in the order of the prompts, and its Rewards."""
+    columns = rollout.texts, rollout.lengths, rollout.finished, rewards.per_function, rewards.details
+    texts, lengths, finished, per_function, details = map(processes.gather, columns)
+    counts = merge_metrics(processes.gather([rewards.counts]), sum)
+    means = merge_metrics(processes.gather([rewards.means]), mean)  # of equal shares
+    rewards = replace(rewards, per_function=per_function, details=details, counts=counts, means=means)
+    return Completions(texts, lengths.cpu(), finished.cpu()), rewards
+
+
+class Stages:
+    """Seconds spent per named stage: `with stages("sample"): ...`, then `stages.flush()` -> {"time/sample": 1.2}."""
+
+    def __init__(self, device: str = "cpu"):
+        self.cuda, self.seconds = torch.device(device).type == "cuda", defaultdict(float)
+
+    def _now(self):
+        if self.cuda:
+            torch.cuda.synchronize()  # kernels run behind Python: wait, or the next stage pays for this one
+        return time.perf_counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = self._now()
+        yield
+        self.seconds[f"time/{name}"] += self._now() - start
+
+    def flush(self) -> dict[str, float]:
+        seconds = dict(self.seconds, **{"time/total": sum(self.seconds.values())})
+        self.seconds.clear()
+        return seconds
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is logged of a batch of completions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rollout_metrics(evaluator, rewards, completions: Completions) -> dict:
+    """What a rollout batch looks like: reward parts, accuracies, lengths, share cut at the maximum length."""
+    lengths = completions.lengths.float()
+    correct = torch.tensor([detail["correct_strict"] for detail in rewards.details])
+    return evaluator.get_reward_breakdown(rewards) | {
+        "accuracy": correct.float().mean().item(),
+        "accuracy_flexible": sum(detail["correct_flexible"] for detail in rewards.details) / len(correct),
+        "response_length": lengths.mean().item(),
+        "response_length_correct": lengths[correct].mean().item(),  # NaN where there is none
+        "response_length_incorrect": lengths[~correct].mean().item(),
+        "truncated_fraction": (~completions.finished).float().mean().item(),
+        "sampled_tokens": int(lengths.sum()),
+    }
+
+
+CATEGORIES = {  # name in eval_log.jsonl: (format, correct_strict) of its rows
+    "format1_answer1": (True, True),
+    "format1_answer0": (True, False),
+    "format0_answer0": (False, False),
+}
+
+
+def format_and_answer_counts(details: list[dict]) -> dict[str, int]:
+    """How many completions have the required form and the right answer in it, the form alone, or neither."""
+    pairs = [(detail["format"], detail["correct_strict"]) for detail in details]
+    return {f"count/{name}": pairs.count(pair) for name, pair in CATEGORIES.items()}
+
+
+def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[str, float]:
+    """{"accuracy_level/3": share correct, ...} over the values of a column; nothing where the data have none."""
+    groups = defaultdict(list)
+    for example, right in zip(examples, correct, strict=True):
+        if example.get(column) is not None:
+            groups[example[column]].append(right)
+    return {f"accuracy_{column}/{value}": mean(groups[value]) for value in sorted(groups)}
+
+
+def completion_records(evaluator, examples: list[dict], completions, rewards, **columns: torch.Tensor) -> list[dict]:
+    """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
+    columns = {"reward": evaluator.total(rewards), "length": completions.lengths, "finished": completions.finished} | (
+        columns
+    )
+    columns = {name: values.tolist() for name, values in columns.items()}
+    parts = rewards.per_function.tolist()
+    return [
+        {
+            "id": example["id"],
+            "prompt": example["prompt"],
+            "completion": completions.texts[i],
+            "gold": example["answer"],
+        }
+        | {name: example[name] for name in ("level", "subject") if name in example}
+        | detail
+        | {f"rewards/{name}": value for name, value in zip(evaluator.reward_names, parts[i], strict=True)}
+        | {name: values[i] for name, values in columns.items()}
+        for i, (example, detail) in enumerate(zip(examples, rewards.details, strict=True))
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing it down
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def bar(*args, **options) -> tqdm:
+    """A tqdm bar, drawn by the first process alone."""
+    return tqdm(*args, dynamic_ncols=True, disable=not processes.is_main(), **options)
+
+
+def append(args, log: str, row: dict) -> None:
+    """Add a line to one of the run's logs."""
+    if processes.is_main():
+        jsonl.append(args.output_dir / log, row)
+
+
+def transcript(args, folder: str, step: int, records: list[dict]) -> None:
+    """Write rollouts/step_000010.jsonl or eval/step_000100.jsonl, whole or not at all."""
+    if processes.is_main():
+        jsonl.write(args.output_dir / folder / f"step_{step:06d}.jsonl", records)
+
+
+def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> None:
+    """Append to train_log.jsonl, write the transcript of every completion, print one line, warn; may raise Diverged."""
+    run.step, run.total_tokens = step, run.total_tokens + metrics["sampled_tokens"]
+    seconds = run.stages.flush()
+    head = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
+    tail = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    transcript(args, "rollouts", step, records)
+    append(args, "train_log.jsonl", head | metrics | tail | seconds)
+    run.mark()
+    kl = f"kl {metrics['kl']:.4f} | " if "kl" in metrics else ""
+    run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
+    tqdm.write(
+        f"step {step:4d} | reward {metrics['reward']:.3f} | accuracy {metrics['accuracy']:6.1%} strict"
+        f" {metrics['accuracy_flexible']:6.1%} flexible | {kl}length {metrics['response_length']:.1f} |"
+        f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
+    )
+    if metrics["skipped_updates"]:
+        tqdm.write(
+            f"warning: an update was skipped, its loss or gradient is not finite; see rollouts/step_{step:06d}.jsonl"
+        )
+    for warning in run.guard.check(metrics):
+        tqdm.write(f"warning: {warning}")
+
+
+def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
+    """Append to eval_log.jsonl, write every problem with its completion, print one line."""
+    totals = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    transcript(args, "eval", run.step, records)
+    append(args, "eval_log.jsonl", {"step": run.step} | metrics | totals)
+    run.evaluated_step, run.accuracy = run.step, metrics["accuracy"]
+    tqdm.write(
+        f"evaluation at step {run.step}: accuracy {metrics['accuracy']:.1%}"
+        f" [{metrics['accuracy_low']:.1%}, {metrics['accuracy_high']:.1%}] strict, {metrics['accuracy_flexible']:.1%}"
+        f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
+        f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
+    )
+
+
+def print_categories(args, metrics: dict) -> None:
+    """The three categories of format and answer with their counts, how to list ten of each, accuracies by group."""
+    path = args.output_dir / "eval" / "step_000000.jsonl"
+    for name, (form, answer) in CATEGORIES.items():
+        row = jsonl.dumps({"format": form, "correct_strict": answer})[1:-1]  # as a line of the transcript has it
+        print(f"format {form:d}, answer {answer:d}: {metrics[f'count/{name}']}; list ten: grep -m 10 '{row}' {path}")
+    for key, value in metrics.items():
+        if key.startswith(("accuracy_level/", "accuracy_subject/", "pass")):
+            print(f"{key}: {value:.1%}")
