@@ -3,18 +3,19 @@
 # make test-slow  the tests that take longer (under fifteen minutes)
 # make lint       what ruff finds; make format: let ruff lay the code out
 # make exercise   a copy of the repository in output/exercise whose compute_loss is yours to write
-# make test-exercise   judge it: red before, green when it is right
+# make test-exercise   judge it in three stages, each when the one before is green
 PYTHON = .venv/bin/python
 DEMO = output/demo
+EXERCISE = output/exercise
 # Two workers of one thread each, which is faster than one of two.
 PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist worksteal
 
 .PHONY: demo test test-slow lint format exercise test-exercise
 demo: .venv/installed
-	@if [ -e $(DEMO) ]; then old=$(DEMO)-$$(date +%Y%m%d-%H%M%S); mv $(DEMO) $$old; echo "the last demo is now in $$old"; fi
+	@if [ -e $(DEMO)/training_plots.pdf ]; then old=$(DEMO)-$$(date +%Y%m%d-%H%M%S); mv $(DEMO) $$old; echo "the last demo is now in $$old"; fi
 	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) --num_train_iters 80 \
 		--rollout_batch_size 128 --max_completion_length 96 --learning_rate 1e-4 --micro_batch_tokens 4096 \
-		--eval_iterations 20 --save_iterations 80 $(DEMO_FLAGS)
+		--eval_iterations 20 --save_iterations 80 $(DEMO_FLAGS) $$([ ! -e $(DEMO)/args.json ] || echo --resume)
 	$(PYTHON) plotter.py --log_dir $(DEMO)
 
 test: lint
@@ -32,10 +33,15 @@ format: .venv/installed-dev
 	.venv/bin/ruff format .
 
 exercise: .venv/installed-dev
-	$(PYTHON) experiments/make_exercise.py
+	$(PYTHON) experiments/make_exercise.py --output_dir $(EXERCISE)
 
 test-exercise:
-	cd output/exercise && $(abspath $(PYTHON)) -m pytest -q tests/test_loss.py
+	@cd $(EXERCISE) && for stage in 1 2 3; do \
+		sed -n "s/^## Stage $$stage/Next, stage $$stage/p" experiments/exercise.md; \
+		OMP_NUM_THREADS=1 $(abspath $(PYTHON)) -m pytest -q -m stage$$stage -x --tb=short -rN tests/test_loss.py || \
+			{ echo "Stage $$stage is red; experiments/exercise.md says what it asks."; exit 1; }; \
+		echo "Stage $$stage is green."; \
+	done; echo "All three stages are green: your compute_loss does all that the project's own does."
 
 .venv/installed: requirements.txt
 	python3 -m venv .venv

@@ -25,7 +25,7 @@ from grading.answers import (
     tagged_answer,
     to_number,
 )
-from grading.judges import Judge, Rubric, get_judge
+from grading.judges import Judge, Rubric, check_judge_flags, get_judge
 from grading.math_answers import MathGrader
 from runs.signals import Halted
 
@@ -59,8 +59,28 @@ class RewardEvaluator(ABC):
     reward_weights: tuple[float, ...]  # of each in the total reward; by default all 1
 
     def __init_subclass__(cls):
-        if not hasattr(cls, "reward_weights"):
+        if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
             cls.reward_weights = (1.0,) * len(cls.reward_names)
+
+    @classmethod  # noqa: B027
+    def check_flags(cls, args, prompt: str) -> None:
+        """Raise ValueError, before anything is loaded, for flags that this evaluator cannot work with.
+
+        prompt: the name of the prompt form.
+        """
+
+    def check_gold(self, *splits: list[dict]) -> None:
+        """Raise ValueError for an example whose gold answer this evaluator cannot read, with its id and row."""
+        for example in (example for split in splits for example in split):
+            try:
+                self.read_gold(example["answer"])
+            except ValueError as error:
+                row = int(example["id"].rpartition("/")[2]) + 1
+                raise ValueError(f"{example['id']}, row {row}: {error}") from error
+
+    def read_gold(self, answer: str) -> object:
+        """What the gold answer means. Raises ValueError where it means nothing to this evaluator."""
+        return answer
 
     @abstractmethod
     def compute_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
@@ -68,6 +88,25 @@ class RewardEvaluator(ABC):
 
         prompts: the questions as the data set has them, without the form that a model was given them in.
         """
+
+    def check_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
+        """compute_rewards, with what it returns held to its contract: ValueError names what is wrong."""
+        rewards, n, name = self.compute_rewards(prompts, completions, answers), len(completions), type(self).__name__
+        values, shape = rewards.per_function, (n, len(self.reward_names))
+        if not values.is_floating_point() or values.shape != shape:
+            raise ValueError(f"{name}: per_function must be floats {shape}, not {values.dtype} {tuple(values.shape)}")
+        for reward, column in zip(self.reward_names, values.isinf().T, strict=True):
+            if column.any():
+                raise ValueError(f"{name}: reward {reward} is infinite for completion {int(column.int().argmax())}")
+        if len(rewards.details) != n:
+            raise ValueError(f"{name}: details must be {n} dicts, one for each completion, not {len(rewards.details)}")
+        for detail in rewards.details:
+            for key in ("parsed", "format", "correct_strict", "correct_flexible"):
+                if key not in detail:
+                    raise ValueError(f"{name}: details lack {key!r}")
+                if key != "parsed" and type(detail[key]) is not bool:
+                    raise ValueError(f"{name}: details[{key!r}] must be True or False, not {detail[key]!r}")
+        return rewards
 
     def total(self, rewards: Rewards) -> torch.Tensor:
         """(N,) the weighted sum of each completion's rewards; NaN where one is missing."""
@@ -102,62 +141,46 @@ class GSM8kEvaluator(RewardEvaluator):
 
     Strict verdict: strict format and correctness. Flexible verdict: the last number of the text equals the gold answer.
     Numbers are compared exactly. One of more than 50 characters, or not written like a number (`1,00`), is not read.
-    Each row below is a test; `\n` is a line break.
+    Accepted for 72: `72`, `72.`, `72.0`, `$72`, `72%`, `72 eggs`, `the answer is 72`, `x = 72`, `**72**`. Not: a number
+    that what stands beside it changes (`72k`, `72km`, `72!`, `72²`, `√72`, `72 thousand`, `half of 72`), other digits.
+    Each row below is a test, and there are more in tests/test_evaluator.py; `\n` is a line break.
 
     | completion                                                    | gold | corr. num. strict soft tags | strict flex |
     |---------------------------------------------------------------|------|-----------------------------|-------------|
     | `<reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>`    | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>6*12</reasoning><answer>72</answer>`              | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `\n <reasoning>6*12</reasoning> <answer> 72 </answer> \n`     | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
     | `<reasoning>a</reasoning><answer>1,000</answer>`              | 1000 | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>1000</answer>`               | 1,000 | 2 0.5 0.5 0.5 0.5          | yes yes     |
-    | `<reasoning>a</reasoning><answer>$18.00</answer>`             | 18   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>-5</answer>`                 | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>-$5</answer>`                | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
     | `<reasoning>a</reasoning><answer>-5</answer>`                 | 5    | 0 0.5 0.5 0.5 0.5           | no no       |
-    | `<reasoning>a</reasoning><answer>- 5</answer>`                | 5    | 0 0 0.5 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3.5  | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3    | 0 0.5 0.5 0.5 0.5           | no no       |
     | `<reasoning>a</reasoning><answer>72 eggs.</answer>`           | 72   | 2 0 0.5 0.5 0.5             | yes yes     |
-    | `<reasoning>a</reasoning><answer>50%</answer>`                | 50   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>1/2</answer>`                | 2    | 0 0 0.5 0.5 0.5             | no yes      |
     | `<reasoning>a</reasoning><answer>1,00</answer>`               | 100  | 0 0 0.5 0.5 0.5             | no no       |
-    | `<reasoning>a</reasoning><answer>7</answer>`                  | 72   | 0 0.5 0.5 0.5 0.5           | no no       |
     | `<reasoning>a</reasoning><answer>71 or 72</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>72 or 71</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no no       |
-    | `<reasoning>72</reasoning><answer></answer>`                  | 72   | 0 0 0.5 0.5 0.5             | no yes      |
     | `So: <reasoning>a</reasoning><answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning> so <answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
     | `<reasoning>a</reasoning><answer>72</answer> Done.`           | 72   | 2 0.5 0 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>72</answer> Or 73?`          | 72   | 2 0.5 0 0.5 0.5             | no no       |
-    | `<reasoning>a</reasoning><answer>71</answer><answer>72</answer>` | 72 | 0 0 0 0 0.25               | no yes      |
-    | `<reasoning>a</reasoning><answer><answer>72</answer></answer>` | 72  | 0 0 0 0 0.25                | no yes      |
-    | `<answer><reasoning>a</reasoning>72</answer>`                 | 72   | 0 0 0 0 0.5                 | no yes      |
-    | `<answer>72</answer><reasoning>a</reasoning>`                 | 72   | 2 0.5 0 0 0.5               | no yes      |
-    | `<reasoning><reasoning>a</reasoning></reasoning><answer>72</answer>` | 72 | 2 0.5 0 0 0.25         | no yes      |
-    | `<reasoning></reasoning><reasoning></reasoning><answer></answer><answer></answer>` | 72 | 0 0 0 0 0 | no no      |
-    | `<reasoning>a</reasoning><answer>72`                          | 72   | 0 0 0 0 0.375               | no yes      |
-    | `<reasoning>a<answer>72</answer>`                             | 72   | 2 0.5 0 0 0.375             | no yes      |
-    | `</answer>72<answer>`                                         | 72   | 0 0 0 0 0.25                | no yes      |
     | `10-5=5`                                                      | 5    | 0 0 0 0 0                   | no yes      |
-    | `72`                                                          | 72   | 0 0 0 0 0                   | no yes      |
     | ``                                                            | 72   | 0 0 0 0 0                   | no no       |
     """
 
     reward_names = ("correctness", "number_format", "strict_format", "soft_format", "tag_count")
 
     def __init__(self, prompt: str = "reasoning_answer", **_):
+        self.check_flags(None, prompt)
+
+    @classmethod
+    def check_flags(cls, args, prompt):
         if prompt != "reasoning_answer":
             raise ValueError(f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math")
+
+    def read_gold(self, answer):
+        number = to_number(answer.strip())
+        if number is None:
+            raise ValueError(f"the gold answer {answer!r} is not a number: use --evaluator math")
+        return number
 
     def compute_rewards(self, prompts, completions, answers):
         return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
 
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
-        target = to_number(gold.strip())
-        if target is None:
-            raise ValueError(f"the gold answer {gold!r} is not a number: use --evaluator math")
+        target = self.read_gold(gold)
         answer, last = tagged_answer(completion), last_number(completion)
         correct = answer is not None and only_number(answer) == target
         strict = strict_format(completion)
@@ -197,10 +220,14 @@ class MathEvaluator(RewardEvaluator):
     reward_names, reward_weights = ("format", "answer"), (0.0, 1.0)
 
     def __init__(self, prompt: str = "r1_zero", grader: MathGrader | None = None, **_):
-        if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
-            raise ValueError(f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}")
+        self.check_flags(None, prompt)
         self.prompt = prompt
         self.grader = grader or MathGrader()
+
+    @classmethod
+    def check_flags(cls, args, prompt):
+        if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
+            raise ValueError(f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}")
 
     def compute_rewards(self, prompts, completions, answers):
         return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
@@ -268,10 +295,15 @@ class CreativeWritingEvaluator(RewardEvaluator):
         """
         self.max_judge_failures = 0.5  # share of the stories of a batch that may lack a score
         if judge is None:
-            if flags is None or "judge_type" not in flags:
-                raise ValueError("this evaluator needs a judge, and only main.py and selfcheck.py have flags for one")
+            self.check_flags(flags, "story")
             judge, self.max_judge_failures = get_judge(flags, self.rubric, reference), flags.max_judge_failures
         self.judge = judge
+
+    @classmethod
+    def check_flags(cls, args, prompt):
+        if args is None or "judge_type" not in args:
+            raise ValueError("this evaluator needs a judge, and only main.py and selfcheck.py have flags for one")
+        check_judge_flags(args)
 
     def before_training(self, args, run, sample):
         """Measure the judge on the policy's stories; ValueError where it cannot tell them apart."""

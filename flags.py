@@ -1,17 +1,22 @@
-"""Every flag once, in groups that main.py, sft.py and expert iteration share, and a line for what is wrong with one."""
+"""main.py's flags, in groups that sft.py and expert iteration share, and a line for whatever is wrong with one."""
 
 import argparse
 import math
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+import llms
 import utils
+from data.files import find_files
 from evaluator import EVALUATORS
 from grading import judges
 from rl_datasets import DATASETS, PROMPTS
 from runs import processes
+from runs.run import read_flags
 
 LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline")
 
@@ -30,14 +35,33 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(formatter_class=_DefaultsOnce, allow_abbrev=False, **kwargs)
 
     def error(self, message):
-        self.exit(2, f"error: {message} (--help lists every flag)\n")
+        once = os.environ.get("RANK", "0") == "0"  # torchrun starts this in every process
+        self.exit(2, f"error: {message} (--help lists every flag)\n" if once else None)
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The flags as given; with --resume the others are those of the run in --output_dir."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--resume", action="store_true")
+    first.add_argument("--output_dir", type=Path, default=parser.get_default("output_dir"))
+    given, _ = first.parse_known_args(argv)
+    try:
+        saved = read_flags(given.output_dir) if given.resume else None
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    known = vars(parser.parse_args([])).keys() - {"resume", "output_dir"}
+    parser.set_defaults(**{name: value for name, value in (saved or {}).items() if name in known})
+    args = parser.parse_args(argv)
+    if args.eval_temperature is None:  # several samples of one greedy answer would be that answer several times
+        args.eval_temperature = 0.0 if args.eval_samples == 1 else vars(args).get("temperature", 1.0)
+    return args
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """main.py's flags."""
     parser = ArgumentParser(description="Train a language model with GRPO.")
     add_model_and_data(parser)
-    add_sampling(parser, rollout_batch_size="sequences sampled per iteration: prompts x group_size")
+    add_sampling(parser, ("--rollout_batch_size", 256, "sequences sampled per iteration: prompts x group_size"))
 
     add = parser.add_argument_group("loss").add_argument
     add(
@@ -70,7 +94,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     add = add_runtime(parser)
     add("--max_kl", type=float, default=3.0, help="nats; a mean KL above it 3 times in a row ends the run as diverged")
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if args.train_batch_size is None:
         args.train_batch_size = args.rollout_batch_size
     return args
@@ -87,22 +111,27 @@ def add_model_and_data(parser):
     add(
         "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
     )
+    add = add_data(parser)
+    add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
+    return add
+
+
+def add_data(parser):
     add = parser.add_argument_group("data").add_argument
     add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
     add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
     add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
     add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
-    add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
     return add
 
 
-def add_sampling(parser, **batch_flag: str):
-    """batch_flag: name and help of what says how much is sampled at each step, 256 by default; none: no training."""
+def add_sampling(parser, batch: tuple[str, int, str] | None = None):
+    """batch: flag, default and help of how much is sampled at each step; None: nothing is, but for evaluations."""
     add = parser.add_argument_group("sampling").add_argument
-    for name, about in batch_flag.items():
-        add(f"--{name}", type=int, default=256, help=about)
+    if batch:
+        add(batch[0], type=int, default=batch[1], help=batch[2])
         add("--group_size", type=int, default=8, help="completions per prompt")
-        add("--temperature", type=float, default=1.0, help="of sampling and of the log-probs in the loss")
+        add("--temperature", type=float, default=1.0, help="of sampling, and of the log-probs in main.py's loss")
     add("--max_completion_length", type=int, default=512, help="tokens")
     add("--max_concurrent_sequences", type=int, default=512, help="sampled at a time: bounds the memory of the cache")
     add("--sampling_dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: bfloat16 on CUDA")
@@ -134,10 +163,10 @@ def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
         add(f"--eval_{unit}", type=int, default=100, help=f"evaluate every so many {unit}, and first and last")
         add(f"--save_{unit}", type=int, default=100, help=f"checkpoint every so many {unit}, and last")
     add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
-    add("--eval_temperature", type=float, default=0.0, help="0 is greedy")
+    add("--eval_temperature", type=float, help="0 is greedy (default: 0, or --temperature for several samples)")
     add("--eval_samples", type=int, default=1, help="completions per test problem; several give pass@k")
     add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
-    add("--resume", action="store_true", help="continue the run in output_dir; give the run's own flags again")
+    add("--resume", action="store_true", help="continue the run in output_dir, with its own flags")
     add("--output_dir", type=Path, default=Path(output_dir), help="logs, transcripts, checkpoints; must hold no run")
     return add
 
@@ -160,11 +189,25 @@ BELOW = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for what is wrong with the flags of a training script, as far as they alone tell it."""
-    check_numbers(args)
-    check_names(args)
-    if "rollout_batch_size" in args:
-        check_batches(args)
+    """Raise ValueError for what is wrong with the flags of a training script, before anything is loaded or asked for.
+
+    Of several processes the first one says it.
+    """
+    try:
+        check_numbers(args)
+        check_names(args)
+        if "rollout_batch_size" in args:
+            check_batches(args)
+        if args.dataset_path:
+            find_files(args.dataset_path, "test")
+        llms.check_model_name("--model_name", args.model_name)
+        data = DATASETS[args.dataset_name]
+        evaluator = EVALUATORS[args.evaluator or data.default_evaluator]
+        evaluator.check_flags(args, args.prompt or data.default_prompt)
+    except ValueError:
+        if not processes.is_main():
+            sys.exit(2)
+        raise
 
 
 def check_numbers(args: argparse.Namespace, zero_is_fine: Sequence[str] = ZERO_IS_FINE) -> None:
@@ -182,7 +225,7 @@ def check_numbers(args: argparse.Namespace, zero_is_fine: Sequence[str] = ZERO_I
 
 def check_lengths(args: argparse.Namespace, model, *loaders) -> None:
     """Raise ValueError where a prompt and its completion can be longer than what the model was made for."""
-    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     longest = max(loader.longest_prompt for loader in loaders)
     if longest + args.max_completion_length > positions:
         raise ValueError(
@@ -202,13 +245,11 @@ def check_names(args: argparse.Namespace) -> None:
         name = getattr(args, flag)
         if name is not None and name not in known:
             raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
-    cuda = torch.cuda.is_available()
     try:
-        usable = torch.device(args.device).type != "cuda" or cuda
-    except RuntimeError:
-        usable = False
-    if not usable:
-        raise ValueError(f"--device {args.device} cannot be used here; use {'cpu or cuda' if cuda else 'cpu'}")
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # no such device, or torch was built without it
+        usable = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        raise ValueError(f"--device {args.device} cannot be used here; use {usable}") from None
 
 
 def check_batches(args: argparse.Namespace) -> None:
@@ -219,7 +260,7 @@ def check_batches(args: argparse.Namespace) -> None:
     if rollouts % group:
         raise ValueError(
             f"--rollout_batch_size {rollouts} is not a multiple of --group_size {args.group_size}{times};"
-            f" {max(1, rollouts // group) * group} or {(rollouts // group + 1) * group} would be"
+            f" {' or '.join(str(n * group) for n in (rollouts // group, rollouts // group + 1) if n)} would be"
         )
     if batch > rollouts or rollouts % batch or batch % group:
         fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]

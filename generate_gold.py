@@ -28,7 +28,7 @@ from tqdm import tqdm
 import flags
 import llms
 import utils
-from evaluator import EVALUATORS, get_evaluator
+from evaluator import get_evaluator
 from grading.answers import strict_format, tagged_answer
 from grading.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from logs import jsonl
@@ -268,11 +268,7 @@ def parse_args(argv=None):
     add("--api_model", help="a model of an OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY")
     add("--base_url", help="the endpoint, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)")
 
-    add = parser.add_argument_group("data").add_argument
-    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
-    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
-    add("--evaluator", help=f"one of {', '.join(EVALUATORS)} (default: the data set's own)")
-    add("--prompt", help=f"form of the completions: one of {', '.join(PROMPTS)} (default: the data set's own)")
+    add = flags.add_data(parser)
     add("--num_problems", type=int, help="so many, at random; fewer are always among more (default: all)")
 
     add = parser.add_argument_group("sampling").add_argument

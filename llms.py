@@ -4,10 +4,10 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C, V vocabula
 """
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from types import MethodType, SimpleNamespace
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
@@ -37,31 +37,31 @@ def get_llm_tokenizer(
     """Load a policy in float32 (the master weights) and its tokenizer, by hub name or path.
 
     Only safetensors, never code from the model's repository. Attention is flash-attention 2 where CUDA and the package
-    allow it, else PyTorch's SDPA.
+    allow it, else PyTorch's SDPA. Dropout is set to 0: what is sampled must be what is trained.
 
     Raises:
-        ValueError: in one line, when the model can't be found or loaded.
+        ValueError: in one line, when the model can't be found, loaded, or served exactly.
     """
-    if os.path.sep in model_name and model_name.startswith((".", "/", "tiny/")) and not os.path.isdir(model_name):
-        raise ValueError(f"--model_name {model_name}: there is no such directory")
+    check_model_name("--model_name", model_name)
     attention = "flash_attention_2" if torch.device(device).type == "cuda" and is_flash_attn_2_available() else "sdpa"
     try:
         config = AutoConfig.from_pretrained(model_name)
+        dropped = _remove_dropout(config)
         tokenizer = AutoTokenizer.from_pretrained(model_name)
         model = AutoModelForCausalLM.from_pretrained(
             model_name, config=config, dtype=torch.float32, attn_implementation=attention, use_safetensors=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    # What transformers raises for a directory that lacks files, or holds others, has no common class.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"--model_name {model_name}: cannot be loaded. Give a directory with safetensors weights, or the name of a"
-            f" model on a hub that this machine can reach. ({reason})"
+            f"--model_name {model_name}: cannot be loaded ({reason}). Give a directory with safetensors weights and a"
+            " tokenizer, or the name of a model on a hub that this machine can reach"
         ) from error
-    rescaling = ("logits_scaling", "logit_scale", "lm_head_multiplier")  # of Granite, Cohere, Falcon-H1
-    if getattr(config, "final_logit_softcapping", None) or any(getattr(config, name, 1) != 1 for name in rescaling):
-        raise ValueError(f"--model_name {model_name}: models that rescale their logits are not supported")
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        known = model.get_input_embeddings().num_embeddings
+    if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:  # what transformers makes where there is no file
+        raise ValueError(f"--model_name {model_name}: there are no tokenizer files (tokenizer.json)")
+    known = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > known:
         raise ValueError(
             f"--model_name {model_name}: its tokenizer knows {len(tokenizer)} tokens, the model only {known}"
         )
@@ -70,10 +70,71 @@ def get_llm_tokenizer(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # harmless: masks here go by position, never by token id
     tokenizer.padding_side = "left"
+    model = model.to(device).train()
+    if reason := why_not_served(model):
+        raise ValueError(f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take another")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     print(f"{model_name}: {sum(p.numel() for p in model.parameters()):,} parameters, attention {attention}, {device}")
-    return model.to(device).train(), tokenizer
+    if dropped:
+        print(f"{model_name}: dropout set to 0 ({', '.join(dropped)})")
+    if torch.device(device).type == "cuda" and not utils.has_bfloat16():
+        print("this GPU has no bfloat16: training and sampling are in float32")
+    return model, tokenizer
+
+
+def check_model_name(flag: str, name: str) -> None:
+    """Raise ValueError for a path without a directory: nobody should wait for a hub to say so."""
+    path = Path(name)
+    local = name.startswith((".", "/", "~")) or len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir())
+    if local and not path.is_dir():
+        raise ValueError(f"{flag} {name}: there is no such directory")
+
+
+def _remove_dropout(config) -> list[str]:
+    """Set every dropout rate of a config to 0, those of its text model too; names and values of what was not 0."""
+    found = {}
+    for part in (config, config.get_text_config()):  # most often the same
+        for name, value in vars(part).items():
+            if "drop" in name and isinstance(value, float) and value > 0:
+                found[name] = value
+                setattr(part, name, 0.0)
+    return [f"{name} {value:g}" for name, value in found.items()]
+
+
+RESCALING = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")  # of Gemma, Granite, ...
+
+
+@torch.no_grad()
+def why_not_served(model: PreTrainedModel) -> str | None:
+    """Why log-probs as utils computes them are not those of the model's own forward pass; None where they are.
+
+    Tried on four short random rows, since no list of names can know every model: two prompts of unequal length, with
+    two completions each.
+    """
+    text = model.config.get_text_config()
+    for name in RESCALING:
+        if getattr(text, name, None) not in (None, 1, 1.0):
+            return f"it rescales its logits after the output layer ({name})"
+    V, device = text.vocab_size, model.device
+    ids = torch.randint(V, (4, 8), generator=torch.Generator().manual_seed(0)).to(device)
+    ids[1::2, :5] = ids[::2, :5]  # (4, 5 + 3)
+    mask = torch.ones_like(ids)
+    mask[2:, :2] = 0  # the second prompt is shorter
+    try:
+        with utils.autocast(device):
+            logps = utils.get_per_token_logps(model, ids, mask, 3, group_size=2)
+            inputs = [row[real.bool()].unsqueeze(0) for row, real in zip(ids, mask, strict=True)]
+            rows = [model(row, use_cache=False).logits[0, -4:-1] for row in inputs]
+    except Exception as error:  # whatever a model raises that is built otherwise
+        reason = " ".join(str(error).split())[:150]
+        return f"its layers do not keep keys and values that completions can share ({type(error).__name__}: {reason})"
+    expected = torch.stack(rows).float().log_softmax(-1).gather(-1, ids[:, -3:].unsqueeze(-1)).squeeze(-1)
+    gap = (logps - expected).abs().max().item()
+    # Float32 rounds by some 1e-6 here, bfloat16 (autocast on CUDA) by some hundredths.
+    if not gap < (0.2 if device.type == "cuda" else 1e-3):
+        return f"its log-probs are off by {gap:.2g} from those of its own forward pass (does it rescale its logits?)"
+    return None
 
 
 def get_base_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -86,7 +147,7 @@ def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
 
     Of several processes each has a whole copy: they make unequal numbers of decoding steps, which shards could not.
     """
-    half = dtype == "bfloat16" or (dtype == "auto" and model.device.type == "cuda")
+    half = dtype == "bfloat16" or (dtype == "auto" and model.device.type == "cuda" and utils.has_bfloat16())
     if not half and processes.world_size() == 1:
         return model
     return copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16 if half else torch.float32).eval()
@@ -119,7 +180,8 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
     mesh = init_device_mesh(model.device.type, (processes.world_size(),))
     half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*model.get_decoder().layers, model):
-        policy = half if mesh.device_type == "cuda" and module is not model else MixedPrecisionPolicy()
+        use_half = mesh.device_type == "cuda" and utils.has_bfloat16() and module is not model
+        policy = half if use_half else MixedPrecisionPolicy()
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -220,23 +282,26 @@ def generate(
         lengths=torch.full((B,), max_new_tokens, device=device),
         finished=torch.zeros(B, dtype=torch.bool, device=device),
     )
-    # Prompts of similar length share a turn, the longest first: if memory runs out, it does so at once.
+    # Prompts of similar length share a turn, the longest first: if memory runs out, it does so at once. Where not even
+    # the samples of one prompt fit, they are sampled in several turns.
     order = sorted(range(len(prompts)), key=lambda i: -len(prompt_ids[i]))
-    per_turn = max(1, max_concurrent_sequences // num_samples)
-    for start in range(0, len(prompts), per_turn):
-        turn = order[start : start + per_turn]
-        ids, mask = _left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
-        rows = torch.tensor([i * num_samples + j for i in turn for j in range(num_samples)], device=device)
+    numbers, most = range(num_samples), max_concurrent_sequences
+    parts = [numbers[j : j + most] for j in range(0, num_samples, most)]
+    per_turn = max(1, most // num_samples)
+    turns = [(order[i : i + per_turn], part) for i in range(0, len(order), per_turn) for part in parts]
+    for turn, part in turns:
+        ids, mask = left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
+        rows = torch.tensor([i * num_samples + j for i in turn for j in part], device=device)
         # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
         with utils.autocast(device if model.dtype == torch.float32 else "cpu"):
-            _decode(model, ids, mask, rows, num_samples, temperature, stop, out)
+            _decode(model, ids, mask, rows, len(part), temperature, stop, out)
         if progress:
             progress(len(rows))
     model.train(was_training)
 
     C = int(out.lengths.max())
     completion_mask = (torch.arange(C, device=device) < out.lengths.unsqueeze(1)).long()
-    ids, mask = _left_pad([p for p in prompt_ids for _ in range(num_samples)], tokenizer.pad_token_id, device)
+    ids, mask = left_pad([p for p in prompt_ids for _ in range(num_samples)], tokenizer.pad_token_id, device)
     return Rollout(
         prompt_ids=ids,
         completion_ids=out.completion_ids[:, :C],
@@ -251,11 +316,10 @@ def generate(
 def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
     """Sample num_samples completions of each prompt in ids (N, P) to their end, writing `rows` of out."""
     body, output_layer = model.get_decoder(), model.get_output_embeddings()
-    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-    prefill = body(ids, attention_mask=mask, position_ids=position_ids, use_cache=True)
-    cache = prefill.past_key_values
+    position_ids, cache = (mask.cumsum(1) - 1).clamp(min=0), DynamicCache()  # plain layers, as in utils
+    prefill = body(ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(num_samples)
-    cache.layers = [_BlockLayer(layer) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [_BlockLayer(layer) for layer in cache.layers]
     hidden = prefill.last_hidden_state[:, -1].repeat_interleave(num_samples, dim=0)  # (rows, H)
     mask = mask.repeat_interleave(num_samples, dim=0)
     position = mask.sum(1)  # (rows,) of the next token
@@ -304,40 +368,6 @@ def compute_logps(
     return logps
 
 
-def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> Rollout:
-    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
-    prompt_ids, prompt_mask = _left_pad([prompt for prompt, _ in rows], pad_token_id, device)
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    C = max(1, int(lengths.max()))
-    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
-    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
-    return Rollout(
-        prompt_ids=prompt_ids,
-        completion_ids=ids,
-        attention_mask=torch.cat([prompt_mask, mask], dim=1),
-        completion_mask=mask,
-        sampled_logps=torch.zeros(ids.shape, device=device),
-        finished=torch.ones(len(rows), dtype=torch.bool, device=device),
-        texts=[""] * len(rows),
-    )
-
-
-@torch.no_grad()
-def next_token_logps(
-    model: PreTrainedModel, prompts: list[list[int]], token_ids: list[int], *, batch_size: int = 16
-) -> Tensor:
-    """(N, tokens) float64 log-probs of some tokens after each of N prompts, given as lists of ids."""
-    rows = []
-    for start in range(0, len(prompts), batch_size):
-        ids, mask = _left_pad(prompts[start : start + batch_size], 0, model.device)
-        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-        with utils.autocast(model.device):
-            hidden = model.get_decoder()(ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
-            logits = model.get_output_embeddings()(hidden[:, -1])
-        rows.append(logits.double().log_softmax(-1)[:, token_ids].cpu())
-    return torch.cat(rows)
-
-
 def _draw(logps: Tensor) -> Tensor:
     """One token of each row (rows, V), by inverting its distribution function at a uniform number in (0, 1]."""
     cumulative = logps.exp().cumsum(-1)
@@ -376,7 +406,7 @@ class _BlockLayer(DynamicLayer):
         self._show(length)
 
 
-def _left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Tensor, Tensor]:
+def left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Tensor, Tensor]:
     """(N, P) ids and mask from lists of unequal length."""
     P = max(len(s) for s in sequences)
     ids = torch.tensor([[pad_token_id] * (P - len(s)) + s for s in sequences], device=device)

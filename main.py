@@ -35,7 +35,7 @@ from flags import LOSS_TYPES, check, check_lengths, parse_args
 from logs.statistics import pass_at_k, wilson_interval
 from rl_datasets import get_dataloaders
 from runs import processes, write_logs
-from runs.run import Run, check_output_dir, run_to_the_end, save_checkpoint
+from runs.run import Run, run_to_the_end, save_checkpoint
 from runs.signals import Guard
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def train(args: Namespace, run: Run) -> None:
         return write_logs.print_categories(args, evaluate(args, run))
     if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
         evaluate(args, run)
-    for step in run.progress_bar(args.num_train_iters, "GRPO"):
+    for step in run.progress_bar(args.num_train_iters):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
             mine = processes.share(examples)  # of several processes each takes some
@@ -71,8 +71,8 @@ def train(args: Namespace, run: Run) -> None:
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
             updates = split_into_updates(args)
-            old_logps = compute_logps(args, run.model, rollout) if len(updates) > 1 else None
-            ref_logps = compute_logps(args, run.base_model, rollout) if len(updates) > 1 and args.beta else None
+            old_logps = frozen_logps(args, run.model, rollout) if len(updates) > 1 else None
+            ref_logps = frozen_logps(args, run.base_model, rollout) if len(updates) > 1 and args.beta else None
 
         taken = []
         for rows in updates:  # a single one when on-policy
@@ -114,10 +114,10 @@ def sample(
 
 def reward(evaluator: RewardEvaluator, examples: list[dict], rollout: llms.Rollout) -> Rewards:
     """The evaluator's Rewards for one completion per example."""
-    return evaluator.compute_rewards([e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples])
+    return evaluator.check_rewards([e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples])
 
 
-def compute_logps(args: Namespace, model: torch.nn.Module, rollout: llms.Rollout) -> Tensor:
+def frozen_logps(args: Namespace, model: torch.nn.Module, rollout: llms.Rollout) -> Tensor:
     """(B, C) a model's log-probs of the completions, without gradient."""
     return llms.compute_logps(
         model, rollout, group_size=args.group_size, temperature=args.temperature,
@@ -166,15 +166,15 @@ def accumulate_gradient(
     """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
 
     Denominators are those of the whole update, over all processes, so that shares of loss, gradient and metrics simply
-    add. With beta 0 a group whose signal (advantages, or rewards) is all 0 has no gradient and skips its passes; its
-    sequences still count in the denominators.
+    add. A group without gradient skips its passes: its tokens are all masked or its rewards missing, or, with beta 0,
+    its signal (advantages, or rewards) is all 0. Its sequences still count in the denominators.
     """
     loss_mask = rollout.completion_mask
     if args.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
     present = ~signal[rows].isnan()  # a missing reward leaves the denominators
     num_sequences, num_tokens = processes.all_sum(int(present.sum()), int(loss_mask[rows][present].sum()))
-    useful = torch.ones_like(present) if args.beta else signal[rows].nan_to_num() != 0
+    useful = present & loss_mask[rows].any(1) & (args.beta > 0 or signal[rows] != 0)
     rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
 
     shares, sharded = [], processes.is_sharded(run.model)
@@ -183,50 +183,43 @@ def accumulate_gradient(
         my_signal = signal[part] if counts else torch.full_like(signal[part], torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
-                run.model,
-                run.base_model,
-                batch.prompt_completion_ids,
-                batch.completion_ids,
-                batch.attention_mask,
-                loss_mask[part, :C],
-                my_signal,
-                group_size=args.group_size,
+                run.model, run.base_model, batch.prompt_completion_ids, batch.completion_ids, batch.attention_mask,
+                loss_mask[part, :C], my_signal,
+                group_size=args.group_size, temperature=args.temperature, beta=args.beta, loss_type=args.loss_type,
+                cliprange=args.cliprange, cliprange_high=args.cliprange_high,
+                length_normalization=args.length_normalization, normalization_constant=args.max_completion_length,
                 old_per_token_logps=None if old_logps is None else old_logps[part, :C],
                 ref_per_token_logps=None if ref_logps is None else ref_logps[part, :C],
-                sampled_per_token_logps=batch.sampled_logps,
-                num_sequences=num_sequences,
-                num_tokens=num_tokens,
-                temperature=args.temperature,
-                beta=args.beta,
-                loss_type=args.loss_type,
-                cliprange=args.cliprange,
-                cliprange_high=args.cliprange_high,
-                length_normalization=args.length_normalization,
-                normalization_constant=args.max_completion_length,
-                importance_cap=args.importance_cap,
-            )
+                sampled_per_token_logps=batch.sampled_logps, importance_cap=args.importance_cap,
+                num_sequences=num_sequences, num_tokens=num_tokens,
+            )  # fmt: skip
         loss.backward()
         trained_tokens = int(loss_mask[part, :C][~my_signal.isnan()].sum())
         shares.append(metrics | {"loss": loss.item(), "trained_tokens": trained_tokens})
     total = write_logs.merge_metrics(processes.gather(shares), sum)
     # Skipped tokens have no entropy or ratio: means over tokens are over those that went through the model.
     scale = num_tokens / max(1, total.pop("trained_tokens", 0))
-    total = {key: value * scale if write_logs.over_tokens(key) else value for key, value in total.items()}
+    total = {key: value * (1 if key in write_logs.NOT_OVER_TOKENS else scale) for key, value in total.items()}
     return {"loss": 0.0} | total  # 0.0 where all groups were skipped
 
 
 def take_step(args: Namespace, run: Run, loss: float) -> dict[str, float]:
-    """Clip the accumulated gradient and apply it, unless it or the loss is not finite; returns metrics of the step."""
-    norm = processes.whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), args.max_grad_norm))
-    metrics = {"grad_norm": norm.item(), "learning_rate": run.scheduler.get_last_lr()[0], "skipped_updates": 0}
-    if norm.isfinite() and math.isfinite(loss):
-        run.optimizer.step()
-    else:
-        metrics["skipped_updates"] = 1
-    run.optimizer.zero_grad()  # to None: where every row was skipped, the optimiser moves nothing, not even by momentum
+    """One step of the optimiser and of the learning rate; returns metrics of the step."""
+    metrics = {"learning_rate": run.scheduler.get_last_lr()[0]}
+    metrics |= clip_and_step(run.model, run.optimizer, args.max_grad_norm, loss)
     run.scheduler.step()
     llms.refresh_sampler(run.sampler, run.model)
     return metrics
+
+
+def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, loss: float) -> dict:
+    """Clip the accumulated gradient and apply it, unless it or the loss is not finite; its norm before the clipping."""
+    norm = processes.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    finite = bool(norm.isfinite()) and math.isfinite(loss)
+    if finite:
+        optimizer.step()
+    optimizer.zero_grad()  # to None: where every row was skipped, the optimiser moves nothing, not even by momentum
+    return {"grad_norm": norm.item(), "skipped_updates": int(not finite)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -258,8 +251,8 @@ def compute_loss(
 
     Returns:
         (loss, metrics): a scalar with gradient, and floats: `kl` with the loss's own reduction (absent with beta 0),
-        `response_length` per sequence, and means over completion tokens. Of an update in several calls all but _min
-        and _max are shares, which add up.
+        `response_length` per sequence, and means over completion tokens, `kl_per_token` too. Of an update in several
+        calls all but _min and _max are shares, which add up.
     """
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape and completion_mask.shape == (B, C)
@@ -307,27 +300,28 @@ def compute_loss(
         if mask.any():
             metrics |= {"ratio_min": ratio[mask].min().item(), "ratio_max": ratio[mask].max().item()}
         if beta:
-            metrics["kl"] = reduce(per_token_kl).item()
+            metrics |= {"kl": reduce(per_token_kl).item(), "kl_per_token": token_mean(per_token_kl)}
         if sampled_per_token_logps is not None:
             metrics["sampling_logp_gap"] = token_mean((old_logps - sampled_per_token_logps).abs())
     return reduce(per_token_loss), metrics
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_logps: Tensor) -> Tensor:
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
     """REINFORCE, per token: -A log pi. (B, 1), (B, C) -> (B, C)."""
-    return -raw_rewards_or_advantages * policy_logps
+    return -raw_rewards_or_advantages * policy_log_probs
 
 
 def compute_grpo_clip_loss(
-    advantages: Tensor, policy_logps: Tensor, old_logps: Tensor, cliprange: float, cliprange_high: float | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float,
+    cliprange_high: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """PPO's clipped objective, per token: -min(ratio A, clip(ratio, 1 - low, 1 + high) A). high None means low.
 
     Returns:
         (B, C) losses, and masks (B, C) of the tokens whose gradient the clip stopped, at each side.
     """
     high = cliprange if cliprange_high is None else cliprange_high
-    ratio = (policy_logps - old_logps).exp()
+    ratio = (policy_log_probs - old_log_probs).exp()
     clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
     clip_low = (ratio < 1 - cliprange) & (advantages < 0)
     clip_high = (ratio > 1 + high) & (advantages > 0)
@@ -336,21 +330,18 @@ def compute_grpo_clip_loss(
 
 
 def compute_policy_gradient_loss(
-    policy_logps: Tensor, loss_type: str, raw_rewards: Tensor | None = None, advantages: Tensor | None = None,
-    old_logps: Tensor | None = None, cliprange: float = 0.2, cliprange_high: float | None = None,
+    policy_log_probs: Tensor, loss_type: str, raw_rewards: Tensor | None = None, advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None, cliprange: float = 0.2, cliprange_high: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1).
-
-    The three functions have the names and arguments of CS336's assignment 5.
-    """
+    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1)."""
     if loss_type == "grpo_clip":
-        return compute_grpo_clip_loss(advantages, policy_logps, old_logps, cliprange, cliprange_high)
+        return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high)
     if loss_type == "grpo_no_clip":
-        return -(policy_logps - old_logps).exp() * advantages, {}
+        return -(policy_log_probs - old_log_probs).exp() * advantages, {}
     if loss_type == "reinforce_with_baseline":
-        return compute_naive_policy_gradient_loss(advantages, policy_logps), {}
+        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
     if loss_type == "no_baseline":
-        return compute_naive_policy_gradient_loss(raw_rewards, policy_logps), {}
+        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
     raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
 
 
@@ -431,7 +422,6 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
     Raises ValueError or OSError for what a user got wrong.
     """
     check(args)
-    check_output_dir(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
@@ -447,6 +437,7 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
     base_model = llms.get_base_model(model) if with_reference else None
     name, reference = args.evaluator or train_loader.default_evaluator, (base_model, tokenizer)
     evaluator = get_evaluator(name, prompt=train_loader.prompt.name, flags=args, reference=reference)
+    evaluator.check_gold(train_loader.examples, test_loader.examples)
     sampler = llms.get_sampler(model, args.sampling_dtype)
     return Run(
         model=llms.shard(model), base_model=base_model, sampler=sampler, tokenizer=tokenizer, evaluator=evaluator,
@@ -456,7 +447,6 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
 
 def setup(args: Namespace) -> Run:
     """Everything that GRPO works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    processes.init(args.device)
     run = load(args, with_reference=args.beta > 0)
     if not args.eval_only:
         run.train_loader.next_batch(0)  # raises where there is no training split

@@ -34,6 +34,7 @@ STYLE = {
     "font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7.5, "legend.frameon": False, "legend.handlelength": 1.8,
     "legend.columnspacing": 1.2, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.axisbelow": True, "grid.color": "0.9", "lines.markersize": 3.5, "pdf.fonttype": 42, "text.parse_math": False,
+    "svg.hashsalt": "",
 }  # fmt: skip
 
 AXES = {"step": "step", "tokens": "total_tokens", "time": "elapsed"}  # --x, and its key in the logs
@@ -268,12 +269,16 @@ def draw_pages(runs, axis, results):
             yield fig
 
 
+# Formats of one page, for a text, with the metadata that would make equal logs give unequal bytes.
+FIRST_PAGE = {".png": {"Software": None}, ".svg": {"Date": None}}
+
+
 def save(figures, output):
     """Written under a temporary name, so that an error leaves an existing file alone. Equal logs give equal bytes."""
     temporary = output.with_name(f"{output.stem}.{os.getpid()}.tmp{output.suffix}")
     try:
-        if output.suffix == ".png":  # the first page, for a text
-            next(iter(figures)).savefig(temporary, dpi=110, metadata={"Software": None})
+        if output.suffix in FIRST_PAGE:
+            next(iter(figures)).savefig(temporary, dpi=110, metadata=FIRST_PAGE[output.suffix])
         else:
             with PdfPages(temporary, metadata={"CreationDate": None}) as pdf:
                 for figure in figures:
@@ -287,7 +292,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="Plot one run or overlay several, from their log files.")
     add = parser.add_argument
     add("--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs")
-    add("--output", type=Path, help="PDF, or PNG of its first page (default: LOG_DIR/training_plots.pdf)")
+    add("--output", type=Path, help="PDF, or PNG or SVG of its first page (default: LOG_DIR/training_plots.pdf)")
     add("--x", nargs="+", choices=AXES, default=["step"], help="the x axis of the curves, or several (default: step)")
     add("--metrics", nargs="+", metavar="KEY", help="only the curves of these keys of the logs, on one page")
     add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, or by parameters: a "
@@ -298,11 +303,14 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    output = args.output or Path(args.log_dir[0], "training_plots.pdf")
     try:
+        if args.output and args.output.suffix not in (".pdf", *FIRST_PAGE):
+            raise ValueError(f"--output {args.output}: its name must end in .pdf, .png or .svg")
         if any(not 0 < accuracy <= 1 for accuracy in args.reach or []):
             raise ValueError("--reach takes shares above 0 and at most 1, such as 0.5")
-        runs = read.group_by(read.load_runs(args.log_dir), args.by)
+        runs = read.load_runs(args.log_dir)
+        output = args.output or runs[0].path / "training_plots.pdf"
+        runs = read.group_by(runs, args.by)
         with matplotlib.rc_context(STYLE):
             if args.metrics:
                 save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)

@@ -9,9 +9,11 @@ import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from jinja2 import TemplateError
+
 from data import word_problems
+from data.files import read_folder, read_hub
 from grading.answers import last_boxed
-from logs import jsonl
 
 SYSTEM_PROMPT = """\
 Solve the problem. Respond in this form:
@@ -34,9 +36,16 @@ class Prompt(ABC):
     name: str
     stop_strings: tuple[str, ...] = ()  # generation ends after any of these, which stays in the text; always at EOS
 
-    @abstractmethod
     def render(self, tokenizer, question: str) -> str:
-        """The text of the prompt, with its special tokens."""
+        """The text of the prompt, with its special tokens: a chat where form and tokenizer have one, else plain."""
+        messages = self.messages(question)
+        if messages is None or not tokenizer.chat_template:
+            return opening(tokenizer) + self.plain(question)
+        return render_chat(tokenizer, messages)
+
+    @abstractmethod
+    def plain(self, question: str) -> str:
+        """The prompt as plain text, without special tokens."""
 
     @abstractmethod
     def format_solution(self, solution: str, answer: str) -> str:
@@ -52,10 +61,8 @@ class ReasoningAnswer(Prompt):
 
     name = "reasoning_answer"
 
-    def render(self, tokenizer, question: str) -> str:
-        if not tokenizer.chat_template:
-            return f"{SYSTEM_PROMPT}\n\n{question}\n"
-        return tokenizer.apply_chat_template(self.messages(question), tokenize=False, add_generation_prompt=True)
+    def plain(self, question: str) -> str:
+        return f"{SYSTEM_PROMPT}\n\n{question}\n"
 
     def messages(self, question: str) -> list[dict]:
         return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
@@ -70,7 +77,7 @@ class R1Zero(Prompt):
     name = "r1_zero"
     stop_strings = ("</answer>",)
 
-    def render(self, tokenizer, question: str) -> str:
+    def plain(self, question: str) -> str:
         return f"{R1_ZERO_PROMPT}{question}\nAssistant: <think>"
 
     def format_solution(self, solution: str, answer: str) -> str:
@@ -82,7 +89,7 @@ class QuestionOnly(Prompt):
 
     name = "question_only"
 
-    def render(self, tokenizer, question: str) -> str:
+    def plain(self, question: str) -> str:
         return f"{question}\n"
 
     def format_solution(self, solution: str, answer: str) -> str:
@@ -99,16 +106,36 @@ class Story(Prompt):
     )
     stop_strings = ("\n",)  # the end of the paragraph
 
-    def render(self, tokenizer, question: str) -> str:
-        if not tokenizer.chat_template:  # what the tokenizer itself puts before a text (BOS or nothing), and the line
-            return tokenizer.decode(tokenizer("")["input_ids"]) + question
-        return tokenizer.apply_chat_template(self.messages(question), tokenize=False, add_generation_prompt=True)
+    def plain(self, question: str) -> str:
+        return question
 
     def messages(self, question: str) -> list[dict]:
         return [{"role": "user", "content": f"{self.task}\n\n{question}"}]
 
     def format_solution(self, solution: str, answer: str) -> str:
         return solution
+
+
+def opening(tokenizer) -> str:
+    """What the tokenizer itself puts before a text: its BOS, or nothing; never the EOS that some put behind it."""
+    ids = tokenizer("")["input_ids"]
+    return tokenizer.bos_token if ids and ids[0] == tokenizer.bos_token_id else ""
+
+
+def render_chat(tokenizer, messages: list[dict]) -> str:
+    """A chat by its template; where that takes no system role, its text opens the user's turn. Raises ValueError."""
+    system = messages[0]["content"]
+    folded = [{"role": "user", "content": "\n\n".join(message["content"] for message in messages)}]
+    for chat in (messages, folded):
+        try:
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+        else:
+            if system.strip() in text:
+                return text
+            reason = "it leaves out the system's text"
+    raise ValueError(f"the tokenizer's chat template fails ({reason}): take --prompt r1_zero or question_only")
 
 
 PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), QuestionOnly(), Story())}
@@ -285,56 +312,6 @@ def math_example(row: dict, where: str) -> dict:
         "level": int(level) if level.isdigit() else None,
         "subject": row.get("subject", row.get("type")),
     }
-
-
-def read_hub(name: str, configs: list[str], split: str) -> list[tuple[str, dict]]:
-    """Rows of a data set of the Hugging Face hub, as (where, row). Raises OSError."""
-    import datasets  # here, because it takes a second to import
-
-    try:
-        parts = [(config, datasets.load_dataset(name, config, split=split)) for config in configs]
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise OSError(f"cannot load {name} from the hub ({reason}); give a local folder by --dataset_path") from error
-    return [(f"{name} {config} {split}, row {i}", row) for config, part in parts for i, row in enumerate(part, 1)]
-
-
-def read_folder(folder: str, split: str) -> list[tuple[str, dict]]:
-    """Rows of `split`.jsonl or .parquet (the hub's `split`-00000-of-00001.parquet too) in a folder, as (where, row).
-
-    A folder with a single file of another name is test data alone. No training file: no rows. Raises ValueError.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"--dataset_path {folder} is not a folder; it should hold train and test .jsonl or .parquet")
-    for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*-of-*.parquet"):
-        if paths := sorted(folder.glob(pattern)):
-            return [row for path in paths for row in _read_file(path)]
-    if split == "train":
-        return []
-    paths = [*folder.glob("*.jsonl"), *folder.glob("*.parquet")]
-    if len(paths) == 1 and not paths[0].name.startswith("train"):
-        return _read_file(paths[0])
-    found = ", ".join(sorted(path.name for path in paths)) or "no data files"
-    raise ValueError(f"{folder} has no test.jsonl or test.parquet (found: {found})")
-
-
-def _read_file(path):
-    if path.suffix == ".parquet":
-        import datasets
-
-        try:
-            rows = list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
-        except ValueError as error:
-            raise ValueError(f"{path}: cannot be read as parquet ({error})") from error
-        rows = [(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
-    else:
-        with open(path, "rb") as file:
-            lines = [(f"{path}, line {i}", line) for i, line in enumerate(file, 1) if line.strip()]
-        rows = [(where, jsonl.parse(line, where)) for where, line in lines]
-    if not rows:
-        raise ValueError(f"{path} is empty")
-    return rows
 
 
 def _text(row, column, where):

@@ -24,6 +24,7 @@ import llms
 import main as grpo
 import utils
 from logs import jsonl
+from rl_datasets import DATASETS
 from runs import processes, write_logs
 from runs.run import Run, run_to_the_end, save_checkpoint
 
@@ -33,8 +34,8 @@ Sequences = list[tuple[list[int], list[int]]]  # (prompt ids, completion ids) of
 def fine_tune(
     model, tokenizer, examples: list[dict], *,
     num_updates: int, train_batch_size: int = 64, micro_batch_tokens: int = 8192,
-    learning_rate: float = 1e-5, final_learning_rate: float = 0.0, warmup_steps: int = 10, weight_decay: float = 0.0,
-    max_grad_norm: float = 1.0, length_normalization: str = "masked_mean", normalization_constant: float | None = None,
+    learning_rate: float = 1e-5, final_learning_rate: float = 0.0, warmup_steps: int = 10, max_grad_norm: float = 1.0,
+    length_normalization: str = "masked_mean", normalization_constant: float | None = None,
     log_entropy: bool = False, seed: int = 0, optimizer: torch.optim.Optimizer | None = None, start: int = 0,
     tokens: int = 0, start_time: float | None = None, after_update: Callable[[dict], None] | None = None,
 ) -> list[dict]:  # fmt: skip
@@ -53,14 +54,17 @@ def fine_tune(
         after_update: called with the row of the log after each update: the place to write, evaluate and save.
 
     Returns:
-        The rows of the log, one per update: step, loss, entropy, grad_norm (before clipping), learning_rate,
-        examples and tokens (both so far; prompts count too; tokens also as total_tokens), time/loss, time/step,
-        time/total and elapsed (seconds).
+        The rows of the log, one per update: step, loss, entropy, grad_norm (before clipping), skipped_updates (1 where
+        loss or gradient was not finite), learning_rate, examples and total_tokens (both so far; prompts count too),
+        time/loss, time/step, time/total and elapsed (seconds).
     """
-    _check(examples, length_normalization, normalization_constant)
+    if not examples:
+        raise ValueError("there are no examples to train on")
+    if length_normalization == "masked_normalize" and not normalization_constant:
+        raise ValueError("length_normalization masked_normalize needs normalization_constant, a number of tokens")
     sequences = encode(tokenizer, examples)
     order = itertools.islice(example_order(len(sequences), seed), start * train_batch_size, None)
-    optimizer = optimizer or get_optimizer(model, weight_decay)
+    optimizer = optimizer or get_optimizer(model)
     stages, start_time, log = write_logs.Stages(model.device), start_time or time.perf_counter(), []
     model.train()
     optimizer.zero_grad()  # whatever the caller has left there
@@ -77,12 +81,10 @@ def fine_tune(
             rate = learning_rate_at(step, num_updates, warmup_steps, learning_rate, final_learning_rate)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            grad_norm = processes.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
-            optimizer.step()
-            optimizer.zero_grad()
+            metrics |= grpo.clip_and_step(model, optimizer, max_grad_norm, metrics["loss"])
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
-        row = {"step": step, **metrics, "grad_norm": grad_norm.item(), "learning_rate": rate}
-        row |= {"examples": step * train_batch_size, "tokens": tokens, "total_tokens": tokens}  # the axis of any run
+        row = {"step": step, **metrics, "learning_rate": rate}
+        row |= {"examples": step * train_batch_size, "total_tokens": tokens}
         row |= {**stages.flush(), "elapsed": time.perf_counter() - start_time}
         log.append(row)
         progress.set_postfix(loss=f"{metrics['loss']:.3f}")
@@ -188,16 +190,6 @@ def example_order(n: int, seed: int) -> Iterator[int]:
         yield from order
 
 
-def _check(examples, length_normalization, normalization_constant):
-    if not examples:
-        raise ValueError("there are no examples to train on")
-    if length_normalization not in utils.LENGTH_NORMALIZATIONS:
-        known = ", ".join(utils.LENGTH_NORMALIZATIONS)
-        raise ValueError(f"length_normalization must be one of {known}, not {length_normalization!r}")
-    if length_normalization == "masked_normalize" and not normalization_constant:
-        raise ValueError("length_normalization masked_normalize needs normalization_constant, a number of tokens")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 # ---------------------------------------------------------------------------------------------------------------------
@@ -253,7 +245,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         description="Fine-tune a language model on worked solutions, and evaluate it as main.py does."
     )
     add = flags.add_model_and_data(parser)
-    add("--train_file", required=True, help="the .jsonl that generate_gold.py writes: question, completion, answer")
+    add("--train_file", help="the .jsonl that generate_gold.py writes: question, completion, answer")
     add(
         "--num_examples",
         type=int,
@@ -272,15 +264,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--log_entropy", action="store_true", help="log the entropy at the completions' tokens: a little slower")
     flags.add_evaluation_and_output(parser, "output/sft", "updates")
     flags.add_runtime(parser)
-    return parser.parse_args(argv)
+    args = flags.parse(parser, argv)
+    if args.train_file is None:
+        parser.error("the following arguments are required: --train_file")
+    return args
 
 
 def setup(args: argparse.Namespace) -> Run:
     """Model, data and examples, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    processes.init(args.device)
+    flags.check(args)
+    rows = read_gold(args.train_file, args.prompt or DATASETS[args.dataset_name].default_prompt)
     run = grpo.load(args)
     prompt = run.train_loader.prompt
-    rows = read_gold(args.train_file, prompt.name)
     run.examples = select_examples(rows, args, prompt, run.tokenizer, run.evaluator)
     run.optimizer = get_optimizer(run.model, args.weight_decay)
     return run
@@ -292,7 +287,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
     def finish(row):
         """After each update: count, evaluate and save when due, and stop here if a signal has asked for it."""
-        run.step, run.total_tokens = row["step"], row["tokens"]
+        run.step, run.total_tokens = row["step"], row["total_tokens"]
         write_logs.append(args, "train_log.jsonl", row)
         run.mark()
         llms.refresh_sampler(run.sampler, run.model)

@@ -6,7 +6,7 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -130,14 +130,17 @@ def _completion_hidden_states(model, ids: Tensor, attention_mask: Tensor, C: int
         return hidden[:, P - 1 : -1]
 
     # The prompt once per group, with its keys and values kept in the graph; then only the completions, on top of it.
+    # The cache has plain layers: a model's own would keep no more of a prompt than a sliding window, which begins
+    # elsewhere for another token. Who is inside the window, the mask says.
+    cache = DynamicCache()
     prompt = body(
         ids[::group_size, :P],
         attention_mask=attention_mask[::group_size, :P],
         position_ids=position_ids[::group_size, :P],
+        past_key_values=cache,
         use_cache=True,
     )
-    cache = prompt.past_key_values
-    assert cache is not None and cache.get_seq_length() == P, "the prompt pass returned no cache to share"
+    assert cache.get_seq_length() == P, "the prompt pass filled no cache to share"
     hidden = prompt.last_hidden_state.new_zeros(len(ids), C, prompt.last_hidden_state.shape[-1])
     hidden[:, 0] = prompt.last_hidden_state[:, -1].repeat_interleave(group_size, dim=0)  # predicts the first token
 
@@ -193,14 +196,14 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return torch.where(mask.bool(), values, 0.0).sum(dim)
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of values where mask is true, over the number of true entries; NaN where there is none."""
-    return masked_sum(values, mask, dim) / mask.sum(dim)
+def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean where mask is true, over the number of true entries; NaN where there is none."""
+    return masked_sum(tensor, mask, dim) / mask.sum(dim)
 
 
-def masked_normalize(values: Tensor, mask: Tensor, constant: float, dim: int | None = None) -> Tensor:
-    """Sum of values where mask is true, over a constant (Dr. GRPO, arXiv:2503.20783)."""
-    return masked_sum(values, mask, dim) / constant
+def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
+    """Sum where mask is true, over a constant (Dr. GRPO, arXiv:2503.20783)."""
+    return masked_sum(tensor, mask, dim) / normalize_constant
 
 
 def aggregate_tokens(
@@ -283,5 +286,12 @@ def isolated_seed(seed: int) -> Iterator[None]:
 
 
 def autocast(device: str | torch.device) -> AbstractContextManager:
-    """bfloat16 autocast on CUDA, over float32 master weights; nothing elsewhere."""
-    return torch.autocast("cuda", torch.bfloat16) if torch.device(device).type == "cuda" else nullcontext()
+    """bfloat16 autocast on CUDA, over float32 master weights; nothing elsewhere, or on a GPU without bfloat16."""
+    half = torch.device(device).type == "cuda" and has_bfloat16()
+    return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether the GPU computes in bfloat16 itself: an emulation is slower than float32."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -24,26 +24,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import flags  # noqa: E402
 import utils  # noqa: E402
-from flags import ArgumentParser  # noqa: E402
 
 GB = 10**9
 
 
 def parse_args(argv=None):
-    parser = ArgumentParser(description="A table of the memory that main.py needs on each GPU.")
+    parser = flags.ArgumentParser(description="The memory that main.py needs on each GPU; other flags are main.py's.")
     add = parser.add_argument
     add("configs", nargs="+", help="hub names or folders with a config.json")
     add("--processes", type=int, nargs="+", default=[1, 2, 4])
     add("--gpu_memory", type=float, default=80, help="GB; a tenth of it is left to CUDA, NCCL and fragmentation")
-    add("--max_prompt_length", type=int, default=512)
-    add("--max_completion_length", type=int, default=512)
-    add("--max_concurrent_sequences", type=int, default=512)
-    add("--micro_batch_tokens", type=int, default=16384)
-    add("--group_size", type=int, default=8)
-    add("--beta", type=float, default=0.04, help="0: no reference")
-    add("--gradient_checkpointing", action="store_true")
-    return parser.parse_args(argv)
+    own, rest = parser.parse_known_args(argv)
+    return SimpleNamespace(**vars(flags.parse_args(rest)) | vars(own))
 
 
 def small_model(config, layers):

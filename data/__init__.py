@@ -1,1 +1,1 @@
-"""The data that the repository carries: word problems, made by a generator, and opening lines of stories."""
+"""Data: the word problems and opening lines that the repository carries, and the reading of everybody's own."""

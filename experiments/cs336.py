@@ -1,28 +1,7 @@
-"""The functions of CS336 assignment 5 by the handout's names and signatures, over the project's own parts.
-
-"The same" are imported from the room named; the others are wrappers below over the rooms named.
-
-| the handout's function | here | room |
-|---|---|---|
-| tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer) | the same | utils |
-| compute_entropy(logits) | the same | utils |
-| get_response_log_probs(model, input_ids, labels, return_token_entropy) | wrapper | utils |
-| masked_normalize(tensor, mask, normalize_constant, dim) | the same | utils |
-| sft_microbatch_train_step(policy_log_probs, response_mask, accumulation_steps, normalize_constant) | wrapper | utils |
-| log_generations(prompts, responses, truths, reward_fn, token_entropy, response_mask) | wrapper | utils |
-| r1_zero_reward_fn(response, ground_truth), question_only_reward_fn | wrapper | evaluator |
-| compute_group_normalized_rewards(reward_fn, responses, truths, group_size, eps, by_std) | wrapper | main |
-| compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs) | the same | main |
-| compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange) | the same | main |
-| compute_policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old, cliprange) | the same | main |
-| masked_mean(tensor, mask, dim) | the same | utils |
-| grpo_microbatch_train_step(policy_log_probs, response_mask, accumulation_steps, loss_type, ...) | wrapper | main |
-
-The micro-batch steps below divide by the number of accumulation steps, as the handout asks; `main.accumulate_gradient`
-divides by the denominators of the whole update instead, which stays right when micro-batches differ in size.
-"""
+"""CS336 assignment 5: its functions with the handout's names, keywords and order; cs336.md has the table of them."""
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -37,6 +16,8 @@ from main import (  # noqa: E402, F401
     compute_policy_gradient_loss,
 )
 from utils import compute_entropy, masked_mean, masked_normalize, tokenize_prompt_and_output  # noqa: E402, F401
+
+_evaluator_of = cache(MathEvaluator)  # one per prompt: each starts a grading process, which takes a second
 
 
 def get_response_log_probs(model, input_ids, labels, return_token_entropy=False):
@@ -59,11 +40,9 @@ def compute_group_normalized_rewards(
 ):
     """(advantages, raw_rewards, metadata), each of the first two (N,); reward_fn as r1_zero_reward_fn."""
     pairs = zip(rollout_responses, repeated_ground_truths, strict=True)
-    raw_rewards = torch.tensor([reward_fn(response, truth)["reward"] for response, truth in pairs])
-    advantages, metadata = main.compute_group_normalized_rewards(
-        raw_rewards, group_size, advantage_eps, normalize_by_std
-    )
-    return advantages, raw_rewards, metadata
+    raw = torch.tensor([reward_fn(response, truth)["reward"] for response, truth in pairs])
+    advantages, metadata = main.compute_group_normalized_rewards(raw, group_size, advantage_eps, normalize_by_std)
+    return advantages, raw, metadata
 
 
 def grpo_microbatch_train_step(
@@ -90,7 +69,7 @@ def question_only_reward_fn(response, ground_truth):
 
 
 def _reward(prompt, response, ground_truth):
-    evaluator = MathEvaluator(prompt=prompt)
+    evaluator = _evaluator_of(prompt)
     rewards = evaluator.compute_rewards([""], [response], [ground_truth])
     format_reward, answer_reward = rewards.per_function[0].tolist()
     return {"format_reward": format_reward, "answer_reward": answer_reward, "reward": evaluator.total(rewards).item()}

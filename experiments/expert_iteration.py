@@ -24,7 +24,7 @@ from runs.run import Run, run_to_the_end, save_checkpoint  # noqa: E402
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = flags.ArgumentParser(description="Expert iteration.")
     flags.add_model_and_data(parser)
-    flags.add_sampling(parser, num_questions="D_b, questions per step")
+    flags.add_sampling(parser, ("--num_questions", 512, "D_b, questions per step"))
     add = flags.add_optimisation(parser)
     add("--n_ei_steps", type=int, default=5, help="expert iterations")
     add("--epochs", type=int, default=1, help="E, passes over the kept completions of a step")
@@ -32,8 +32,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--learning_rate", type=float, default=1e-5, help="peak of each step's fine-tuning, followed by a cosine to 0")
     flags.add_evaluation_and_output(parser, "output/expert_iteration")
     flags.add_runtime(parser)
-    parser.set_defaults(num_questions=512, warmup_steps=0)
-    return parser.parse_args(argv)
+    parser.set_defaults(warmup_steps=0)
+    return flags.parse(parser, argv)
 
 
 def setup(args: argparse.Namespace) -> Run:
@@ -70,7 +70,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
                 run.model, run.tokenizer, kept, num_updates=max(1, args.epochs * len(kept) // args.train_batch_size),
                 train_batch_size=args.train_batch_size, micro_batch_tokens=args.micro_batch_tokens,
                 learning_rate=args.learning_rate, warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm,
-                log_entropy=True, seed=args.seed + ei_step, optimizer=run.optimizer,
+                log_entropy=True, seed=args.seed + ei_step, optimizer=run.optimizer, start_time=run.start,
             )  # fmt: skip
             for row in log:
                 run.step += 1
@@ -80,12 +80,13 @@ def train(args: argparse.Namespace, run: Run) -> None:
         run.mark()
         llms.refresh_sampler(run.sampler, run.model)
         run.interrupts.release()
-        grpo.evaluate(args, run)
+        if kept:  # else the model is the one that was evaluated before
+            grpo.evaluate(args, run)
         save_checkpoint(args, run)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_to_the_end(parse_args(argv), setup, train)
+    return run_to_the_end(parse_args(argv), setup, train, several=False)
 
 
 if __name__ == "__main__":

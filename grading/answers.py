@@ -25,9 +25,18 @@ def to_number(text: str) -> Fraction | None:
     return Fraction(re.sub("[,$€£%]", "", text)) if WELL_WRITTEN.fullmatch(text) else None
 
 
+# What makes another number of the one that is written: `- 5` (-5, or a list of one), 72k, 72!, √72, 72², 72 thousand.
+CHANGED = re.compile(
+    r"[-−]\s+[$€£]?\.?[0-9]|[0-9](?:[^\W\d_]|!)|[^\W\d_][0-9]|[√^~]|\b(?:hundred|thousand|million|billion|trillion|dozen"
+    r"|hal(?:f|ve)|third|quarter|squared|cubed|factorial|times|plus|minus|point|negative)s?\b",
+    re.IGNORECASE,
+)
+
+
 def only_number(text: str) -> Fraction | None:
-    """The value of the number in `text` if it holds exactly one, with any words around it; else None."""
-    if len(text) > 1000 or re.search(r"[-−]\s+[$€£]?\.?[0-9]", text):  # `- 5` may be -5 or a list of one
+    """The value of the number in `text` if it holds exactly one, with words around it that leave it what it is."""
+    numeric = sum(c.isnumeric() for c in text)
+    if len(text) > 1000 or CHANGED.search(text) or numeric > sum(c in "0123456789" for c in text):  # ² ½ and ７ too
         return None
     found = ANY_NUMBER.findall(text)
     return to_number(found[0]) if len(found) == 1 else None

@@ -92,7 +92,8 @@ class Endpoint:
                 # cut JSON, no choices, a page of HTML
                 reason = str(error) if isinstance(error, Unreadable) else "broken reply"
                 self.failures[reason] += 1
-        raise NoReply(reason)
+        said = ascii(reply.text.partition('"message"')[2] or reply.text)[1:200]  # no escapes for the terminal
+        raise NoReply(reason, f"{reason}; the last reply: {said}", self.key)
 
 
 async def for_each(work, items, concurrency):

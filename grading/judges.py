@@ -23,7 +23,8 @@ from functools import partial
 import torch
 
 import llms
-from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_each
+import utils
+from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_each, get_api_key
 from logs import jsonl
 from runs import processes
 from runs.signals import Halted
@@ -264,6 +265,20 @@ class EndpointJudge(Judge):
         self.said.add(kind)
 
 
+@torch.no_grad()
+def next_token_logps(model, prompts: list[list[int]], token_ids: list[int], *, batch_size: int = 16) -> torch.Tensor:
+    """(N, tokens) float64 log-probs of some tokens after each of N prompts, given as lists of ids."""
+    rows = []
+    for start in range(0, len(prompts), batch_size):
+        ids, mask = llms.left_pad(prompts[start : start + batch_size], 0, model.device)
+        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+        with utils.autocast(model.device):
+            hidden = model.get_decoder()(ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
+            logits = model.get_output_embeddings()(hidden[:, -1])
+        rows.append(logits.double().log_softmax(-1)[:, token_ids].cpu())
+    return torch.cat(rows)
+
+
 class ModelRatingJudge(Judge):
     """Ratings by a model in this process: for each criterion the expectation over the digits that may follow its name.
 
@@ -294,7 +309,7 @@ class ModelRatingJudge(Judge):
         if not texts:
             return [], []
         ids = [row[:-1] for row in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]  # all but the digit
-        logps = llms.next_token_logps(self.model, ids, self.grade_ids)  # (N * criteria, 5)
+        logps = next_token_logps(self.model, ids, self.grade_ids)  # (N * criteria, 5)
         grades = (logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)).view(len(stories), -1)
         masses = logps.exp().sum(-1).view(len(stories), -1).mean(1).tolist()
         details = [
@@ -302,6 +317,24 @@ class ModelRatingJudge(Judge):
             for row, mass in zip(grades.tolist(), masses, strict=True)
         ]
         return grades.mean(1).tolist(), details
+
+
+def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> llms.Rollout:
+    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
+    prompt_ids, prompt_mask = llms.left_pad([prompt for prompt, _ in rows], pad_token_id, device)
+    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
+    C = max(1, int(lengths.max()))
+    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
+    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
+    return llms.Rollout(
+        prompt_ids=prompt_ids,
+        completion_ids=ids,
+        attention_mask=torch.cat([prompt_mask, mask], dim=1),
+        completion_mask=mask,
+        sampled_logps=torch.zeros(ids.shape, device=device),
+        finished=torch.ones(len(rows), dtype=torch.bool, device=device),
+        texts=[""] * len(rows),
+    )
 
 
 class LikelihoodJudge(Judge):
@@ -325,7 +358,7 @@ class LikelihoodJudge(Judge):
         for prompt, ids, offsets in zip(prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             first = max(sum(end <= len(prompt) for _, end in offsets), 0 if start else 1)  # token of the story
             rows.append((start + ids[:first], ids[first:]))
-        rollout = llms.as_rollout(rows, self.tokenizer.pad_token_id, self.model.device)
+        rollout = as_rollout(rows, self.tokenizer.pad_token_id, self.model.device)
         one_by_one = dict(group_size=1, temperature=1.0, micro_batch_tokens=self.micro_batch_tokens)
         logps = llms.compute_logps(self.model, rollout, **one_by_one)
         means = (logps.double().sum(1) / rollout.lengths).tolist()  # over the story's own tokens; NaN without any
@@ -352,28 +385,35 @@ def add_flags(parser):
     add("--min_judge_spread", type=float, default=0.1, help="least within-group std of scores to train with; 0: any")
 
 
-def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
-    """The judge that the flags name. reference: (frozen model, tokenizer) of the run. Raises ValueError, OSError."""
+def check_judge_flags(args) -> None:
+    """Raise ValueError for flags of which no judge can be made, before anything is loaded."""
     check_base_url("--judge_base_url", args.judge_base_url)
     if args.judge_type != "policy" and not args.judge_model:
         raise ValueError(f"--judge_type {args.judge_type} needs --judge_model")
+    if args.judge_type == "policy" and args.judge_model:
+        raise ValueError("--judge_model goes with --judge_type local or openai; policy is the run's own reference")
+    if args.judge_type == "policy" and not args.beta:
+        raise ValueError("--judge_type policy is the reference, which --beta 0 leaves out: --judge_type local is not")
+    if args.judge_type == "policy" and processes.world_size() > 1:
+        raise ValueError("--judge_type policy needs a reference that is whole: use one process, or --judge_type local")
     if args.judge_type == "openai":
         if args.judge_score == "likelihood":
             raise ValueError("--judge_score likelihood needs a model in this process: --judge_type local or policy")
+        get_api_key(args.judge_base_url)
+    if args.judge_type == "local":
+        llms.check_model_name("--judge_model", args.judge_model)
+
+
+def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
+    """The judge that the flags name. reference: (frozen model, tokenizer) of the run. Raises ValueError, OSError."""
+    if args.judge_type == "openai":
         settings = {name: getattr(args, f"judge_{name}") for name in ("concurrency", "timeout", "max_retries")}
         cache = Cache(args.output_dir / "judge_cache.jsonl")
         return EndpointJudge(rubric, args.judge_model, args.judge_base_url, cache=cache, **settings)
+    model, tokenizer = reference
     if args.judge_type == "local":
         model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
         model.requires_grad_(False).eval()
-    else:
-        model, tokenizer = reference
-        if args.judge_model:
-            raise ValueError("--judge_model goes with --judge_type local or openai; policy is the run's own reference")
-        if model is None:
-            raise ValueError("--judge_type policy is the reference, which --beta 0 leaves out: --judge_type local does")
-        if processes.world_size() > 1:
-            raise ValueError("--judge_type policy needs a whole reference: use one process, or --judge_type local")
     if args.judge_score == "likelihood":
         return LikelihoodJudge(model, tokenizer)
     return ModelRatingJudge(rubric, model, tokenizer)

@@ -63,7 +63,10 @@ def load_runs(log_dirs):
     for path in paths:
         logs = [path / "train_log.jsonl", path / "eval_log.jsonl"]
         if not any(log.exists() for log in logs):
-            raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
+            if path == paths[-1] and not runs:
+                raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
+            print(f"note: {path}: holds no run, left out")
+            continue
         train, evaluations = (read_log(log) if log.exists() else [] for log in logs)
         if not train and not evaluations:
             raise ValueError(f"{path}: no complete line in its logs yet")
@@ -75,14 +78,24 @@ def load_runs(log_dirs):
     return runs
 
 
+MAY_DIFFER = {"seed", "output_dir", "resume", "device", "parameters", "keep_checkpoints"}  # of runs that are pooled
+
+
 def group_by(runs, flags):
-    """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag."""
+    """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag.
+
+    Notes in which other flags the runs of a group differ.
+    """
     if not flags:
         return runs
     for run in runs:
         if lacking := [flag for flag in flags if flag not in run.args]:
             raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
         run.group = tuple("default" if run.args[flag] is None else run.args[flag] for flag in flags)
+    for group, pooled in groups_of(runs).items():
+        for flag in sorted(set.intersection(*(set(run.args) for run in pooled)) - MAY_DIFFER - set(flags)):
+            if len(values := dict.fromkeys(str(run.args[flag]) for run in pooled)) > 1:
+                print(f"note: the runs of {group_label(group)} differ in --{flag}: {', '.join(values)}")
     return sorted(runs, key=lambda run: [(isinstance(value, str), value) for value in run.group])
 
 

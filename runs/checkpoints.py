@@ -142,8 +142,11 @@ def scatter_state(model, optimizer, weights: dict, state: dict) -> None:
             group["betas"] = tuple(group["betas"])  # it came back as a list
 
 
-def rewind(output_dir: Path, step: int, log_sizes: dict[str, int]) -> None:
-    """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again."""
+def rewind(output_dir: Path, log_sizes: dict[str, int], last: dict[str, int]) -> None:
+    """Cut the logs back to what they were at a checkpoint, and remove later transcripts: they will be made again.
+
+    last: of each folder of transcripts the number of the last to be kept; none of what is not named.
+    """
     if not processes.is_main():
         return
     for name in LOGS:
@@ -152,7 +155,7 @@ def rewind(output_dir: Path, step: int, log_sizes: dict[str, int]) -> None:
             os.truncate(file, min(log_sizes.get(name, 0), _size(file)))
     for folder in TRANSCRIPTS:
         for file in Path(output_dir, folder).glob("step_*"):
-            if int(file.stem.removeprefix("step_")) > step:
+            if int(file.stem.removeprefix("step_")) > last.get(folder, -1):
                 file.unlink()
 
 

@@ -4,10 +4,14 @@
 """
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +21,8 @@ import torch
 
 from logs import jsonl
 from runs import checkpoints, processes, write_logs
-from runs.signals import Diverged, Guard, Halted, Interrupted, Interrupts
+from runs.lock import Lock
+from runs.signals import Diverged, Guard, Interrupted, Interrupts
 
 
 @dataclass
@@ -46,23 +51,28 @@ class Run:
     accuracy: float | None = None
     start: float = field(default_factory=time.perf_counter)  # earlier by what the run took before it was resumed
     boundary: dict = field(default_factory=dict)  # see mark
+    moved: bool = False  # whether an optimiser step was begun since then
 
     def mark(self) -> None:
-        """Keep the state that sampling changes: a run stopped in the middle of a step goes on from its beginning."""
+        """A step is finished: keep the state that sampling changes, so that the next one can be begun again."""
         self.boundary = {
             "rng": processes.get_rng_state(),
             "train_loader": self.train_loader.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "total_tokens": self.total_tokens,
             "ei_step": self.ei_step,
         }
+        self.moved = False
 
-    def progress_bar(self, steps: int, desc: str, unit: str = "step"):
+    def progress_bar(self, steps: int):
         """The steps still to be taken, of so many in all."""
-        self.bar = write_logs.bar(range(self.step + 1, steps + 1), initial=self.step, total=steps, desc=desc, unit=unit)
+        left = range(self.step + 1, steps + 1)
+        self.bar = write_logs.bar(left, initial=self.step, total=steps, desc="GRPO", unit="step")
         return self.bar
 
 
-# The flags that a resumed run may have otherwise than before: none of them changes what is learnt.
+# The flags that a resumed run may have otherwise than before: none of them changes what is learnt, though with another
+# device or max_concurrent_sequences other samples are drawn.
 MAY_CHANGE = (
     "num_train_iters", "eval_iterations", "save_iterations", "eval_updates", "save_updates", "keep_checkpoints",
     "n_ei_steps", "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences",
@@ -71,79 +81,135 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
-def check_output_dir(args) -> None:
-    """Raise ValueError where the output directory already holds a run, or with --resume holds none or another."""
+def claim(args) -> Lock | None:
+    """Lock the output directory, and see that it holds no other run (with --resume: this one). Raises ValueError."""
+    folder, is_evaluation = args.output_dir, vars(args).get("eval_only", False)
     if not processes.is_main():  # it alone reads and writes there
-        return
-    holds_a_run = (args.output_dir / "args.json").exists()
-    if holds_a_run and not args.resume:
-        raise ValueError(f"--output_dir {args.output_dir} already holds a run; name another directory, or --resume it")
-    if args.output_dir.exists() and not args.output_dir.is_dir():
-        raise ValueError(f"--output_dir {args.output_dir} is a file; name a directory")
-    if args.resume and not holds_a_run:
-        raise ValueError(f"--resume: there is no run in --output_dir {args.output_dir}")
-    if args.resume:
-        try:
-            before = dict(json.loads((args.output_dir / "args.json").read_text("utf-8"))["args"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{args.output_dir / 'args.json'}: not the args.json of a run ({error!r})") from error
-        now = json.loads(jsonl.dumps(vars(args)))
-        changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
-        if changed:
-            was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
-            raise ValueError(f"--resume continues a run with its own flags: {was}")
-
-
-def run_to_the_end(args, setup: Callable, train: Callable) -> int:
-    """The life of a script: set up, start or resume, train, and leave with one clear line and the right exit code."""
+        return None
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output_dir {folder} is a file; name a directory")
+    if args.resume and not (folder / "args.json").exists():
+        raise ValueError(f"--resume: there is no run in --output_dir {folder}")
+    lock = Lock(folder)
     try:
+        before = read_flags(folder)
+        left = [
+            name for name in (*checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints") if (folder / name).exists()
+        ]
+        if before is None and left:
+            raise ValueError(
+                f"--output_dir {folder} holds {', '.join(left)} without the args.json of their run; move them away, or"
+                " name another directory"
+            )
+        if before and not args.resume and not before.get("eval_only"):
+            raise ValueError(f"--output_dir {folder} already holds a run; name another directory, or --resume it")
+        if args.resume and (is_evaluation or before.get("eval_only")):
+            raise ValueError("--resume continues training, and --eval_only does not train: leave one of them out")
+        if args.resume:
+            now = json.loads(jsonl.dumps(vars(args)))
+            changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
+            if changed:
+                was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
+                raise ValueError(f"--resume continues a run with its own flags: {was}")
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def read_flags(folder: Path) -> dict | None:
+    """The flags of the run in a directory; None where there is none. Raises ValueError for a broken args.json."""
+    try:
+        return dict(json.loads((folder / "args.json").read_text("utf-8"))["args"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{folder / 'args.json'}: not the args.json of a run ({error!r})") from error
+
+
+def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True) -> int:
+    """The life of a script: claim its directory, set up, start or resume, train, and leave with the right exit code.
+
+    several: whether the script may run as several processes. Whatever ends it is said in one line. 0: done. 1: it
+    failed while training. 2: what the user gave it is wrong. 130: a signal stopped it.
+    """
+    lock = None
+    try:
+        processes.init(args.device) if several else processes.check_alone()
+        lock = claim(args)
         run = setup(args)
-        processes.barrier()  # before this, no process may fail to see that the output directory holds no run
+        processes.barrier()  # no process trains before all are ready
         start(args, run)
+        return train_to_the_end(args, run, train)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run.interrupts.install()
+    except KeyboardInterrupt:
+        processes.say("stopped by SIGINT while loading")
+        return 130
+    finally:
+        if lock:
+            lock.release()
+
+
+def train_to_the_end(args, run: Run, train: Callable) -> int:
+    """Train, and whatever ends that, keep what can be kept."""
     folder = args.output_dir
+    run.interrupts.install()
     try:
         train(args, run)
     except Interrupted as interrupt:
         run.interrupts.ignore()
-        advice = "the same command with --resume continues" if run.saves else "it kept no checkpoint"
-        save_checkpoint(args, run)
-        processes.say(f"stopped by {interrupt} after step {run.step}; {advice}")
+        lost = run.saves and not save_checkpoint(args, run)
+        advice = "; this step could not be saved" if lost else "; --resume continues" if run.saves else ""
+        processes.say(f"stopped by {interrupt} after step {run.step}{advice}")
         processes.leave()
         return 130
     except Diverged as diverged:
         processes.say(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
         return 1
-    except Halted as halted:
-        advice = f"; stopped after step {run.step}, --resume continues" if run.saves else ""
-        if processes.world_size() == 1:  # of several processes the others may not have halted
-            save_checkpoint(args, run)
-        print(f"error: {halted}{advice}", file=sys.stderr)
-        return 1
-    except OSError as error:  # a full disk or a lost folder
-        advice = ", --resume continues it" if run.saves else ""
-        print(f"error: {error}; what was written before is in {folder}{advice}", file=sys.stderr)
+    except Exception as error:
+        print(f"error: {rescue(args, run, error)}", file=sys.stderr)
         return 1
     finally:
         run.interrupts.uninstall()
     processes.leave()
-    print(f"done: logs and checkpoints are in {folder}; plot them: python plotter.py --log_dir {folder}")
+    kept = "logs and checkpoints" if run.saves else "logs"
+    print(f"done: {kept} are in {folder}; plot them: python plotter.py --log_dir {folder}")
     return 0
 
 
+def rescue(args, run: Run, error: Exception) -> str:
+    """Keep what can be kept of a run that an exception ends, and say in one line what happened and where things are.
+
+    The state of the last finished step is saved where the weights are still those; with several processes it is not,
+    since the others may be anywhere.
+    """
+    text, where = " ".join(str(error).split())[:500], args.output_dir / "traceback.txt"
+    if not isinstance(error, OSError):  # a full disk, or what the run depends on, has failed: not the program
+        text = f"{type(error).__name__}: {text}; the traceback is in {where}"
+        with suppress(OSError):
+            where.write_text(traceback.format_exc(), "utf-8")
+    if not run.saves:
+        return text
+    if not run.moved and processes.world_size() == 1 and save_checkpoint(args, run):
+        return f"{text}; stopped after step {run.step}, which is saved: --resume continues"
+    newest = max(checkpoints.finished(args.output_dir), default=None)
+    found = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
+    return f"{text}; {found}, and --resume continues from there"
+
+
 def start(args, run: Run) -> None:
-    """Make the output directory and args.json, and with --resume go back to the newest checkpoint."""
-    if processes.world_size() == 1:  # a script that never joined others
-        processes.check_alone()
-    if processes.is_main():
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
+    """With --resume go back to the newest checkpoint; write args.json."""
     run.mark()
     if args.resume:
         resume(args, run)
+    else:
+        checkpoints.rewind(args.output_dir, {}, {})  # of an earlier --eval_only
+    if processes.is_main():
+        jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
+    if run.optimizer:
+        run.optimizer.register_step_pre_hook(lambda *_: setattr(run, "moved", True))
 
 
 def run_description(args, model) -> dict:
@@ -151,9 +217,11 @@ def run_description(args, model) -> dict:
     root = Path(__file__).parent.parent
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=root)
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's
+    launcher = ["torchrun", f"--nproc_per_node={here}"] if processes.world_size() > 1 else ["python"]
     return {
         "args": vars(args),
-        "command": " ".join(sys.argv),
+        "command": shlex.join([*launcher, *sys.argv]),
         "commit": git.stdout.strip() or None,
         "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
         "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads(), "processes": processes.world_size()},
@@ -161,23 +229,22 @@ def run_description(args, model) -> dict:
     }
 
 
-def save_checkpoint(args, run: Run) -> None:
-    """Write the state after run.step, from which --resume continues as if the run had never stopped."""
+def save_checkpoint(args, run: Run) -> bool:
+    """Write the state after run.step, from which --resume continues as if the run had never stopped; whether it is."""
     if not run.saves:
-        return
+        return False
     run.interrupts.hold()
     weights, optimizer = checkpoints.gather_state(run.model, run.optimizer)
     state = run.boundary | {"optimizer": optimizer, "elapsed": time.perf_counter() - run.start}
     state["rng"] = processes.gather([run.boundary["rng"]])  # of each process
-    if run.scheduler:
-        state["scheduler"] = run.scheduler.state_dict()
-    accuracy = run.accuracy if run.evaluated_step == run.step else None
+    accuracy, written = run.accuracy if run.evaluated_step == run.step else None, None
     if processes.is_main():
-        checkpoints.write(
+        written = checkpoints.write(
             args.output_dir, run.step, run.model, run.tokenizer, state,
             weights=weights, accuracy=accuracy, keep=args.keep_checkpoints,
         )  # fmt: skip
     run.interrupts.release()
+    return written is not None
 
 
 def resume(args, run: Run) -> None:
@@ -185,16 +252,19 @@ def resume(args, run: Run) -> None:
     found = processes.from_main(checkpoints.find(args.output_dir) if processes.is_main() else None)
     if found is None:
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
-        checkpoints.rewind(args.output_dir, -1, {})  # the evaluation at step 0 goes as well
+        checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 goes as well
         return
     path, manifest = found
     state = checkpoints.load(path, run.model, run.optimizer)
+    if missing := run.boundary.keys() - state.keys():
+        raise ValueError(f"{path} lacks {sorted(missing)}: another version wrote it; it still loads as --model_name")
     if run.scheduler:
         run.scheduler.load_state_dict(state["scheduler"])
     run.train_loader.load_state_dict(state["train_loader"])
     processes.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
-    checkpoints.rewind(args.output_dir, manifest["step"], manifest["log_sizes"])
     run.step, run.ei_step, run.total_tokens = manifest["step"], state["ei_step"], state["total_tokens"]
+    last = {"eval": run.step, "rollouts": run.ei_step or run.step}  # expert iteration's rollouts count its own steps
+    checkpoints.rewind(args.output_dir, manifest["log_sizes"], last)
     run.start -= state["elapsed"]
     run.mark()
     log = args.output_dir / "eval_log.jsonl"

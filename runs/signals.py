@@ -19,18 +19,21 @@ class Diverged(Exception):
 
 
 class Interrupts:
-    """Turns SIGTERM and Ctrl-C into Interrupted: at once, or where `hold` was called, at the next `release`.
+    """Turns SIGTERM, SIGHUP and Ctrl-C into Interrupted: at once, or where `hold` was called, at the next `release`.
 
     Several processes stop at the same `release`, whichever of them was asked to: the rest would wait for one that left.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self):
         self.requested, self.held = None, False
 
     def install(self) -> None:
-        self.before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+        self.before = {number: signal.getsignal(number) for number in self.SIGNALS}
+        for number, handler in self.before.items():
+            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # under nohup a run outlives its terminal
+                signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
         for number, handler in self.before.items():
@@ -70,7 +73,7 @@ class Guard:
 
     def check(self, metrics: dict) -> list[str]:
         """Returns new warnings, as lines of text. Raises Diverged."""
-        kl, entropy = metrics.get("kl", 0.0), metrics.get("entropy")
+        kl, entropy = metrics.get("kl_per_token", 0.0), metrics.get("entropy")
         self.non_finite = self.non_finite + 1 if metrics["skipped_updates"] else 0
         self.high_kl = self.high_kl + 1 if kl > self.max_kl or not math.isfinite(kl) else 0
         advice = "lower --learning_rate or raise --beta, and start again from a checkpoint"

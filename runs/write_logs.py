@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -19,9 +20,9 @@ from runs import processes
 # Putting numbers together
 # ---------------------------------------------------------------------------------------------------------------------
 
-# What a metric of an update is. All others are means over its completion tokens.
-REDUCTIONS = {"loss": "as the loss", "kl": "as the loss", "response_length": "mean over sequences",
-              "ratio_min": "least", "ratio_max": "greatest"}  # fmt: skip
+# What a metric of an update is, where it is not a mean over its completion tokens.
+EXTREMES = {"ratio_min": min, "ratio_max": max}
+NOT_OVER_TOKENS = {"loss", "kl", "response_length", *EXTREMES}
 
 
 def merge_metrics(rows: list[dict], otherwise: Callable) -> dict:
@@ -29,14 +30,8 @@ def merge_metrics(rows: list[dict], otherwise: Callable) -> dict:
 
     Shares of an update's means add up over its micro-batches; the means of several updates are averaged.
     """
-    extremes = {"least": min, "greatest": max}
     keys = dict.fromkeys(key for row in rows for key in row)
-    return {key: extremes.get(REDUCTIONS.get(key), otherwise)([row[key] for row in rows if key in row]) for key in keys}
-
-
-def over_tokens(key: str) -> bool:
-    """Whether a metric of an update is a mean over its completion tokens."""
-    return key not in REDUCTIONS
+    return {key: EXTREMES.get(key, otherwise)([row[key] for row in rows if key in row]) for key in keys}
 
 
 def mean(values: list[float]) -> float:
@@ -52,7 +47,7 @@ class Completions:
     finished: torch.Tensor  # (N,) False where cut at the maximum length
 
 
-def gather_completions(rollout, rewards) -> tuple[Completions, object]:
+def gather_completions(rollout, rewards) -> tuple[Completions, Any]:
     """All: what every process sampled, in the order of the prompts, and its Rewards."""
     columns = rollout.texts, rollout.lengths, rollout.finished, rewards.per_function, rewards.details
     texts, lengths, finished, per_function, details = map(processes.gather, columns)
@@ -155,8 +150,8 @@ def completion_records(evaluator, examples: list[dict], completions, rewards, **
 
 
 def bar(*args, **options) -> tqdm:
-    """A tqdm bar, drawn by the first process alone."""
-    return tqdm(*args, dynamic_ncols=True, disable=not processes.is_main(), **options)
+    """A tqdm bar, drawn by the first process alone, where stderr is a terminal: a log has whole lines."""
+    return tqdm(*args, dynamic_ncols=True, disable=None if processes.is_main() else True, **options)
 
 
 def append(args, log: str, row: dict) -> None:
@@ -172,7 +167,10 @@ def transcript(args, folder: str, step: int, records: list[dict]) -> None:
 
 
 def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> None:
-    """Append to train_log.jsonl, write the transcript of every completion, print one line, warn; may raise Diverged."""
+    """A finished iteration: write its transcript and its line of train_log.jsonl, mark it, print a line, warn.
+
+    May raise Diverged.
+    """
     run.step, run.total_tokens = step, run.total_tokens + metrics["sampled_tokens"]
     seconds = run.stages.flush()
     head = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
@@ -201,11 +199,13 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
     transcript(args, "eval", run.step, records)
     append(args, "eval_log.jsonl", {"step": run.step} | metrics | totals)
     run.evaluated_step, run.accuracy = run.step, metrics["accuracy"]
+    samples = "1 sample" if args.eval_samples == 1 else f"{args.eval_samples} samples"
+    how = f"{samples} at temperature {args.eval_temperature:g}" if args.eval_temperature else "greedy"
     tqdm.write(
         f"evaluation at step {run.step}: accuracy {metrics['accuracy']:.1%}"
         f" [{metrics['accuracy_low']:.1%}, {metrics['accuracy_high']:.1%}] strict, {metrics['accuracy_flexible']:.1%}"
         f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
-        f" (n = {metrics['n']}, {metrics['time/total']:.1f} s)"
+        f" (n = {metrics['n']}, {how}, {metrics['time/total']:.1f} s)"
     )
 
 

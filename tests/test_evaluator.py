@@ -51,9 +51,43 @@ def score(completion, gold):
     return rewards.per_function[0].tolist(), details["correct_strict"], details["correct_flexible"]
 
 
+MORE_ROWS = r"""
+    | `<reasoning>a</reasoning><answer>$18.00</answer>`             | 18   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>-$5</answer>`                | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>1/2</answer>`                | 2    | 0 0 0.5 0.5 0.5             | no yes      |
+    | `<reasoning>72</reasoning><answer></answer>`                  | 72   | 0 0 0.5 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>71</answer><answer>72</answer>` | 72 | 0 0 0 0 0.25               | no yes      |
+    | `<reasoning>a</reasoning><answer>72`                          | 72   | 0 0 0 0 0.375               | no yes      |
+    | `<reasoning>6*12</reasoning><answer>72</answer>`              | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `\n <reasoning>6*12</reasoning> <answer> 72 </answer> \n`     | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>1000</answer>`               | 1,000 | 2 0.5 0.5 0.5 0.5          | yes yes     |
+    | `<reasoning>a</reasoning><answer>-5</answer>`                 | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>- 5</answer>`                | 5    | 0 0 0.5 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3.5  | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3    | 0 0.5 0.5 0.5 0.5           | no no       |
+    | `<reasoning>a</reasoning><answer>50%</answer>`                | 50   | 2 0.5 0.5 0.5 0.5           | yes yes     |
+    | `<reasoning>a</reasoning><answer>7</answer>`                  | 72   | 0 0.5 0.5 0.5 0.5           | no no       |
+    | `<reasoning>a</reasoning><answer>72 or 71</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no no       |
+    | `<reasoning>a</reasoning> so <answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
+    | `<reasoning>a</reasoning><answer>72</answer> Or 73?`          | 72   | 2 0.5 0 0.5 0.5             | no no       |
+    | `<reasoning>a</reasoning><answer><answer>72</answer></answer>` | 72  | 0 0 0 0 0.25                | no yes      |
+    | `<answer><reasoning>a</reasoning>72</answer>`                 | 72   | 0 0 0 0 0.5                 | no yes      |
+    | `<answer>72</answer><reasoning>a</reasoning>`                 | 72   | 2 0.5 0 0 0.5               | no yes      |
+    | `<reasoning><reasoning>a</reasoning></reasoning><answer>72</answer>` | 72 | 2 0.5 0 0 0.25         | no yes      |
+    | `<reasoning></reasoning><reasoning></reasoning><answer></answer><answer></answer>` | 72 | 0 0 0 0 0 | no no      |
+    | `<reasoning>a<answer>72</answer>`                             | 72   | 2 0.5 0 0 0.375             | no yes      |
+    | `</answer>72<answer>`                                         | 72   | 0 0 0 0 0.25                | no yes      |
+    | `72`                                                          | 72   | 0 0 0 0 0                   | no yes      |
+"""
+
+
 def test_every_row_of_the_evaluators_table():
     """The table that documents the rewards is run as a doctest is: a row that is untrue, or cannot be read, fails."""
-    rows = [line.strip(" |") for line in GSM8kEvaluator.__doc__.splitlines() if line.lstrip().startswith("| `")]
+    rows = [
+        line.strip(" |")
+        for line in (GSM8kEvaluator.__doc__ + MORE_ROWS).splitlines()
+        if line.lstrip().startswith("| `")
+    ]
     assert rows
     for row in rows:
         completion, gold, rewards, verdicts = map(str.strip, row.split("|"))
@@ -141,7 +175,7 @@ REPEATED = st.tuples(PIECE, st.sampled_from([1, 1, 1, 2, 1000])).map(lambda pair
 COMPLETION = st.lists(REPEATED, max_size=12).map("".join)
 
 
-@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [200, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_any_text_is_scored_within_bounds(examples):
     @settings(max_examples=examples, deadline=None)
     @given(completion=COMPLETION, gold=st.sampled_from(["72", "-5", "1,000", "3.5"]))

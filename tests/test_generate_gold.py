@@ -10,13 +10,12 @@ import signal
 import threading
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import anyio
 import fake_openai_server as fake
 import pytest
 import torch
-from conftest import ROOT, closed_port, run_script, transformers_serve
+from conftest import ROOT, closed_port, run_script, small_tokenizer, transformers_serve
 from fake_openai_server import FakeOpenAIServer, ok, status
 from tqdm import tqdm
 
@@ -537,11 +536,11 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
         for prompt in prompts:
             i, again = number({"messages": [{"content": prompt}]}), len(calls) > 1
             texts.append(FORM("So.", str(i + 1)) + "\n" if i == 0 or (i == 1 and again) else "<reasoning>Hm")
-        rollout = llms.as_rollout([([0] * 5, [0] * 3)] * len(prompts), 0, "cpu")
+        rollout = judges.as_rollout([([0] * 5, [0] * 3)] * len(prompts), 0, "cpu")
         return replace(rollout, texts=texts, finished=torch.tensor([text.endswith("\n") for text in texts]))
 
     folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(3)])
-    monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *args: (None, SimpleNamespace(chat_template=None)))
+    monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *args: (None, small_tokenizer()))
     monkeypatch.setattr(llms, "generate", generate)
     assert gold(folder, "--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7) == 0
     assert [len(prompts) for prompts, _ in calls] == [3, 2, 1]

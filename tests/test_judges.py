@@ -594,7 +594,7 @@ def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothi
         assert train(model_folder, tmp_path / "run", server, **flags) == 1
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("error: the judge gave no score for") and "(HTTP 500)" in error
-        assert "stopped after step 2, --resume continues" in error
+        assert "stopped after step 2, which is saved: --resume continues" in error
         assert (tmp_path / "run" / "checkpoints" / "step_000002" / "manifest.json").exists()
         cache = tmp_path / "run" / "judge_cache.jsonl"
         cached, asked, server.behaviour = len(jsonl.read(cache)), len(server.requests), likes_vowels

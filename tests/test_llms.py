@@ -250,5 +250,5 @@ def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(confi
     config = type(config)(**config.to_dict() | small)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="rescale their logits"):
+    with pytest.raises(ValueError, match="it rescales its logits"):
         llms.get_llm_tokenizer(str(tmp_path))

@@ -1,4 +1,7 @@
-"""compute_loss against an independent float64 version, and what must not change it."""
+"""compute_loss against an independent float64 version, and what must not change it.
+
+A test that needs compute_loss has a mark, stage1 to stage3: `make test-exercise` goes by these.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -79,6 +82,7 @@ def difficult(batch):
     return batch
 
 
+@pytest.mark.stage1
 def test_bare_call_equals_the_float64_formula(model, base_model, batch):
     loss, metrics = main.compute_loss(model, base_model, *batch.values())
     expected, expected_gradient = oracle(model, base_model, batch)
@@ -88,11 +92,15 @@ def test_bare_call_equals_the_float64_formula(model, base_model, batch):
 
 
 @pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize(
+    ("rows", "length_normalization"),
+    [pytest.param("plain", "masked_mean", marks=pytest.mark.stage2)]
+    + [pytest.param("difficult", name, marks=pytest.mark.stage3) for name in utils.LENGTH_NORMALIZATIONS],
+)
 @pytest.mark.parametrize("loss_type", main.LOSS_TYPES)
-def test_every_form_equals_the_float64_formula(loss_type, length_normalization, old, model, base_model):
+def test_every_form_equals_the_float64_formula(loss_type, rows, length_normalization, old, model, base_model):
     """With the prompt shared by its group and without."""
-    batch = difficult(ragged_batch())
+    batch = ragged_batch() if rows == "plain" else difficult(ragged_batch())
     settings = dict(loss_type=loss_type, length_normalization=length_normalization, cliprange_high=0.28, beta=0.1)
     settings |= dict(temperature=0.7)
     old_logps = perturbed_old_logps(model, batch) if old else None
@@ -106,6 +114,7 @@ def test_every_form_equals_the_float64_formula(loss_type, length_normalization, 
         assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
+@pytest.mark.stage1
 def test_kl_uses_the_loss_reduction_and_is_zero_for_equal_models(model, base_model, batch):
     for normalization in utils.LENGTH_NORMALIZATIONS:
         same, metrics = main.compute_loss(model, model, *batch.values(), length_normalization=normalization)
@@ -116,11 +125,13 @@ def test_kl_uses_the_loss_reduction_and_is_zero_for_equal_models(model, base_mod
         assert loss.item() == pytest.approx(0.04 * metrics["kl"], rel=1e-6)
 
 
+@pytest.mark.stage2
 def test_no_reference_and_no_kl_metric_with_beta_zero(model, batch):
     loss, metrics = main.compute_loss(model, None, *batch.values(), beta=0.0)
     assert "kl" not in metrics and loss.requires_grad
 
 
+@pytest.mark.stage2
 def test_ratio_is_one_for_the_old_self(model, base_model, batch):
     """Given its own log-probs as old ones, the policy has ratio 1 and clips nothing."""
     C = batch["completion_ids"].shape[1]
@@ -132,6 +143,7 @@ def test_ratio_is_one_for_the_old_self(model, base_model, batch):
     assert metrics["clip_fraction"] == 0
 
 
+@pytest.mark.stage2
 @pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])
 @pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
 def test_on_policy_gradient_is_reinforce_with_a_group_baseline(loss_type, length_normalization, model, batch):
@@ -167,6 +179,7 @@ def test_clip_range_high_moves_only_the_upper_bound():
     assert loss.tolist() == [[pytest.approx(-1.25), pytest.approx(-0.75)]]
 
 
+@pytest.mark.stage1
 def test_expected_k3_is_the_true_kl():
     """Over all outcomes of a small distribution, weighted by the policy, the k3 estimates average to KL(p || q)."""
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -214,6 +227,7 @@ def shares(model, base_model, batch, pieces, group_size, **settings):
     return sum(losses), total, metrics
 
 
+@pytest.mark.stage3
 @pytest.mark.parametrize(
     ("loss_type", "length_normalization"),
     [("grpo_clip", "masked_mean"), ("grpo_clip", "masked_normalize"), ("no_baseline", "token_mean")],
@@ -238,6 +252,7 @@ def test_gradient_and_metrics_do_not_depend_on_micro_batches_or_order(
             assert metrics[key] == pytest.approx(whole[2][key], rel=1e-5), (name, key)
 
 
+@pytest.mark.stage1
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_padding_changes_nothing(group_size, model, base_model, batch):
     B = 12
@@ -258,6 +273,7 @@ def test_padding_changes_nothing(group_size, model, base_model, batch):
     assert_same_gradient(gradients(model, actual), gradients(model, expected))
 
 
+@pytest.mark.stage3
 def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, batch):
     """A masked row whose log-probs overflow must not poison the batch: 0 * inf is NaN, a `where` is 0."""
     batch["completion_mask"][3] = 0
@@ -271,6 +287,7 @@ def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, ba
     assert metrics["response_length"] == 0
 
 
+@pytest.mark.stage3
 def test_masked_and_empty_rows_stay_in_the_denominator_and_missing_rewards_leave_it(model, base_model, batch):
     full, _ = main.compute_loss(model, base_model, *batch.values())
     only = {key: value[:6] for key, value in batch.items()}
@@ -285,6 +302,7 @@ def test_masked_and_empty_rows_stay_in_the_denominator_and_missing_rewards_leave
     assert alone.item() == pytest.approx(first.item(), rel=1e-5) and full.item() != first.item()
 
 
+@pytest.mark.stage3
 def test_importance_cap_weights_the_policy_term_by_the_truncated_ratio(model, batch):
     C = batch["completion_ids"].shape[1]
     with torch.no_grad():
@@ -360,6 +378,7 @@ def test_logps_are_float32_log_softmax_of_the_plain_forward(model, batch):
         torch.testing.assert_close(actual_entropy.double(), entropy, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.stage3
 @pytest.mark.parametrize("chunk", [1, 200, 2**24])
 def test_chunks_of_logits_change_nothing(chunk, model, base_model, batch, monkeypatch):
     expected, _ = main.compute_loss(model, base_model, *batch.values())
@@ -370,6 +389,7 @@ def test_chunks_of_logits_change_nothing(chunk, model, base_model, batch, monkey
     assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
+@pytest.mark.stage3
 def test_gradient_checkpointing_changes_nothing(model, base_model, batch):
     """Transformers drops the cache of a checkpointed model with only a warning, so its prompt must not be shared."""
     expected, _ = main.compute_loss(model, base_model, *batch.values(), group_size=4)
@@ -424,6 +444,22 @@ def test_masked_reductions_by_hand():
     assert utils.masked_mean(values, mask, dim=1).tolist()[0] == 1.5
     assert utils.masked_mean(values, mask, dim=1)[1].isnan()
     assert utils.masked_normalize(values, mask, 7.0, dim=1).tolist() == pytest.approx([3 / 7, 0])
+
+
+def test_handout_example_of_length_normalization():
+    """CS336 A5, section 7: ratios 1, advantage 2, masks of 4 and 7 ones, constant 7."""
+    ratio = torch.ones(2, 7, requires_grad=True)
+    advantages = torch.tensor([[2.0], [2.0]])
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1] * 7])
+    mean = utils.masked_mean(ratio * advantages, mask, dim=1)
+    normalized = utils.masked_normalize(ratio * advantages, mask, 7, dim=1)
+    assert mean.tolist() == [2.0, 2.0] and normalized.tolist() == pytest.approx([8 / 7, 2.0])
+    (gradient,) = torch.autograd.grad(mean.mean(), ratio)
+    assert gradient[0].tolist() == pytest.approx([0.25] * 4 + [0] * 3)
+    assert gradient[1].tolist() == pytest.approx([1 / 7] * 7)
+    (gradient,) = torch.autograd.grad(normalized.mean(), ratio)
+    assert gradient[0].tolist() == pytest.approx([1 / 7] * 4 + [0] * 3)
+    assert gradient[1].tolist() == pytest.approx([1 / 7] * 7)
 
 
 def test_random_model_is_not_uniform():

@@ -175,7 +175,11 @@ def test_every_form_of_the_loss_trains_off_policy(loss_type, length_normalizatio
 
 
 def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
-    run = run_script("main.py", *run_flags(model_folder, tmp_path / "run", num_train_iters=1, evaluator="gsm8k"))
+    row = json.dumps({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}) + "\n"
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(row)
+    flags = dict(dataset_name="gsm8k", dataset_path=tmp_path, evaluator="gsm8k", num_train_iters=1)
+    run = run_script("main.py", *run_flags(model_folder, tmp_path / "run", **flags))
     assert run.returncode == 0 and "done: logs and checkpoints are in" in run.stdout.splitlines()[-1], run.stderr
 
 

@@ -238,6 +238,11 @@ def four_runs(tmp_path):
     return [tmp_path / f"run{i}" for i in range(4)]
 
 
+def notes_and_table(capsys):
+    lines = capsys.readouterr().out.splitlines()
+    return ([line for line in lines if line.startswith("note: ")], [line for line in lines if line[:6] != "note: "])
+
+
 @pytest.mark.parametrize("flags, groups, scale", [
     ("group_size", {"4": "50.0 [46.0, 54.0], 60.0 [56.0, 64.0] | 55.0 | 40.0",
                     "16": "40.0 [36.0, 44.0], 70.0 [66.0, 74.0] | 55.0 | 40.0"}, "log"),
@@ -247,7 +252,9 @@ def four_runs(tmp_path):
 ])  # fmt: skip
 def test_last_accuracies_by_flags(four_runs, drawn, capsys, flags, groups, scale):
     (figure,) = drawn(*four_runs, flags=f"--by {flags}")
-    table = capsys.readouterr().out.splitlines()
+    notes, table = notes_and_table(capsys)
+    pooled = ["note: the runs of 16 differ in --loss_type: a, b"]  # they were pooled without a word
+    assert notes == (pooled if flags == "group_size" else [])
     assert table[0] == f"| {flags.replace(' ', ', ')} | strict, each run (%) | mean | flexible, mean |"
     assert table[2:-1] == [f"| {group} | {cells} |" for group, cells in groups.items()]
     (ax,) = figure.axes
@@ -271,7 +278,7 @@ def test_curves_of_equal_flags_have_one_colour(four_runs, drawn):
 
 def test_when_an_accuracy_was_first_reached(four_runs, drawn, capsys):
     drawn(*four_runs, flags="--by group_size --metrics accuracy --reach 0.35 0.6")
-    table = capsys.readouterr().out.splitlines()
+    _, table = notes_and_table(capsys)
     assert table[:4] == ["| group_size | accuracy |", "|---|---|", "| 4 | 0.5, 0.6 |", "| 16 | 0.4, 0.7 |"]
     assert table[6:10] == [
         "| 35 % | 4 | 10, 5 | 50, 25 | 30, 15 |",

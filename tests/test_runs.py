@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 from types import SimpleNamespace
@@ -180,6 +181,15 @@ def test_a_finished_run_is_extended_as_if_it_had_been_longer(program, half, comm
     assert_same_run(tmp_path / "run", undisturbed(program))
 
 
+def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_path):
+    """As after a kill between two checkpoints: later lines and transcripts go, and are made again."""
+    run = shutil.copytree(whole_run, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "step_000004")
+    (run / "rollouts" / "step_000005.jsonl").write_text("")
+    assert main.main([*run_flags(model_folder, run), "--resume"]) == 0
+    assert_same_run(run, whole_run)
+
+
 def test_full_disk_keeps_the_checkpoint_before_and_says_so(tmp_path, model_folder, monkeypatch, capsys):
     def full():
         raise OSError(28, "No space left on device")
@@ -276,15 +286,15 @@ def test_non_finite_gradient_skips_the_update(monkeypatch, tmp_path, model_folde
 
 def test_guard_needs_patience_in_a_row_and_warns_once():
     guard = Guard(max_kl=1.0, patience=3)
-    calm = {"kl": 0.1, "entropy": 2.0, "skipped_updates": 0, "zero_std_fraction": 0.1}
-    wild = calm | {"kl": 5.0}
+    calm = {"kl_per_token": 0.1, "entropy": 2.0, "skipped_updates": 0, "zero_std_fraction": 0.1}
+    wild = calm | {"kl_per_token": 5.0}
     for metrics in (calm, wild, wild, calm, wild, wild):
         assert guard.check(metrics) == []
     with pytest.raises(Diverged, match="mean KL .* above 1 nats in 3 iterations in a row, now 5"):
         guard.check(wild)
     with pytest.raises(Diverged):
         for _ in range(3):
-            guard.check(calm | {"kl": float("nan")})
+            guard.check(calm | {"kl_per_token": float("nan")})
     guard = Guard()
     guard.check(calm)
     first = guard.check(calm | {"entropy": 0.01, "zero_std_fraction": 0.95})

@@ -62,24 +62,6 @@ def break_sampled_logps(args, run, monkeypatch):
     monkeypatch.setattr(llms, "generate", lambda *a, **k: original(*a, **k | {"temperature": 0.7 * k["temperature"]}))
 
 
-def break_kl_and_ratio(args, run, monkeypatch):
-    run.model.config.attention_dropout = 0.3
-    for layer in run.model.model.layers:
-        layer.self_attn.attention_dropout = 0.3
-    run.model.train()
-
-
-def break_gradient(args, run, monkeypatch):
-    """A model that attends to padding."""
-    body = run.model.get_decoder()
-    original = body.forward
-
-    def ignoring_the_mask(*a, attention_mask=None, **k):
-        return original(*a, attention_mask=torch.ones_like(attention_mask), **k)
-
-    monkeypatch.setattr(body, "forward", ignoring_the_mask)
-
-
 def break_gold(args, run, monkeypatch):
     for example in run.train_loader.examples[:3]:
         example["solution"] += "\n</reasoning>"  # a tag that stands twice is no valid form

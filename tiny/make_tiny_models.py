@@ -125,20 +125,11 @@ def write_completion(rng, kind, prompt, solution, answer):
 def make_model(size, tokenizer):
     hidden, layers, heads = SIZES[size]
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=hidden * 7 // 2,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=1024, tie_word_embeddings=True,
         initializer_range=hidden**-0.5,  # the usual 0.02 is for models far wider, and learns late
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype="float32",
-    )
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, dtype="float32",
+    )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, do_sample=False
