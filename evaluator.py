@@ -10,21 +10,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
+from grading import answers as reading
 from grading import judge_report, stories
-from grading.answers import (
-    TAGS,
-    last_boxed,
-    last_number,
-    last_tagged,
-    only_number,
-    soft_format,
-    strict_format,
-    tagged_answer,
-    to_number,
-)
 from grading.judges import Judge, Rubric, check_judge_flags, get_judge
 from grading.math_answers import MathGrader
 from runs.signals import Halted
@@ -170,7 +161,7 @@ class GSM8kEvaluator(RewardEvaluator):
             raise ValueError(f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math")
 
     def read_gold(self, answer):
-        number = to_number(answer.strip())
+        number = reading.to_number(answer.strip())
         if number is None:
             raise ValueError(f"the gold answer {answer!r} is not a number: use --evaluator math")
         return number
@@ -181,21 +172,21 @@ class GSM8kEvaluator(RewardEvaluator):
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
         target = self.read_gold(gold)
-        answer, last = tagged_answer(completion), last_number(completion)
-        correct = answer is not None and only_number(answer) == target
-        strict = strict_format(completion)
+        answer, last = reading.tagged_answer(completion), reading.last_number(completion)
+        correct = answer is not None and reading.only_number(answer) == target
+        strict = reading.strict_format(completion)
         rewards = [
             2.0 * correct,
-            0.5 * (answer is not None and to_number(answer) is not None),
+            0.5 * (answer is not None and reading.to_number(answer) is not None),
             0.5 * strict,
-            0.5 * (strict or soft_format(completion)),
-            0.125 * sum(completion.count(tag) == 1 for tag in TAGS),
+            0.5 * (strict or reading.soft_format(completion)),
+            0.125 * sum(completion.count(tag) == 1 for tag in reading.TAGS),
         ]
         details = {
             "parsed": last if answer is None else answer,
             "format": strict,
             "correct_strict": strict and correct,
-            "correct_flexible": last is not None and to_number(last) == target,
+            "correct_flexible": last is not None and reading.to_number(last) == target,
         }
         return rewards, details
 
@@ -237,7 +228,8 @@ class MathEvaluator(RewardEvaluator):
         in_form, answer = self.read(completion)
         final = answer
         if final is None:
-            candidates = last_boxed(completion), last_tagged(completion, closed=False), last_number(completion)
+            readers = reading.last_boxed, partial(reading.last_tagged, closed=False), reading.last_number
+            candidates = [read(completion) for read in readers]
             final = next((candidate for candidate in candidates if candidate is not None), None)
         grading = self.grader.grade(gold, final or "")
         equal = grading == "equal"
@@ -248,15 +240,15 @@ class MathEvaluator(RewardEvaluator):
     def read(self, completion: str) -> tuple[bool, str | None]:
         """Whether the completion holds the prompt's form, and the answer in it."""
         if self.prompt == "question_only":
-            answer = last_boxed(completion)
+            answer = reading.last_boxed(completion)
             return answer is not None, answer
         if self.prompt == "r1_zero":
             start = completion.find("</think> <answer>")
             in_form = start >= 0 and completion.find("</answer>", start) >= 0
         else:
-            in_form = strict_format(completion)
-        answer = last_tagged(completion) if in_form else None
-        return in_form, answer and (last_boxed(answer) or answer)
+            in_form = reading.strict_format(completion)
+        answer = reading.last_tagged(completion) if in_form else None
+        return in_form, answer and (reading.last_boxed(answer) or answer)
 
 
 class CreativeWritingEvaluator(RewardEvaluator):

@@ -11,7 +11,7 @@ import torch
 
 import llms
 import utils
-from data.files import find_files
+from data.rows import find_files
 from evaluator import EVALUATORS
 from grading import judges
 from rl_datasets import DATASETS, PROMPTS
@@ -64,12 +64,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_sampling(parser, ("--rollout_batch_size", 256, "sequences sampled per iteration: prompts x group_size"))
 
     add = parser.add_argument_group("loss").add_argument
-    add(
-        "--loss_type",
-        default="grpo_clip",
-        choices=LOSS_TYPES,
-        help="clipped ratio x advantage, unclipped, log-prob x advantage, log-prob x reward",
-    )
+    forms = "clipped ratio x advantage, unclipped, log-prob x advantage, log-prob x reward"
+    add("--loss_type", default="grpo_clip", choices=LOSS_TYPES, help=forms)
     add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
     add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
     add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
@@ -108,9 +104,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def add_model_and_data(parser):
     add = parser.add_argument_group("model").add_argument
     add("--model_name", default="Qwen/Qwen2-0.5B-Instruct", help="hub name or directory with safetensors weights")
-    add(
-        "--gradient_checkpointing", action="store_true", help="recompute activations: less memory, about a third slower"
-    )
+    add("--gradient_checkpointing", action="store_true", help="recompute activations: less memory, a third slower")
     add = add_data(parser)
     add("--max_prompt_length", type=int, default=512, help="tokens; longer prompts are dropped and counted")
     return add
@@ -139,12 +133,8 @@ def add_sampling(parser, batch: tuple[str, int, str] | None = None):
 
 
 def add_length_normalization(add):
-    add(
-        "--length_normalization",
-        default="masked_mean",
-        choices=utils.LENGTH_NORMALIZATIONS,
-        help="per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens",
-    )
+    forms = "per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens"
+    add("--length_normalization", default="masked_mean", choices=utils.LENGTH_NORMALIZATIONS, help=forms)
 
 
 def add_optimisation(parser):
@@ -236,12 +226,9 @@ def check_lengths(args: argparse.Namespace, model, *loaders) -> None:
 
 def check_names(args: argparse.Namespace) -> None:
     """Raise ValueError for a name that is not known, with those that are, or a device that cannot be used."""
-    known_names = {
-        "dataset_name": ("data set", DATASETS),
-        "evaluator": ("evaluator", EVALUATORS),
-        "prompt": ("prompt", PROMPTS),
-    }
-    for flag, (what, known) in known_names.items():
+    for flag, what, known in (
+        ("dataset_name", "data set", DATASETS), ("evaluator", "evaluator", EVALUATORS), ("prompt", "prompt", PROMPTS)
+    ):  # fmt: skip
         name = getattr(args, flag)
         if name is not None and name not in known:
             raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")

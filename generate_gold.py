@@ -105,7 +105,8 @@ class Gold:
         self.outcomes = {}  # of each problem that this run tries: (accepted | rejected | no reply | unfinished, reason)
         self.tokens_in = self.tokens_out = self.failures_in_a_row = 0
         # The delay keeps the bar away until the first problem is done: what is wrong before that is one line alone.
-        self.bar = tqdm(total=len(self.open_problems), desc="gold", dynamic_ncols=True, leave=False, delay=0.1)
+        n = len(self.open_problems)
+        self.bar = tqdm(total=n, desc="gold", dynamic_ncols=True, leave=False, delay=0.1, disable=None)
 
     def attempts_left(self, problem):
         most = 1 if self.args.from_reference else self.args.num_attempts
@@ -125,15 +126,10 @@ class Gold:
             self.outcomes[problem["id"]] = (kind, reason)
             self.tokens_in, self.tokens_out = self.tokens_in + sample.tokens_in, self.tokens_out + sample.tokens_out
             row = {
-                "id": problem["id"],
-                "question": problem["question"],
-                "completion": sample.text,
-                "answer": problem["answer"],
-                "source": self.source,
-                "attempt": self.attempts[problem["id"]],
-                "correct": not reason,
-                "prompt_name": self.args.prompt,
-            }
+                "id": problem["id"], "question": problem["question"], "completion": sample.text,
+                "answer": problem["answer"], "source": self.source, "attempt": self.attempts[problem["id"]],
+                "correct": not reason, "prompt_name": self.args.prompt,
+            }  # fmt: skip
             if reason and not self.args.keep_incorrect:
                 rejected.append(row | {"reason": reason})
             else:
@@ -210,13 +206,10 @@ def use_local_model(args, gold, model, tokenizer):
         batch = gold.open_problems[start : start + args.concurrency]
         while batch := [problem for problem in batch if gold.attempts_left(problem)]:
             rollout = llms.generate(
-                model,
-                tokenizer,
-                [prompt.render(tokenizer, problem["question"]) for problem in batch],
+                model, tokenizer, [prompt.render(tokenizer, problem["question"]) for problem in batch],
                 max_new_tokens=args.max_completion_length,
-                temperature=1.0 if args.temperature is None else args.temperature,
-                stop_strings=prompt.stop_strings,
-            )
+                temperature=1.0 if args.temperature is None else args.temperature, stop_strings=prompt.stop_strings,
+            )  # fmt: skip
             lengths, totals = rollout.lengths.tolist(), rollout.attention_mask.sum(1).tolist()
             rows = zip(rollout.texts, rollout.finished.tolist(), lengths, totals, strict=True)
             gold.record(batch, [Sample(text.rstrip(), not finished, T - C, C) for text, finished, C, T in rows])
@@ -321,7 +314,9 @@ def main(argv=None):
         check_args(args)
         problems, duplicates = choose_problems(args)
         local = llms.get_llm_tokenizer(args.model_name, args.device) if args.model_name else ()
-        gold = Gold(args, problems, get_evaluator(args.evaluator, prompt=args.prompt))
+        evaluator = get_evaluator(args.evaluator, prompt=args.prompt)
+        evaluator.check_gold(problems)
+        gold = Gold(args, problems, evaluator)
         try:
             if args.from_reference:
                 use_reference(args, gold)

@@ -222,14 +222,11 @@ class Rollout:
         prompt_mask = self.attention_mask[rows, : self.prompt_ids.shape[1]]
         P, C = int(prompt_mask.sum(1).max()), max(1, int(self.lengths[rows].max()))
         return Rollout(
-            prompt_ids=self.prompt_ids[rows, -P:],
-            completion_ids=self.completion_ids[rows, :C],
+            prompt_ids=self.prompt_ids[rows, -P:], completion_ids=self.completion_ids[rows, :C],
             attention_mask=torch.cat([prompt_mask[:, -P:], self.completion_mask[rows, :C]], dim=1),
-            completion_mask=self.completion_mask[rows, :C],
-            sampled_logps=self.sampled_logps[rows, :C],
-            finished=self.finished[rows],
-            texts=[self.texts[i] for i in rows.tolist()],
-        )
+            completion_mask=self.completion_mask[rows, :C], sampled_logps=self.sampled_logps[rows, :C],
+            finished=self.finished[rows], texts=[self.texts[i] for i in rows.tolist()],
+        )  # fmt: skip
 
     def micro_batches(
         self, rows: Sequence[int] | Tensor, group_size: int, max_tokens: int, sharded: bool = False

@@ -290,6 +290,7 @@ def save(figures, output):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="Plot one run or overlay several, from their log files.")
+    parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
     add = parser.add_argument
     add("--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs")
     add("--output", type=Path, help="PDF, or PNG or SVG of its first page (default: LOG_DIR/training_plots.pdf)")

@@ -5,15 +5,13 @@ An example is a plain dict: id, question, answer (gold), solution (worked steps,
 """
 
 import random
-import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 from jinja2 import TemplateError
 
 from data import word_problems
-from data.files import read_folder, read_hub
-from grading.answers import last_boxed
+from data.rows import gsm8k_example, math_example, read_folder, read_hub, text_of
 
 SYSTEM_PROMPT = """\
 Solve the problem. Respond in this form:
@@ -262,7 +260,9 @@ class CreativeLoader(DataLoader):
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         rows = read_folder(dataset_path or Path(__file__).parent / "data" / "opening_lines", split)
-        return [{"question": _text(row, "opening", where).strip(), "answer": "", "solution": ""} for where, row in rows]
+        return [
+            {"question": text_of(row, "opening", where).strip(), "answer": "", "solution": ""} for where, row in rows
+        ]
 
 
 DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader, CreativeLoader)}
@@ -285,41 +285,6 @@ def get_dataloaders(
     same = {"dataset_path": dataset_path, "max_prompt_length": max_prompt_length, "seed": seed}
     train_loader = DATASETS[name]("train", tokenizer, PROMPTS[prompt], **same)
     return train_loader, DATASETS[name]("test", tokenizer, PROMPTS[prompt], size=eval_size, **same)
-
-
-def gsm8k_example(row: dict, where: str) -> dict:
-    """A row of GSM8K's schema: the gold answer is what follows the last ####. `where` names the row in errors."""
-    text = _text(row, "answer", where)
-    solution, mark, answer = text.rpartition("####")
-    answer = answer.strip().replace(",", "")
-    if not mark or not answer:
-        raise ValueError(f"{where}: column 'answer' has no final line '#### <answer>'")
-    solution = re.sub(r"<<.*?>>", "", solution).strip()  # <<48/2=24>> marks are for a calculator
-    return {"question": _text(row, "question", where), "answer": answer, "solution": solution}
-
-
-def math_example(row: dict, where: str) -> dict:
-    """A row of MATH: problem; answer, or solution whose last \\boxed{} is the answer; level and subject where given."""
-    solution = _text(row, "solution", where).strip() if "solution" in row else ""
-    answer = _text(row, "answer", where) if "answer" in row or not solution else last_boxed(solution)
-    if answer is None:
-        raise ValueError(f"{where}: no column 'answer', and no \\boxed{{}} in column 'solution'")
-    level = str(row.get("level", "")).removeprefix("Level ")
-    return {
-        "question": _text(row, "problem", where),
-        "answer": answer.strip(),
-        "solution": solution,
-        "level": int(level) if level.isdigit() else None,
-        "subject": row.get("subject", row.get("type")),
-    }
-
-
-def _text(row, column, where):
-    if column not in row:
-        raise ValueError(f"{where}: no column {column!r} (columns: {', '.join(row)})")
-    if not isinstance(row[column], str) or not row[column].strip():
-        raise ValueError(f"{where}: column {column!r} must be text, not {row[column]!r}")
-    return row[column]
 
 
 def _fixed_subset(examples, size):

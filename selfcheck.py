@@ -20,6 +20,7 @@ import utils
 from evaluator import CreativeWritingEvaluator
 from grading import judge_report
 from runs import processes
+from runs.lock import Lock
 
 PROMPTS = 4  # sampled in groups of --group_size
 
@@ -155,7 +156,9 @@ def check_judge(args, lines):
     prepared = main.setup(args)
     if not isinstance(prepared.evaluator, CreativeWritingEvaluator):
         raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
+    lock = Lock(args.output_dir)  # the report of a run that lives is not written over
     judge_report.make(args, prepared, main.sample, lines)
+    lock.release()
     print(f"kept in {args.output_dir / 'judge_report.json'}")
 
 
@@ -165,7 +168,7 @@ def run(argv=None):
     own, rest = parser.parse_known_args(argv)
     args = flags.parse_args(rest)
     try:
-        processes.check_alone()
+        processes.init(args.device, several=False)
         if own.check_judge is not None:
             return check_judge(args, own.check_judge)
         prepared = main.setup(args)

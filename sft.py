@@ -246,14 +246,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = flags.add_model_and_data(parser)
     add("--train_file", help="the .jsonl that generate_gold.py writes: question, completion, answer")
-    add(
-        "--num_examples",
-        type=int,
-        help="train on so many, drawn by the seed; smaller sets are inside larger (default: all)",
-    )
-    add(
-        "--filter_correct", action="store_true", help="leave out examples that the evaluator finds not strictly correct"
-    )
+    add("--num_examples", type=int, help="so many, drawn by the seed; smaller sets are inside larger (default: all)")
+    add("--filter_correct", action="store_true", help="leave out examples that the evaluator finds not right (strict)")
     flags.add_sampling(parser)
     add = flags.add_optimisation(parser)
     add("--epochs", type=float, default=1.0, help="passes over the examples")

@@ -73,14 +73,10 @@ def _values(text):
 
 
 FAMILIES = tuple(
-    Family(
-        row["name"],
-        row["question"],
-        {letter: _values(text) for letter, text in row["operands"].items()},
-        tuple(row["steps"].split(", ")),
-    )
+    Family(row["name"], row["question"], {letter: _values(text) for letter, text in row["operands"].items()},
+           tuple(row["steps"].split(", ")))
     for row in jsonl.read(Path(__file__).with_name("families.jsonl"))
-)
+)  # fmt: skip
 
 
 def generate(split, n, seed=0, levels=(1, 2, 3, 4)):

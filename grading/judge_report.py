@@ -73,16 +73,12 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
     lengths = [len(stories[i].split()) for i in scored]
     spread, ties = spread_and_ties(scores, group_size)
     report = {
-        "stories": len(stories),
-        "groups": len(stories) // group_size,
-        "below_floor": above.count(False),
+        "stories": len(stories), "groups": len(stories) // group_size, "below_floor": above.count(False),
         "missing": above.count(True) - len(scored),
-        "mean": sum(scores[i] for i in scored) / len(scored) if scored else math.nan,
-        "spread": spread,
-        "ties": ties,
+        "mean": sum(scores[i] for i in scored) / len(scored) if scored else math.nan, "spread": spread, "ties": ties,
         "retest_correlation": correlation([scores[i] for i in twice], [again[i] for i in twice]),
         "length_correlation": correlation(ranks([scores[i] for i in scored]), ranks(lengths)),
-    }
+    }  # fmt: skip
     rng = random.Random(f"damage/{seed}")
     for name, damage in DAMAGES.items():
         copies = [damage(story, rng) if ask else story for story, ask in zip(stories, above, strict=True)]

@@ -327,14 +327,10 @@ def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, devic
     ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
     mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
     return llms.Rollout(
-        prompt_ids=prompt_ids,
-        completion_ids=ids,
-        attention_mask=torch.cat([prompt_mask, mask], dim=1),
-        completion_mask=mask,
-        sampled_logps=torch.zeros(ids.shape, device=device),
-        finished=torch.ones(len(rows), dtype=torch.bool, device=device),
-        texts=[""] * len(rows),
-    )
+        prompt_ids=prompt_ids, completion_ids=ids, attention_mask=torch.cat([prompt_mask, mask], dim=1),
+        completion_mask=mask, sampled_logps=torch.zeros(ids.shape, device=device),
+        finished=torch.ones(len(rows), dtype=torch.bool, device=device), texts=[""] * len(rows),
+    )  # fmt: skip
 
 
 class LikelihoodJudge(Judge):

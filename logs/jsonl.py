@@ -61,8 +61,11 @@ def write_json(path, value):
 def replace(path, text):
     """Write a file under a temporary name and rename it: it is complete or absent."""
     temporary = Path(path).with_suffix(".tmp")
-    temporary.write_text(text, "utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def dumps(value, **options):

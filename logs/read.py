@@ -33,9 +33,10 @@ class Run:
 
 def read_log(path, key="step"):
     """The rows of a log, each with `key`. A torn last line is skipped with a printed note. Raises ValueError."""
-    if not path.read_bytes().strip():
-        raise ValueError(f"{path} is empty: nothing was logged yet")
-    return jsonl.read(path, (key,), torn=lambda message: print(f"note: {message}"))
+    rows = jsonl.read(path, (key,), torn=lambda message: print(f"note: {message}"))
+    if bad := [row for row in rows if key == "step" and not isinstance(row[key], int | float)]:
+        raise ValueError(f"{path}: a step must be a number, not {bad[0][key]!r}")
+    return rows
 
 
 def read_args(path):
@@ -91,10 +92,11 @@ def group_by(runs, flags):
     for run in runs:
         if lacking := [flag for flag in flags if flag not in run.args]:
             raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
-        run.group = tuple("default" if run.args[flag] is None else run.args[flag] for flag in flags)
+        values = ["default" if run.args[flag] is None else run.args[flag] for flag in flags]
+        run.group = tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
     for group, pooled in groups_of(runs).items():
-        for flag in sorted(set.intersection(*(set(run.args) for run in pooled)) - MAY_DIFFER - set(flags)):
-            if len(values := dict.fromkeys(str(run.args[flag]) for run in pooled)) > 1:
+        for flag in sorted(set.union(*(set(run.args) for run in pooled)) - MAY_DIFFER - set(flags)):
+            if len(values := dict.fromkeys(str(run.args.get(flag)) for run in pooled)) > 1:
                 print(f"note: the runs of {group_label(group)} differ in --{flag}: {', '.join(values)}")
     return sorted(runs, key=lambda run: [(isinstance(value, str), value) for value in run.group])
 

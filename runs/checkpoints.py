@@ -57,15 +57,15 @@ def write(
         _sync(folder)
     except (OSError, RuntimeError, SafetensorError) as error:  # mostly a full disk, as each library reports it
         shutil.rmtree(temporary, ignore_errors=True)
-        print(f"warning: no checkpoint written at step {step} ({error}); the one before remains")
+        print(f"warning: no checkpoint written at step {step} ({error})")
         return None
 
     kept = sorted(finished(output_dir))
-    accuracies = {p: json.loads((p / "manifest.json").read_text("utf-8"))["accuracy"] for p in kept}
+    accuracies = {p: _manifest(p).get("accuracy") for p in kept}
     measured = [p for p in kept if accuracies[p] is not None]
     best = [max(measured, key=accuracies.get)] if measured else []
     for old in set(kept[:-keep]) - set(best):
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
     return path
 
 
@@ -75,17 +75,25 @@ def finished(output_dir: Path) -> list[Path]:
 
 
 def find(output_dir: Path) -> tuple[Path, dict] | None:
-    """The newest intact checkpoint as (path, manifest), or None; damaged ones are said and passed over."""
+    """The newest intact checkpoint as (path, manifest), or None; damaged ones are said, and put aside by their name."""
     for path in sorted(finished(output_dir), reverse=True):
-        try:
-            manifest = json.loads((path / "manifest.json").read_text("utf-8"))
-            damaged = [name for name, crc in manifest["crc32"].items() if _crc32(path / name) != crc]
-        except (OSError, ValueError, KeyError) as error:
-            damaged = [str(error)]
+        manifest = _manifest(path)
+        checksums = manifest.get("crc32", {"manifest.json": 0})
+        damaged = [name for name, crc in checksums.items() if _crc32(path / name) != crc]
         if not damaged:
             return path, manifest
         print(f"checkpoint {path} is damaged ({', '.join(damaged)}); trying the one before")
+        shutil.rmtree(path.with_suffix(".damaged"), ignore_errors=True)
+        os.replace(path, path.with_suffix(".damaged"))
     return None
+
+
+def _manifest(path: Path) -> dict:
+    """What a checkpoint says of itself; {} where that cannot be read."""
+    try:
+        return dict(json.loads((path / "manifest.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def load(path: Path, model, optimizer) -> dict:
@@ -152,9 +160,12 @@ def rewind(output_dir: Path, log_sizes: dict[str, int], last: dict[str, int]) ->
     for name in LOGS:
         file = Path(output_dir) / name
         if file.exists():
-            os.truncate(file, min(log_sizes.get(name, 0), _size(file)))
+            size, lines = log_sizes.get(name, 0), file.read_bytes()
+            if size > len(lines):
+                print(f"warning: {file} has lost lines since the checkpoint was written")
+            os.truncate(file, lines[:size].rfind(b"\n") + 1)  # whole lines
     for folder in TRANSCRIPTS:
-        for file in Path(output_dir, folder).glob("step_*"):
+        for file in Path(output_dir, folder).glob("step_??????.jsonl"):
             if int(file.stem.removeprefix("step_")) > last.get(folder, -1):
                 file.unlink()
 
@@ -164,6 +175,9 @@ def _size(path):
 
 
 def _crc32(path):
+    """None for a file that is not there."""
+    if not path.exists():
+        return None
     crc = 0
     with open(path, "rb") as file:
         while block := file.read(2**24):

@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -28,12 +29,14 @@ class Lock:
             if os.path.exists(self.path) and os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path)):
                 break  # else its last holder has just removed the file that was opened here
         self.file.truncate(0)
-        self.file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        self.file.flush()
+        with suppress(OSError):  # a full disk holds the lock, if not its text
+            self.file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')}")
+            self.file.flush()
 
     def release(self) -> None:
         """Give the directory back; one that was made and stayed empty goes."""
         self.path.unlink(missing_ok=True)
-        self.file.close()
+        with suppress(OSError):
+            self.file.close()
         if self.made and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()

@@ -21,11 +21,16 @@ from torch.distributed.tensor import DTensor
 TIMEOUT = timedelta(minutes=30)
 
 
-def init(device: str) -> None:
-    """Join the processes that torchrun has started, each on its own GPU. The first one alone prints."""
+def init(device: str, several: bool = True) -> None:
+    """Join the processes that torchrun has started, each on its own GPU. The first one alone prints.
+
+    Raises ValueError for several processes of a script that is made for one.
+    """
     started, cuda = int(os.environ.get("WORLD_SIZE", 1)), str(device).startswith("cuda") and torch.cuda.is_available()
     if started == 1 or dist.is_initialized():
         return
+    if not several:
+        raise ValueError("this script runs as one process: start it with python, not with torchrun")
     if cuda:
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if str(device) != "cuda" or local >= gpus:
@@ -37,12 +42,6 @@ def init(device: str) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     if not is_main():
         sys.stdout = open(os.devnull, "w")
-
-
-def check_alone() -> None:
-    """Raise ValueError where torchrun has started several processes of a script that is made for one."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("this script runs as one process: start it with python, not with torchrun")
 
 
 def world_size() -> int:

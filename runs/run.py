@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -40,6 +41,7 @@ class Run:
     scheduler: Any = None  # None: the script sets the learning rate itself
     examples: list[dict] = field(default_factory=list)  # what supervised fine-tuning trains on
     saves: bool = True  # whether checkpoints are kept
+    saved_step: int | None = None  # of the newest checkpoint
     stages: write_logs.Stages = field(default_factory=write_logs.Stages)
     guard: Guard = field(default_factory=Guard)
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -84,6 +86,8 @@ MAY_CHANGE = (
 def claim(args) -> Lock | None:
     """Lock the output directory, and see that it holds no other run (with --resume: this one). Raises ValueError."""
     folder, is_evaluation = args.output_dir, vars(args).get("eval_only", False)
+    if folder == Path("."):
+        raise ValueError("--output_dir is empty, or the current directory: name one for the run")
     if not processes.is_main():  # it alone reads and writes there
         return None
     if folder.exists() and not folder.is_dir():
@@ -101,15 +105,17 @@ def claim(args) -> Lock | None:
                 f"--output_dir {folder} holds {', '.join(left)} without the args.json of their run; move them away, or"
                 " name another directory"
             )
-        if before and not args.resume and not before.get("eval_only"):
-            raise ValueError(f"--output_dir {folder} already holds a run; name another directory, or --resume it")
+        if before is not None and not args.resume and not before.get("eval_only"):
+            advice = "" if is_evaluation else ", or --resume it"
+            raise ValueError(f"--output_dir {folder} already holds a run; name another directory{advice}")
         if args.resume and (is_evaluation or before.get("eval_only")):
             raise ValueError("--resume continues training, and --eval_only does not train: leave one of them out")
         if args.resume:
-            now = json.loads(jsonl.dumps(vars(args)))
-            changed = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
-            if changed:
-                was = ", ".join(f"--{name} was {before.get(name)}, not {now[name]}" for name in changed)
+            now = json.loads(jsonl.dumps({k: v for k, v in vars(args).items() if k not in MAY_CHANGE}))
+            if unknown := sorted(now.keys() - before.keys()):
+                raise ValueError(f"--resume: {folder} is a run of another script or version, without --{unknown[0]}")
+            if changed := [name for name in now if now[name] != before[name]]:
+                was = ", ".join(f"--{name} was {before[name]}, not {now[name]}" for name in changed)
                 raise ValueError(f"--resume continues a run with its own flags: {was}")
     except BaseException:
         lock.release()
@@ -133,21 +139,25 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
     several: whether the script may run as several processes. Whatever ends it is said in one line. 0: done. 1: it
     failed while training. 2: what the user gave it is wrong. 130: a signal stopped it.
     """
-    lock = None
+    lock, interrupts = None, Interrupts()
+    interrupts.install()
     try:
-        processes.init(args.device) if several else processes.check_alone()
+        processes.init(args.device, several)
+        vars(args).update(processes.from_main(vars(args)))  # on several nodes it alone has the directory of a run
         lock = claim(args)
         run = setup(args)
+        run.interrupts = interrupts
         processes.barrier()  # no process trains before all are ready
         start(args, run)
         return train_to_the_end(args, run, train)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        processes.say("stopped by SIGINT while loading")
+    except Interrupted as interrupt:
+        processes.say(f"stopped by {interrupt} while loading")
         return 130
     finally:
+        interrupts.uninstall()
         if lock:
             lock.release()
 
@@ -155,7 +165,6 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
 def train_to_the_end(args, run: Run, train: Callable) -> int:
     """Train, and whatever ends that, keep what can be kept."""
     folder = args.output_dir
-    run.interrupts.install()
     try:
         train(args, run)
     except Interrupted as interrupt:
@@ -171,9 +180,10 @@ def train_to_the_end(args, run: Run, train: Callable) -> int:
     except Exception as error:
         print(f"error: {rescue(args, run, error)}", file=sys.stderr)
         return 1
-    finally:
-        run.interrupts.uninstall()
     processes.leave()
+    if run.saves and run.saved_step != run.step:
+        processes.say(f"error: the last checkpoint could not be written to {folder}; --resume makes it again")
+        return 1
     kept = "logs and checkpoints" if run.saves else "logs"
     print(f"done: {kept} are in {folder}; plot them: python plotter.py --log_dir {folder}")
     return 0
@@ -215,14 +225,17 @@ def start(args, run: Run) -> None:
 def run_description(args, model) -> dict:
     """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
     root = Path(__file__).parent.parent
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=root)
+    commit = None
+    with suppress(OSError):  # no git here
+        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=root)
+        commit = git.stdout.strip() or None
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's
     launcher = ["torchrun", f"--nproc_per_node={here}"] if processes.world_size() > 1 else ["python"]
     return {
         "args": vars(args),
         "command": shlex.join([*launcher, *sys.argv]),
-        "commit": git.stdout.strip() or None,
+        "commit": commit,
         "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
         "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads(), "processes": processes.world_size()},
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -243,13 +256,19 @@ def save_checkpoint(args, run: Run) -> bool:
             args.output_dir, run.step, run.model, run.tokenizer, state,
             weights=weights, accuracy=accuracy, keep=args.keep_checkpoints,
         )  # fmt: skip
+    if written or not processes.is_main():
+        run.saved_step = run.step
     run.interrupts.release()
-    return written is not None
+    return run.saved_step == run.step
 
 
 def resume(args, run: Run) -> None:
     """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
     found = processes.from_main(checkpoints.find(args.output_dir) if processes.is_main() else None)
+    log = args.output_dir / "train_log.jsonl"
+    steps = log.read_bytes().count(b"\n") if processes.is_main() and log.exists() else 0
+    if found is None and steps > vars(args).get("save_iterations", vars(args).get("save_updates", math.inf)):
+        raise ValueError(f"{log} has {steps} steps, but no intact checkpoint is left: name another --output_dir")
     if found is None:
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
         checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 goes as well
@@ -262,13 +281,15 @@ def resume(args, run: Run) -> None:
         run.scheduler.load_state_dict(state["scheduler"])
     run.train_loader.load_state_dict(state["train_loader"])
     processes.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
-    run.step, run.ei_step, run.total_tokens = manifest["step"], state["ei_step"], state["total_tokens"]
+    run.step = run.saved_step = manifest["step"]
+    run.ei_step, run.total_tokens = state["ei_step"], state["total_tokens"]
     last = {"eval": run.step, "rollouts": run.ei_step or run.step}  # expert iteration's rollouts count its own steps
     checkpoints.rewind(args.output_dir, manifest["log_sizes"], last)
     run.start -= state["elapsed"]
     run.mark()
     log = args.output_dir / "eval_log.jsonl"
-    evaluations = processes.from_main(jsonl.read(log)[-1:] if processes.is_main() and log.exists() else [])
+    rows = jsonl.read(log, ("step", "accuracy")) if processes.is_main() and log.exists() else []
+    evaluations = processes.from_main(rows[-1:])
     if evaluations:
         run.evaluated_step, run.accuracy = evaluations[0]["step"], evaluations[0]["accuracy"]
     print(f"continuing after step {run.step} from {path}")

@@ -16,7 +16,7 @@ import llms
 import main
 import sft
 import utils
-from data.files import find_files
+from data.rows import find_files
 from grading.answers import only_number
 from logs import jsonl
 from rl_datasets import PROMPTS
@@ -286,12 +286,30 @@ def test_a_closed_terminal_is_a_signal_like_others(monkeypatch):
 
 
 def test_ctrl_c_while_loading_is_one_line(model_folder, tmp_path, capsys, monkeypatch):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
+    """A traceback, or silence and a directory left behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *a, number=number, **k: os.kill(os.getpid(), number))
+        assert main.main(run_flags(model_folder, tmp_path / "run")) == 130
+        assert f"stopped by {number.name} while loading" in one_line(capsys) and not (tmp_path / "run").exists()
 
-    monkeypatch.setattr(llms, "get_llm_tokenizer", interrupted)
-    assert main.main(run_flags(model_folder, tmp_path / "run")) == 130
-    assert "stopped by SIGINT while loading" in one_line(capsys) and not (tmp_path / "run").exists()
+
+def test_damaged_checkpoints_are_put_aside_and_stop_nothing(model_folder, tmp_path, capsys):
+    """A damaged newest one counted among those to keep, so intact ones went; a damaged manifest ended each run."""
+    folder, more = tmp_path / "run", dict(num_train_iters=4, save_iterations=1, keep_checkpoints=3)
+    assert main.main(run_flags(model_folder, folder, **more)) == 0
+    checkpoints, log = folder / "checkpoints", folder / "train_log.jsonl"
+    last = checkpoints / "step_000004" / "model.safetensors"
+    weights = last.read_bytes()
+    last.write_bytes(b"x")
+    (checkpoints / "step_000002" / "manifest.json").write_text("[]")
+    (folder / "rollouts" / "step_000003.jsonl.bak").write_text("a file of somebody else's")
+    assert main.main(["--resume", "--output_dir", str(folder)]) == 0
+    assert last.read_bytes() == weights and (checkpoints / "step_000004.damaged").exists()
+    for path in checkpoints.glob("*/model.safetensors"):
+        path.write_bytes(b"x")
+    before = log.read_bytes()
+    assert main.main(["--resume", "--output_dir", str(folder)]) == 2
+    assert "has 4 steps, but no intact checkpoint is left" in one_line(capsys) and log.read_bytes() == before
 
 
 @pytest.mark.parametrize("left", ["train_log.jsonl", "checkpoints"])

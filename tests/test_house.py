@@ -22,7 +22,8 @@ FLOORS = """
     main.py
     flags.py
     evaluator.py rl_datasets.py
-    grading data
+    data
+    grading
     llms.py
     utils.py
     runs plotter.py

@@ -308,7 +308,7 @@ def test_torn_last_line_is_skipped_with_a_note(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("log, flags, message", [
-    ("", "", "train_log.jsonl is empty: nothing was logged yet"),
+    ("", "", "no complete line in its logs yet"),
     ('{"step": 1}\n{"st\n{"step": 3}\n', "", "train_log.jsonl, line 2: not valid JSON"),
     ('{"loss": 1}\n', "", 'train_log.jsonl, line 1: not an object with "step"'),
     ('{"step": 1, "loss": 2}\n', "--x tokens", 'a log without "total_tokens", which --x tokens needs'),

@@ -190,14 +190,21 @@ def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_
     assert_same_run(run, whole_run)
 
 
-def test_full_disk_keeps_the_checkpoint_before_and_says_so(tmp_path, model_folder, monkeypatch, capsys):
+def test_full_disk_keeps_the_checkpoint_before_and_says_so(whole_run, tmp_path, model_folder, monkeypatch, capsys):
+    """A last checkpoint that could not be written ended in "done" and exit code 0."""
+
     def full():
         raise OSError(28, "No space left on device")
 
     disturb(monkeypatch, torch, "save", 2, full)
-    assert main.main(run_flags(model_folder, tmp_path / "run")) == 0
-    assert "no checkpoint written at step 4 ([Errno 28] No space left on device)" in capsys.readouterr().out
+    assert main.main(run_flags(model_folder, tmp_path / "run")) == 1
+    said = capsys.readouterr()
+    assert "no checkpoint written at step 4 ([Errno 28] No space left on device)" in said.out
+    assert "the last checkpoint could not be written" in said.err
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
+    monkeypatch.undo()
+    assert main.main(["--resume", "--output_dir", str(tmp_path / "run")]) == 0
+    assert_same_run(tmp_path / "run", whole_run)
 
 
 def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run):

@@ -79,14 +79,9 @@ def make_tokenizer():
     special = re.compile("|".join(re.escape(token) for token in (PAD, START, END)))
     tokenizer.train_from_iterator((piece for text in texts for piece in special.split(text)), trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        extra_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-    )
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False, model_max_length=1024,
+    )  # fmt: skip
 
 
 def make_examples(tokenizer, n, answer_shares, seed):

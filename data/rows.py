@@ -1,7 +1,12 @@
-"""Rows of a data set, from the hub or from files in a folder, each with the place that an error should name."""
+"""Rows of a data set, from the hub or from files in a folder, and the examples that GSM8K's and MATH's rows are.
 
+`where` is the place of a row, for errors.
+"""
+
+import re
 from pathlib import Path
 
+from grading.answers import last_boxed
 from logs import jsonl
 
 
@@ -60,3 +65,38 @@ def _read_file(path):
     if not rows:
         raise ValueError(f"{path} is empty")
     return rows
+
+
+def gsm8k_example(row: dict, where: str) -> dict:
+    """A row of GSM8K's schema: the gold answer is what follows the last ####. `where` names the row in errors."""
+    text = text_of(row, "answer", where)
+    solution, mark, answer = text.rpartition("####")
+    answer = answer.strip().replace(",", "")
+    if not mark or not answer:
+        raise ValueError(f"{where}: column 'answer' has no final line '#### <answer>'")
+    solution = re.sub(r"<<.*?>>", "", solution).strip()  # <<48/2=24>> marks are for a calculator
+    return {"question": text_of(row, "question", where), "answer": answer, "solution": solution}
+
+
+def math_example(row: dict, where: str) -> dict:
+    """A row of MATH: problem; answer, or solution whose last \\boxed{} is the answer; level and subject where given."""
+    solution = text_of(row, "solution", where).strip() if "solution" in row else ""
+    answer = text_of(row, "answer", where) if "answer" in row or not solution else last_boxed(solution)
+    if answer is None:
+        raise ValueError(f"{where}: no column 'answer', and no \\boxed{{}} in column 'solution'")
+    level = str(row.get("level", "")).removeprefix("Level ")
+    return {
+        "question": text_of(row, "problem", where),
+        "answer": answer.strip(),
+        "solution": solution,
+        "level": int(level) if level.isdigit() else None,
+        "subject": row.get("subject", row.get("type")),
+    }
+
+
+def text_of(row, column, where):
+    if column not in row:
+        raise ValueError(f"{where}: no column {column!r} (columns: {', '.join(row)})")
+    if not isinstance(row[column], str) or not row[column].strip():
+        raise ValueError(f"{where}: column {column!r} must be text, not {row[column]!r}")
+    return row[column]
