@@ -183,11 +183,9 @@ class GSM8kEvaluator(RewardEvaluator):
             0.125 * sum(completion.count(tag) == 1 for tag in reading.TAGS),
         ]
         details = {
-            "parsed": last if answer is None else answer,
-            "format": strict,
-            "correct_strict": strict and correct,
+            "parsed": last if answer is None else answer, "format": strict, "correct_strict": strict and correct,
             "correct_flexible": last is not None and reading.to_number(last) == target,
-        }
+        }  # fmt: skip
         return rewards, details
 
 
@@ -312,13 +310,10 @@ class CreativeWritingEvaluator(RewardEvaluator):
         for i, (text, rule) in enumerate(zip(texts, broken, strict=True)):
             score, saying = judged.get(i, (math.nan, {}))
             details = {
-                "parsed": None if math.isnan(score) else f"{score:.4f}",
-                "format": rule is None,
-                "correct_strict": not math.isnan(score),
-                "correct_flexible": rule is None,
-                "floor": rule,
+                "parsed": None if math.isnan(score) else f"{score:.4f}", "format": rule is None,
+                "correct_strict": not math.isnan(score), "correct_flexible": rule is None, "floor": rule,
                 "distinct_2": stories.distinct_n([text], 2),
-            }
+            }  # fmt: skip
             rows.append(([score, -float(rule is not None)], details | saying))
         rewards = collect(rows, self.reward_names)
         missing = sum(map(math.isnan, scores))
@@ -330,7 +325,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
             "below_floor_fraction": 1 - len(asked) / max(1, len(texts)),
             "distinct_2": sum(within) / len(within) if within else math.nan,
             "distinct_2_batch": stories.distinct_n(texts, 2),
-        }
+        }  # fmt: skip
         if missing > self.max_judge_failures * len(asked):
             errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
             why = f" ({errors.most_common(1)[0][0]})" if errors else ""

@@ -116,11 +116,18 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def leave() -> None:
-    """All: wait for the first process's last file, and part."""
-    if world_size() > 1:
+def leave(code: int) -> int:
+    """All that end well (0, 130): wait for the first process's last file, and end here; else the exit code is returned.
+
+    At once, since torch's threads are not always joined when Python ends, and then abort a process that is done.
+    """
+    if world_size() > 1 and code in (0, 130):
         barrier()
         dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 # ---------------------------------------------------------------------------------------------------------------------

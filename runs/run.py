@@ -141,6 +141,7 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
     """
     lock, interrupts = None, Interrupts()
     interrupts.install()
+    interrupts.loading = True
     try:
         processes.init(args.device, several)
         vars(args).update(processes.from_main(vars(args)))  # on several nodes it alone has the directory of a run
@@ -149,7 +150,8 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
         run.interrupts = interrupts
         processes.barrier()  # no process trains before all are ready
         start(args, run)
-        return train_to_the_end(args, run, train)
+        interrupts.loading = False
+        code = train_to_the_end(args, run, train)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -160,6 +162,7 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
         interrupts.uninstall()
         if lock:
             lock.release()
+    return processes.leave(code)
 
 
 def train_to_the_end(args, run: Run, train: Callable) -> int:
@@ -172,7 +175,6 @@ def train_to_the_end(args, run: Run, train: Callable) -> int:
         lost = run.saves and not save_checkpoint(args, run)
         advice = "; this step could not be saved" if lost else "; --resume continues" if run.saves else ""
         processes.say(f"stopped by {interrupt} after step {run.step}{advice}")
-        processes.leave()
         return 130
     except Diverged as diverged:
         processes.say(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
@@ -180,7 +182,6 @@ def train_to_the_end(args, run: Run, train: Callable) -> int:
     except Exception as error:
         print(f"error: {rescue(args, run, error)}", file=sys.stderr)
         return 1
-    processes.leave()
     if run.saves and run.saved_step != run.step:
         processes.say(f"error: the last checkpoint could not be written to {folder}; --resume makes it again")
         return 1

@@ -27,7 +27,7 @@ class Interrupts:
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self):
-        self.requested, self.held = None, False
+        self.requested, self.held, self.loading = None, False, False  # loading: nothing to keep, nobody to wait for
 
     def install(self) -> None:
         self.before = {number: signal.getsignal(number) for number in self.SIGNALS}
@@ -41,7 +41,7 @@ class Interrupts:
 
     def _handle(self, number, frame):
         self.requested = signal.Signals(number).name
-        if not self.held and processes.world_size() == 1:
+        if self.loading or not self.held and processes.world_size() == 1:
             raise Interrupted(self.requested)
 
     def hold(self) -> None:

@@ -173,7 +173,7 @@ def make(model, folder, quick=False):
 
 def as_one_of_several(model, folder, quick):
     processes.init("cpu")
-    processes.leave = lambda: None  # several runs in one set of processes
+    processes.leave = lambda code: code  # several runs in one set of processes
     make(model, folder, quick)
 
 
