@@ -181,7 +181,10 @@ def test_refused_log_probs_are_said_once_and_plainly_done_without(tmp_path, caps
 
 
 def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(tmp_path, capsys):
-    """The second story gets nonsense, also at the retry; its neighbours keep their scores."""
+    """The second story gets nonsense, also at the retry; its neighbours keep their scores.
+
+    What the judge says instead of a rating is shown once: nobody could see why it never rated.
+    """
 
     def behave(request):
         return ok("Lovely!") if "bad" in story_in(request) else plain(1, 2, 3)
@@ -194,7 +197,8 @@ def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(
         assert judge.take_counts() == {"asked": 3, "failed_no_rating": 2}
         server.behaviour = lambda request: plain(5, 5, 5)
         assert judge.score([LINE] * 3, ["one", "bad", "three"])[0] == [2.0, 5.0, 2.0]
-    assert "counted as missing" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.count("counted as missing") == 1 and "the last reply: " in out and "Lovely!" in out
 
 
 def test_a_key_that_is_refused_later_halts_the_run_and_is_not_shown(tmp_path, monkeypatch):
@@ -576,6 +580,7 @@ def test_a_judge_can_be_checked_without_training(model_folder, tmp_path, lenient
         assert not selfcheck.run([*flags, "--check_judge", "2"])
     out = capsys.readouterr().out
     assert "the judge on 8 stories in 2 groups" in out and out.count("the judge on") == 1
+    assert "measuring the judge: 8 stories, twice, and 4 copies of each: 48 scores at most" in out, "said before"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["judge_report.json"]
 
 
