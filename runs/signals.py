@@ -6,8 +6,8 @@ import signal
 from runs import processes
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop, at a place where it can be continued from."""
+class Interrupted(BaseException):
+    """A signal asked the run to stop, at a place where it can be continued from. No library's except may swallow it."""
 
 
 class Halted(OSError):
