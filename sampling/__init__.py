@@ -1,0 +1,1 @@
+"""How completions are sampled: the record of them, and the one decode step."""

@@ -1,0 +1,71 @@
+"""The record of sampled completions, as it crosses from sampling to the loss.
+
+Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import utils
+from runs import processes
+
+
+@dataclass
+class Rollout:
+    """B sampled completions, by the ids that were sampled, never re-tokenized."""
+
+    prompt_ids: Tensor  # (B, P) left-padded
+    completion_ids: Tensor  # (B, C) right-padded
+    attention_mask: Tensor  # (B, T) 1 on the prompt's and the completion's own tokens
+    completion_mask: Tensor  # (B, C) 1 through the first terminator (an EOS, or the end of a stop string)
+    sampled_logps: Tensor  # (B, C) float32 log-probs at the sampling temperature (at 1 if greedy), 0 where masked
+    finished: Tensor  # (B,) False where the completion was cut at max_new_tokens
+    texts: list[str]  # B completions as text, without the EOS token and up to the end of a stop string
+
+    @property
+    def prompt_completion_ids(self) -> Tensor:  # (B, T)
+        return torch.cat([self.prompt_ids, self.completion_ids], dim=1)
+
+    @property
+    def lengths(self) -> Tensor:  # (B,) completion tokens, the terminator included
+        return self.completion_mask.sum(1)
+
+    def select(self, rows: Sequence[int] | Tensor) -> "Rollout":
+        """The given rows, with the padding columns that none of them needs cut off on both sides."""
+        rows = torch.as_tensor(rows, device=self.prompt_ids.device)
+        prompt_mask = self.attention_mask[rows, : self.prompt_ids.shape[1]]
+        P, C = int(prompt_mask.sum(1).max()), max(1, int(self.lengths[rows].max()))
+        return Rollout(
+            prompt_ids=self.prompt_ids[rows, -P:], completion_ids=self.completion_ids[rows, :C],
+            attention_mask=torch.cat([prompt_mask[:, -P:], self.completion_mask[rows, :C]], dim=1),
+            completion_mask=self.completion_mask[rows, :C], sampled_logps=self.sampled_logps[rows, :C],
+            finished=self.finished[rows], texts=[self.texts[i] for i in rows.tolist()],
+        )  # fmt: skip
+
+    def micro_batches(
+        self, rows: Sequence[int] | Tensor, group_size: int, max_tokens: int, sharded: bool = False
+    ) -> Iterator[tuple[Tensor, "Rollout", bool]]:
+        """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, counts) each.
+
+        A piece is whole groups or a part of one. For a sharded model all processes make equally many passes: one with
+        fewer pieces than another goes on with a piece that does not count.
+        """
+        rows = torch.as_tensor(rows)
+        prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
+        lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
+        pieces = [rows[piece] for piece in utils.split_into_micro_batches(*lengths, group_size, max_tokens)]
+        idle = torch.tensor([len(self.texts) - 1])  # any row
+        passes = processes.equal_passes(pieces, idle) if sharded else [(piece, True) for piece in pieces]
+        for piece, counts in passes:
+            yield piece, self.select(piece), counts
+
+
+def left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Tensor, Tensor]:
+    """(N, P) ids and mask from lists of unequal length."""
+    P = max(len(s) for s in sequences)
+    ids = torch.tensor([[pad_token_id] * (P - len(s)) + s for s in sequences], device=device)
+    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in sequences], device=device)
+    return ids, mask
