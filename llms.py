@@ -5,6 +5,7 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C, V vocabula
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -15,12 +16,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 import utils
 from runs import processes
+from sampling.decoding import ATTENTION, decoder_for
 from sampling.rollout import Rollout, left_pad
 
 transformers_logging.disable_progress_bar()
@@ -218,14 +220,15 @@ def generate(
     Returns:
         A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
     """
-    was_training, device = model.training, model.device
-    model.eval()
+    device = model.device
     prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     stop = _Stopper(model, tokenizer, stop_strings)
     B = len(prompts) * num_samples
     out = SimpleNamespace(
         completion_ids=torch.full((B, max_new_tokens), tokenizer.pad_token_id, device=device),
         sampled_logps=torch.zeros((B, max_new_tokens), device=device),
+        # Drawn at once, so that a sample depends neither on who else is sampled with it nor on who has left.
+        uniforms=1 - torch.rand((B, max_new_tokens), device=device),  # never 0, which a token of probability 0 meets
         lengths=torch.full((B,), max_new_tokens, device=device),
         finished=torch.zeros(B, dtype=torch.bool, device=device),
     )
@@ -240,62 +243,67 @@ def generate(
         ids, mask = left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
         rows = torch.tensor([i * num_samples + j for i in turn for j in part], device=device)
         # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
-        with utils.autocast(device if model.dtype == torch.float32 else "cpu"):
+        with utils.autocast(device if model.dtype == torch.float32 else "cpu"), _sampling(model):
             _decode(model, ids, mask, rows, len(part), temperature, stop, out)
         if progress:
             progress(len(rows))
-    model.train(was_training)
 
     C = int(out.lengths.max())
     completion_mask = (torch.arange(C, device=device) < out.lengths.unsqueeze(1)).long()
+    own = completion_mask.bool()  # what was sampled past a stop is cut off
     ids, mask = left_pad([p for p in prompt_ids for _ in range(num_samples)], tokenizer.pad_token_id, device)
     return Rollout(
         prompt_ids=ids,
-        completion_ids=out.completion_ids[:, :C],
+        completion_ids=out.completion_ids[:, :C].where(own, tokenizer.pad_token_id),
         attention_mask=torch.cat([mask, completion_mask], dim=1),
         completion_mask=completion_mask,
-        sampled_logps=out.sampled_logps[:, :C],
+        sampled_logps=out.sampled_logps[:, :C].where(own, 0.0),
         finished=out.finished,
         texts=stop.texts(out.completion_ids.tolist(), out.lengths.tolist(), out.finished.tolist()),
     )
 
 
+@contextmanager
+def _sampling(model):
+    """Evaluation mode, and attention that takes the decode step's mask: flash-attention's would ask the host."""
+    was_training, before = model.training, model.config._attn_implementation
+    try:
+        model.eval().set_attn_implementation(ATTENTION)
+        yield
+    finally:
+        model.train(was_training).set_attn_implementation(before)
+
+
 def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
     """Sample num_samples completions of each prompt in ids (N, P) to their end, writing `rows` of out."""
-    body, output_layer = model.get_decoder(), model.get_output_embeddings()
     position_ids, cache = (mask.cumsum(1) - 1).clamp(min=0), DynamicCache()  # plain layers, as in utils
-    prefill = body(ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True)
-    cache.batch_repeat_interleave(num_samples)
-    cache.layers = [_BlockLayer(layer) for layer in cache.layers]
-    hidden = prefill.last_hidden_state[:, -1].repeat_interleave(num_samples, dim=0)  # (rows, H)
-    mask = mask.repeat_interleave(num_samples, dim=0)
-    position = mask.sum(1)  # (rows,) of the next token
-    alive = torch.ones_like(rows, dtype=torch.bool)
-    max_new_tokens = out.completion_ids.shape[1]
-    for step in range(max_new_tokens):
-        logits = output_layer(hidden).float()  # (rows, V)
-        logps = (logits / (temperature or 1.0)).log_softmax(-1)
-        token = _draw(logps) if temperature else logps.argmax(-1)  # (rows,)
-        out.completion_ids[rows[alive], step] = token[alive]
-        out.sampled_logps[rows[alive], step] = logps.gather(1, token.unsqueeze(1)).squeeze(1)[alive]
-        done = alive & stop(token, out.completion_ids[rows, : step + 1])
-        out.lengths[rows[done]], out.finished[rows[done]] = step + 1, True
-        alive &= ~done
-        if step + 1 == max_new_tokens or not alive.any():
-            return
-        if alive.sum() <= 0.75 * len(rows):  # leaving copies the cache: worth it for a quarter of the rows
-            keep = alive.nonzero().squeeze(1)
-            cache.batch_select_indices(keep)
-            rows, token, position, mask, alive = rows[keep], token[keep], position[keep], mask[keep], alive[keep]
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-        hidden = body(
-            token.unsqueeze(1),
-            attention_mask=mask,
-            position_ids=position.unsqueeze(1),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state[:, -1]
-        position = position + 1
+    prefill = model.get_decoder()(
+        ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+    )
+    P, max_new_tokens = ids.shape[1], out.completion_ids.shape[1]
+    decoder = decoder_for(model, cache, len(rows), P + max_new_tokens)
+    decoder.start(cache, mask, out.uniforms[rows])
+    decoder.draw(model, prefill.last_hidden_state[:, -1].repeat_interleave(num_samples, dim=0), temperature)
+    alive, looked = torch.ones_like(rows, dtype=torch.bool), 0
+    for n in range(1, max_new_tokens + 1):  # tokens that each row has
+        last = n == max_new_tokens
+        if last or n - looked >= decoder.look:
+            end, looked = stop(decoder.tokens[: len(rows), P : P + n], looked), n
+            done = alive & (end > 0)
+            out.lengths[rows[done]], out.finished[rows[done]] = end[done], True
+            alive &= ~done
+            left, size = int(alive.sum()), len(rows)
+            while left <= 0.75 * size > 0:  # leaving copies the cache: in quarters, so that graphs are of few sizes
+                size = int(0.75 * size)
+            if last or size < len(rows):
+                for mine, whole in ((decoder.tokens, out.completion_ids), (decoder.logps, out.sampled_logps)):
+                    whole[rows, :n] = mine[: len(rows), P : P + n]
+                if last or not size:
+                    return
+                keep = (~alive).int().argsort(stable=True)[:size]
+                decoder.keep(keep, P + n - 1)
+                rows, alive = rows[keep], alive[keep]
+        decoder.advance(model, P + n, temperature)
 
 
 @torch.no_grad()
@@ -313,44 +321,6 @@ def compute_logps(
                 group_size=group_size, temperature=temperature,
             )  # fmt: skip
     return logps
-
-
-def _draw(logps: Tensor) -> Tensor:
-    """One token of each row (rows, V), by inverting its distribution function at a uniform number in (0, 1]."""
-    cumulative = logps.exp().cumsum(-1)
-    u = 1 - torch.rand(len(logps), 1, device=logps.device)  # never 0, which a token of probability 0 could meet
-    return (cumulative < u * cumulative[:, -1:]).sum(-1)
-
-
-class _BlockLayer(DynamicLayer):
-    """One layer's cache that grows by blocks, so that a new token is written in place and the rest is not copied."""
-
-    BLOCK = 64
-
-    def __init__(self, layer):
-        super().__init__()
-        self.lazy_initialization(layer.keys, layer.values)
-        self.buffers = [layer.keys, layer.values]  # (rows, heads, room, head_dim) each
-        self._show(layer.keys.shape[2])
-
-    def _show(self, length):
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self.buffers)
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        start, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
-        for i, states in enumerate((key_states, value_states)):
-            if end > self.buffers[i].shape[2]:
-                rows, heads, _, head_dim = states.shape
-                room = states.new_empty(rows, heads, states.shape[2] + self.BLOCK, head_dim)
-                self.buffers[i] = torch.cat([self.buffers[i][:, :, :start], room], dim=2)
-            self.buffers[i][:, :, start:end] = states
-        self._show(end)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices):
-        length = self.keys.shape[2]
-        self.buffers = [buffer[indices] for buffer in self.buffers]
-        self._show(length)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -375,15 +345,17 @@ class _Stopper:
             # Every token adds at least one byte of text, save special ones: a little room for these.
             self.window = max(len(s.encode()) for s in self.stop_strings) + 8
 
-    def __call__(self, token, completion_ids):
-        """(rows,) whether each row ends with its last token, given that token and all (rows, n) so far."""
-        done = torch.isin(token, self.eos)
+    def __call__(self, tokens, since):
+        """(rows,) how many of its tokens (rows, n) each row keeps, ends looked for from column `since` on; 0: none."""
+        recent = tokens[:, since:]
+        ends = torch.isin(recent, self.eos)
         if self.stop_strings:
-            candidates = self.may_complete[token].nonzero().squeeze(1)
-            texts = self.tokenizer.batch_decode(completion_ids[candidates, -self.window :])
+            candidates = self.may_complete[recent].nonzero()
+            windows = [tokens[i, max(0, since + j + 1 - self.window) : since + j + 1] for i, j in candidates.tolist()]
+            texts = self.tokenizer.batch_decode(windows)
             hits = [any(s in text for s in self.stop_strings) for text in texts]
-            done[candidates] |= torch.tensor(hits, dtype=torch.bool, device=token.device)
-        return done
+            ends[candidates.unbind(1)] |= torch.tensor(hits, dtype=torch.bool, device=ends.device)
+        return torch.where(ends.any(1), since + 1 + ends.int().argmax(1), 0)
 
     def texts(self, completion_ids, lengths, finished):
         """Completions as text: without the final EOS, up to the end of the stop string; other special tokens stay."""

@@ -21,6 +21,7 @@ from evaluator import CreativeWritingEvaluator
 from grading import judge_report
 from runs import processes
 from runs.lock import Lock
+from sampling import decoding
 
 PROMPTS = 4  # sampled in groups of --group_size
 
@@ -110,6 +111,23 @@ def check_memory(args, run, sampled):
     return peak + states < 0.9 * total, figure, "lower --micro_batch_tokens, or use --gradient_checkpointing"
 
 
+def check_graphs(args, run, sampled):
+    """Decode steps that are captured in CUDA graphs draw what others draw, and sooner."""
+    decoder, drawn, seconds = decoding.KEPT.get(run.sampler), [], []
+    if decoder is None:
+        return True, "nothing is captured: no CUDA, float32 weights, or keys and values that would fill the memory", ""
+    captures = decoder.works
+    for decoder.works in (captures, False):
+        with utils.isolated_seed(0):
+            start, prompts = time.perf_counter(), [example["prompt"] for example in sampled.examples]
+            rollout = llms.generate(run.sampler, run.tokenizer, prompts, num_samples=args.group_size, max_new_tokens=11)
+            drawn.append(rollout.completion_ids.tolist())
+            seconds.append(time.perf_counter() - start)
+    decoder.works = captures
+    figure = f"prompts and ten steps in {seconds[0] * 1e3:.0f} ms, in {seconds[1] * 1e3:.0f} ms without"
+    return captures and drawn[0] == drawn[1], figure, "without graphs sampling is right, but slow"
+
+
 def memory(device):
     """(peak bytes of this process so far, bytes in all) on the device."""
     if torch.device(device).type == "cuda":
@@ -119,7 +137,8 @@ def memory(device):
 
 
 CHECKS = (
-    check_template, check_sampling_fields, check_masks, check_sampled_logps, check_gold, check_spread, check_memory,
+    check_template, check_sampling_fields, check_masks, check_sampled_logps, check_graphs, check_gold, check_spread,
+    check_memory,
 )  # fmt: skip
 
 

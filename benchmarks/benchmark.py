@@ -3,11 +3,9 @@
   step           main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
   sampling       llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
   shared_prompt  the policy's forward and backward with the prompt run once per group, beside once per row
-  supervised     sft.fine_tune, optimiser included, beside a bare forward and backward on the same padded batches
-  memory         what the loss adds to the peak of a Qwen2-0.5B body, beside full float32 logits
 
 Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
-and range over the repeats. A ratio is taken within each repeat: how many times more time, or memory, than ours.
+and range over the repeats. A ratio is taken within each repeat: how many times more time than ours.
 """
 
 import json
@@ -29,11 +27,10 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import llms
 import main as grpo
-import sft
 import utils
 from flags import ArgumentParser
 from logs import jsonl
@@ -43,12 +40,6 @@ from runs import write_logs
 HERE = Path(__file__).parent
 MIB = 2**20
 PROMPT, COMPLETION, GROUP = 512, 64, 16  # of shared_prompt
-MEMORY_SEQUENCES, MEMORY_COMPLETION = 8, 256
-SFT_EXAMPLES, SFT_BATCH = 256, 32
-QWEN2_05B = Qwen2Config(
-    vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-    num_key_value_heads=2, tie_word_embeddings=True,
-)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,6 +93,7 @@ def run_grpo(args, output_dir):
         "optimiser, s": value["time/step"],
         "sampling, tokens/s": value["sampled_tokens"] / value["time/sample"],
         "completion length, tokens": value["response_length"],
+        "sampling gap, nats": value["sampling_logp_gap"],
     } | {f"peak memory: {key[7:]}, MiB": value[key] / MIB for key in value if key.startswith("memory/")}
 
 
@@ -146,7 +138,7 @@ def as_flags(values):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Sampling, shared prompt, supervised fine-tuning, memory
+# Sampling, shared prompt
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -208,73 +200,6 @@ def shared_prompt(args, folder):
     yield "distance of the gradients", "relative", [((shared - plain).norm() / plain.norm()).item()]
 
 
-def supervised(args, folder):
-    """Seconds per example of supervised fine-tuning on `arithmetic`, and of transformers' own loss and its gradient."""
-    model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
-    loader, _ = get_dataloaders("arithmetic", tokenizer)
-    solve = loader.prompt.format_solution
-    examples = [e | {"completion": solve(e["solution"], e["answer"])} for e in loader.examples[:SFT_EXAMPLES]]
-    sequences, updates = sft.encode(tokenizer, examples), len(examples) // SFT_BATCH
-    order, passes = sft.example_order(len(sequences), seed=0), []
-    for _ in range(updates):
-        batch = [sequences[next(order)] for _ in range(SFT_BATCH)]
-        lengths = [len(prompt) for prompt, _ in batch], [len(completion) for _, completion in batch]
-        for rows in utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=args.micro_batch_tokens):
-            ids, mask, C = sft.collate([batch[i] for i in rows], tokenizer.pad_token_id, args.device)
-            labels = ids.masked_fill(mask == 0, -100)
-            labels[:, :-C] = -100
-            passes.append(dict(input_ids=ids, attention_mask=mask, labels=labels))
-
-    def bare():
-        for inputs in passes:
-            with utils.autocast(args.device):
-                loss = model(**inputs, use_cache=False).loss
-            loss.backward()
-
-    def train():
-        options = dict(train_batch_size=SFT_BATCH, micro_batch_tokens=args.micro_batch_tokens, learning_rate=1e-9)
-        sft.fine_tune(model, tokenizer, examples, num_updates=updates, **options)
-
-    runs = alternate(args, train=train, bare=bare)
-    for name, taken in runs.items():
-        yield f"{name}: per example", "s", [seconds / len(examples) for seconds, _ in taken]
-    yield "sft.fine_tune / bare", "ratio", ratios(runs["train"], runs["bare"])
-
-
-def memory(args, folder):
-    """Peak of one loss and backward with all gradients allocated, each variant in a fresh process."""
-    peaks = {variant: in_new_process(peak_of_loss, args, variant) / MIB for variant in ("body", "ours", "full")}
-    ours, full = (peaks[variant] - peaks["body"] for variant in ("ours", "full"))
-    yield f"{MEMORY_SEQUENCES} x {MEMORY_COMPLETION} tokens: body", "MiB", [peaks["body"]]
-    yield "main.compute_loss adds", "MiB", [ours]
-    yield "full float32 logits add", "MiB", [full]
-    yield "ours / full", "share", [ours / full]
-
-
-def peak_of_loss(args, variant):
-    config = AutoConfig.from_pretrained(args.config) if args.config else QWEN2_05B
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(args.device)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)  # as after a first micro-batch
-    ids = random_group(model, MEMORY_SEQUENCES, 32, MEMORY_COMPLETION)
-    targets, mask = ids[:, 32:], torch.ones_like(ids)
-    advantages = torch.linspace(-1, 1, MEMORY_SEQUENCES, device=args.device)  # (B,)
-    reset_peak_memory(args.device)
-    with utils.autocast(args.device):
-        if variant == "ours":
-            loss, _ = grpo.compute_loss(
-                model, None, ids, targets, mask, mask[:, 32:], advantages, group_size=len(ids), beta=0.0
-            )
-        else:  # any loss on the same hidden states, or on the log-probs of full logits
-            outputs = utils._completion_hidden_states(model, ids, mask, MEMORY_COMPLETION, len(ids))  # (B, C, H)
-            if variant == "full":
-                logps = model.get_output_embeddings()(outputs).float().log_softmax(-1)  # (B, C, V)
-                outputs = logps.gather(-1, targets.unsqueeze(-1))
-            loss = (outputs.float().mean((1, 2)) * advantages).mean()
-    loss.backward()
-    return peak_memory(args.device)
-
-
 def random_group(model, G, P, C):
     """(G, P + C) random ids that share their prompt."""
     torch.manual_seed(0)
@@ -329,7 +254,7 @@ def in_new_process(function, *args):
 # The command line
 # ---------------------------------------------------------------------------------------------------------------------
 
-BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt, supervised, memory)}
+BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt)}
 
 
 def parse_args(argv):
@@ -337,7 +262,7 @@ def parse_args(argv):
     add = parser.add_argument
     add("benchmarks", nargs="+", choices=(*BENCHMARKS, "all"))
     add("--model_name", default="tiny/1m", help="directory or hub name")
-    add("--config", help="folder with a config.json: random weights of that shape, also for `memory`")
+    add("--config", help="folder with a config.json: random weights of that shape")
     add("--tokenizer", help="folder of the tokenizer that goes with --config (default: that of --model_name)")
     add("--device", default="cpu", help="cpu or cuda")
     add("--threads", type=int, default=2, help="CPU threads of every competitor")
@@ -360,7 +285,7 @@ def main(argv=None):
     names = list(BENCHMARKS) if "all" in args.benchmarks else args.benchmarks
     rows = []
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        if args.config and names != ["memory"]:
+        if args.config:
             tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model_name)
             args.model_name = f"{folder}/model"
             torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Each check passes on a sound setting and fails on a model, tokenizer or setting that is broken in just its way."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from conftest import ROOT
 import llms
 import main
 import selfcheck
+from sampling import decoding
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,13 @@ def break_spread(args, run, monkeypatch):
 
     run.evaluator = copy.copy(run.evaluator)
     run.evaluator.compute_rewards = flat
+
+
+def break_graphs(args, run, monkeypatch):
+    decoder, original = SimpleNamespace(works=True), llms.generate
+    monkeypatch.setitem(decoding.KEPT, run.sampler, decoder)
+    different = lambda *a, **k: original(*a, **k | {"temperature": 1.0 if decoder.works else 0.3})  # noqa: E731
+    monkeypatch.setattr(llms, "generate", different)
 
 
 def break_memory(args, run, monkeypatch):

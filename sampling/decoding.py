@@ -1,0 +1,213 @@
+"""The decode step: one more token for every row of a batch, in memory set aside before, asking the host nothing.
+
+One function runs on a CPU, on the meta device in a test, and on CUDA, where it is captured as a graph.
+
+Shapes: R rows of N prompts, P prompt tokens, H hidden size, V vocabulary. A token has a slot, the same column in keys,
+values and all else that is kept of a row, where its prompt, left-padded, comes first; room is the number of slots.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "sdpa_or_products"
+
+
+def attention(module, query, key, value, attention_mask, scaling=None, **options):
+    """SDPA, but for one query token on a CPU, where two matrix products take a third of its time."""
+    if query.device.type != "cpu" or query.shape[2] > 1:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    R, heads, _, D = query.shape
+    grouped = query.reshape(R, key.shape[1], -1, D) * (D**-0.5 if scaling is None else scaling)  # by what they share
+    scores = grouped @ key.mT  # (R, kv heads, heads / kv heads, room)
+    probs = (scores if attention_mask is None else scores + attention_mask).softmax(-1, dtype=torch.float32)
+    return (probs.to(value.dtype) @ value).reshape(R, 1, heads, -1), None
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # a name that is missing here would mean: no mask
+
+
+class Slots(DynamicLayer):
+    """One layer's keys and values, (R, heads, room, head_dim) each, which a step writes at one slot for all rows."""
+
+    def __init__(self, slot: Tensor, reserve: int):
+        super().__init__()
+        self.slot, self.reserve, self.memory = slot, reserve, [torch.empty(0), torch.empty(0)]
+
+    def fit(self, keys: Tensor, values: Tensor, room: int, each: int = 1) -> None:
+        """Hold each row of these, (R / each, heads, used, head_dim), `each` times, and room for more.
+
+        All is contiguous, since products copy views. Memory is made where it does not suffice, for `reserve` places
+        (rows x room) at least; else it stays where it is.
+        """
+        held = []
+        for i, x in enumerate((keys, values)):
+            N, heads, used, D = x.shape
+            if self.memory[i].numel() < N * each * heads * room * D:
+                self.memory[i] = x.new_empty(max(N * each * room, self.reserve) * heads * D)
+            elif x.data_ptr() == self.memory[i].data_ptr():
+                x = x.clone()
+            copies = self.memory[i][: N * each * heads * room * D].view(N, each, heads, room, D)
+            copies[:, :, :, :used] = x.unsqueeze(1)
+            copies[:, :, :, used:] = 0  # it is masked, but 0 times what nobody wrote could be NaN
+            held.append(copies.flatten(0, 1))
+        self.keys, self.values = held
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys, self.values
+
+
+class Decoder:
+    """The rows that are sampled together, and the step that moves all of them on by one token."""
+
+    def __init__(self, model: PreTrainedModel, rows: int, room: int, reserve: int = 0):
+        """For at most so many rows and slots; reserve as of Slots."""
+        device, self.rows, self.room, self.reserve = model.device, rows, room, reserve
+        self.look, self.block = (1, 32) if device.type == "cpu" else (8, 128)  # steps between looks for ends, of room
+        self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of each row's last token, which has not run yet
+        self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of each row's prompt
+        self.tokens = torch.zeros(rows, room, dtype=torch.long, device=device)
+        self.logps, self.uniforms = torch.zeros(2, rows, room, device=device)  # the uniform numbers are in (0, 1]
+        self.cache = DynamicCache()
+
+    def start(self, cache: DynamicCache, mask: Tensor, uniforms: Tensor) -> None:
+        """Begin with prompts that have run, by their keys and values and their mask (N, P): R / N rows of each.
+
+        uniforms: (R, n) for the draws of n tokens.
+        """
+        R, each, P = len(uniforms), len(uniforms) // len(mask), mask.shape[1]
+        self.cache.layers = self.cache.layers or [Slots(self.slot, self.reserve) for _ in cache.layers]
+        self.fit(cache, P, each)
+        self.padding[:R] = (P - mask.sum(1, keepdim=True)).repeat_interleave(each, dim=0)
+        self.uniforms[:R, P : P + uniforms.shape[1]] = uniforms
+        self.slot.fill_(P)
+
+    def fit(self, cache: DynamicCache, used: int, each: int = 1, rows: Tensor | slice = slice(None)) -> None:
+        """Hold the given rows of a cache, `each` times, with room for more than the slots that are used."""
+        room = -(-(used + 1) // self.block) * self.block
+        for slots, layer in zip(self.cache.layers, cache.layers, strict=True):
+            slots.fit(layer.keys[rows, :, :used], layer.values[rows, :, :used], room, each)
+
+    def keep(self, rows: Tensor, used: int) -> None:
+        """Go on with the given rows alone, in that order."""
+        self.fit(self.cache, used, rows=rows)
+        for state in (self.padding, self.tokens, self.logps, self.uniforms):
+            state[: len(rows)] = state[rows]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(rows, room) that a step goes over."""
+        rows, _, room, _ = self.cache.layers[0].keys.shape
+        return rows, room
+
+    def advance(self, model: PreTrainedModel, used: int, temperature: float) -> None:
+        """A step, where so many slots are used by now."""
+        if used == self.size[1]:
+            self.fit(self.cache, used)
+        self.step(model, temperature)
+
+    def step(self, model: PreTrainedModel, temperature: float) -> None:
+        """Run the last token of each row, and draw the next one."""
+        body, (rows, room) = model.get_decoder(), self.size
+        hidden = body(
+            self.tokens[:rows].index_select(1, self.slot),
+            attention_mask=self._mask(body.config, model.dtype, rows, room),
+            position_ids=self.slot - self.padding[:rows],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
+        self.slot += 1
+        self.draw(model, hidden, temperature)
+
+    def _mask(self, config, dtype, rows, room):
+        """(R, 1, 1, room) to be added to scores, ready-made: the model's own code for it asks the host."""
+        slots = torch.arange(room, device=self.slot.device)
+        seen = ((slots >= self.padding[:rows]) & (slots <= self.slot))[:, None, None]
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+        masks = {}
+        for kind in set(kinds):
+            visible = seen & (slots > self.slot - window) if kind == "sliding_attention" else seen
+            masks[kind] = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
+        return masks if len(masks) > 1 else masks.popitem()[1]  # by kind only where a model has several
+
+    def draw(self, model: PreTrainedModel, hidden: Tensor, temperature: float) -> None:
+        """A token for each row from its last hidden state (R, H), by inverting its distribution function."""
+        R = len(hidden)
+        probs = (model.get_output_embeddings()(hidden).float() / (temperature or 1.0)).softmax(-1)  # (R, V)
+        if temperature:
+            cumulative = probs.cumsum(-1)
+            u = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
+            token = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp(max=probs.shape[1] - 1)  # of NaN
+        else:
+            token = probs.argmax(-1, keepdim=True)
+        self.tokens[:R].index_copy_(1, self.slot, token)
+        self.logps[:R].index_copy_(1, self.slot, probs.gather(1, token).log())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# CUDA graphs: one launch for a step instead of thousands. None of these lines has run on a GPU yet: benchmarks/gpu.py
+# and selfcheck.py compare captured steps with others there
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Captured(Decoder):
+    """A decoder whose step is captured for each number of rows, room and temperature, when it first comes up."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.graphs, self.works = {}, True
+
+    def step(self, model, temperature):
+        key, before = (*self.size, temperature), self.slot.clone()
+        try:
+            if self.works and key not in self.graphs:
+                self.graphs[key] = self._capture(model, temperature, before)
+        except RuntimeError as error:  # the model's own code asks the host, or the driver cannot
+            print(f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}")
+            self.works = False
+            self.slot.copy_(before)
+        if self.works:
+            self.graphs[key].replay()
+        else:
+            super().step(model, temperature)
+
+    def _capture(self, model, temperature, before):
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # once outside of the graph: kernels are chosen and workspaces made
+            super().step(model, temperature)
+        torch.cuda.current_stream().wait_stream(side)
+        self.slot.copy_(before)  # what that step wrote is written again, the same
+        pool = next((made.pool() for made in self.graphs.values()), None)  # one for all: they run one at a time
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            super().step(model, temperature)
+        return graph
+
+
+KEPT: WeakKeyDictionary[PreTrainedModel, Captured] = WeakKeyDictionary()  # a graph knows where its memory lies
+
+
+def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: int) -> Decoder:
+    """A decoder for so many rows and slots; on CUDA the model's own, with its graphs, unless that fills the memory.
+
+    Only a bfloat16 copy is captured: autocast keeps casts of float32 weights, which would go stale in a graph.
+    """
+    if model.device.type != "cuda" or model.dtype != torch.bfloat16:
+        return Decoder(model, rows, room)
+    if (kept := KEPT.get(model)) is None or kept.rows < rows or kept.room < room:
+        rows, room = (max(rows, kept.rows), max(room, kept.room)) if kept else (rows, room)
+        states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+        needed = rows * room * sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)
+        if needed > torch.cuda.get_device_properties(model.device).total_memory / 8:  # it stays while the loss runs
+            return Decoder(model, rows, room)
+        KEPT[model] = Captured(model, rows, room, rows * room)
+    return KEPT[model]
