@@ -267,8 +267,9 @@ def generate(
 def _sampling(model):
     """Evaluation mode, and attention that takes the decode step's mask: flash-attention's would ask the host."""
     was_training, before = model.training, model.config._attn_implementation
+    chosen = ATTENTION if model._can_set_attn_implementation() else before  # Falcon has its own
     try:
-        model.eval().set_attn_implementation(ATTENTION)
+        model.eval().set_attn_implementation(chosen)
         yield
     finally:
         model.train(was_training).set_attn_implementation(before)

@@ -29,8 +29,22 @@ def attention(module, query, key, value, attention_mask, scaling=None, **options
     return (probs.to(value.dtype) @ value).reshape(R, 1, heads, -1), None
 
 
+def mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
+    """(R, 1, 1, room) to be added to the scores of one query token: transformers' own code for it asks the host.
+
+    Called by the model's code for each kind of its layers. attention_mask: (R, room), what lies ahead left out.
+    local_size: of a sliding window.
+    """
+    if q_length > 1 or attention_mask is None:
+        return sdpa_mask(q_length=q_length, attention_mask=attention_mask, local_size=local_size, **options)
+    if local_size:
+        slots = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        attention_mask = attention_mask & (slots > (slots * attention_mask).amax(1, keepdim=True) - local_size)
+    return torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, -torch.inf)[:, None, None]
+
+
 AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # a name that is missing here would mean: no mask
+AttentionMaskInterface.register(ATTENTION, mask)
 
 
 class Slots(DynamicLayer):
@@ -63,6 +77,9 @@ class Slots(DynamicLayer):
         self.keys.index_copy_(2, self.slot, key_states)
         self.values.index_copy_(2, self.slot, value_states)
         return self.keys, self.values
+
+    def get_mask_sizes(self, query_length):
+        return self.keys.shape[2], 0
 
 
 class Decoder:
@@ -116,28 +133,18 @@ class Decoder:
 
     def step(self, model: PreTrainedModel, temperature: float) -> None:
         """Run the last token of each row, and draw the next one."""
-        body, (rows, room) = model.get_decoder(), self.size
-        hidden = body(
+        rows, room = self.size
+        slots = torch.arange(room, device=self.slot.device)
+        seen = (slots >= self.padding[:rows]) & (slots <= self.slot)  # (rows, room)
+        hidden = model.get_decoder()(
             self.tokens[:rows].index_select(1, self.slot),
-            attention_mask=self._mask(body.config, model.dtype, rows, room),
+            attention_mask=seen if model.config._attn_implementation == ATTENTION else mask(1, seen),
             position_ids=self.slot - self.padding[:rows],
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state[:, -1]
         self.slot += 1
         self.draw(model, hidden, temperature)
-
-    def _mask(self, config, dtype, rows, room):
-        """(R, 1, 1, room) to be added to scores, ready-made: the model's own code for it asks the host."""
-        slots = torch.arange(room, device=self.slot.device)
-        seen = ((slots >= self.padding[:rows]) & (slots <= self.slot))[:, None, None]
-        window = getattr(config, "sliding_window", None)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-        masks = {}
-        for kind in set(kinds):
-            visible = seen & (slots > self.slot - window) if kind == "sliding_attention" else seen
-            masks[kind] = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
-        return masks if len(masks) > 1 else masks.popitem()[1]  # by kind only where a model has several
 
     def draw(self, model: PreTrainedModel, hidden: Tensor, temperature: float) -> None:
         """A token for each row from its last hidden state (R, H), by inverting its distribution function."""
