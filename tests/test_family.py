@@ -349,6 +349,12 @@ def test_new_prompts_replace_groups_of_equal_rewards(dynamic_run):
     assert state["train_loader"] == {"epoch": 0, "position": drawn}
 
 
+def test_flat_groups_by_hand():
+    nan = math.nan
+    rewards = torch.tensor([2.35, 2.35, 2.35, 1, 1, nan, nan, 1, nan, nan, nan, nan, 1, 2, nan, -1, -1, 0])
+    assert main.flat_groups(rewards, 3).tolist() == [True, True, True, True, False, False]
+
+
 def test_rounds_are_bounded_and_off_by_default(model_folder, tmp_path):
     assert run_dynamic(model_folder, tmp_path / "flat", evaluator="all flat", num_train_iters=1) == 0
     (row,) = jsonl.read(tmp_path / "flat" / "train_log.jsonl")
