@@ -400,7 +400,10 @@ def test_a_run_that_ended_amid_replacements_goes_on_bit_for_bit(model_folder, tm
 
 def test_merged_rollouts_keep_every_row():
     """Of other widths on both sides; padding goes where it belongs."""
-    wide, narrow = rollout_of(ragged_batch(seed=0)), rollout_of(ragged_batch(seed=1)).select([0, 1, 7])
+    wide, narrow = rollout_of(ragged_batch(seed=0)), rollout_of(ragged_batch(seed=1))
+    for rollout in (wide, narrow):
+        rollout.sampled_logps = -rollout.completion_ids.float()
+    narrow = narrow.select([0, 1, 7])
     wide.texts, narrow.texts = list("abcdefghijkl"), list("xyz")
     for ours, new, rows in ((wide, narrow, [1, 5, 6]), (narrow, wide.select([3, 4]), [2, 0])):
         merged = ours.replace(rows, new)
