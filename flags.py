@@ -18,7 +18,7 @@ from rl_datasets import DATASETS, PROMPTS
 from runs import processes
 from runs.run import read_flags
 
-LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline")
+LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline", "gspo", "cispo")
 
 
 class _DefaultsOnce(argparse.ArgumentDefaultsHelpFormatter):
@@ -61,14 +61,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """main.py's flags."""
     parser = ArgumentParser(description="Train a language model with GRPO.")
     add_model_and_data(parser)
-    add_sampling(parser, ("--rollout_batch_size", 256, "sequences sampled per iteration: prompts x group_size"))
+    add = add_sampling(parser, ("--rollout_batch_size", 256, "sequences sampled per iteration: prompts x group_size"))
+    resampling = "rounds in which new prompts replace groups of equal rewards, as in DAPO; 0: none"
+    add("--dynamic_sampling", type=int, default=0, help=resampling)
 
     add = parser.add_argument_group("loss").add_argument
-    forms = "clipped ratio x advantage, unclipped, log-prob x advantage, log-prob x reward"
+    forms = "clipped ratio x advantage, unclipped, log-prob x advantage, log-prob x reward; one clipped ratio for a"
+    forms += " sequence, capped ratio as a weight of log-prob x advantage (docs/family.md: which paper is which)"
     add("--loss_type", default="grpo_clip", choices=LOSS_TYPES, help=forms)
     add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference is kept")
     add("--cliprange", type=float, default=0.2, help="the ratio is clipped to [1 - cliprange, 1 + cliprange]")
-    add("--cliprange_high", type=float, help="another upper range, as in DAPO (default: cliprange)")
+    add("--cliprange_high", type=float, help="another upper range, as in DAPO; cispo's cap (default: cliprange)")
     add_length_normalization(add)
     add("--use_std_normalization", action=argparse.BooleanOptionalAction, default=True, help="advantage / group std")
     add("--advantage_eps", type=float, default=1e-6, help="added to the std")
@@ -79,7 +82,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--num_train_iters", type=int, default=1000, help="rollout batches")
     add("--epochs_per_rollout_batch", type=int, default=1, help="passes over each rollout batch; more is off-policy")
     add("--train_batch_size", type=int, help="sequences per optimiser step (default: rollout_batch_size)")
-    add("--learning_rate", type=float, default=1e-6, help="peak, constant after the warm-up")
+    add("--learning_rate", type=float, default=1e-6, help="its peak, at the end of the warm-up")
+    schedules = ("constant", "linear", "cosine")
+    add("--lr_schedule", default="constant", choices=schedules, help="after the warm-up, to 0 at num_train_iters")
     add("--adam_beta1", type=float, default=0.9, help="decay of the mean gradient")
     add("--adam_beta2", type=float, default=0.95, help="decay of the mean squared gradient")
 
@@ -173,7 +178,8 @@ def add_runtime(parser):
 # ---------------------------------------------------------------------------------------------------------------------
 
 ZERO_IS_FINE = (
-    "seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature", *judges.ZERO_IS_FINE
+    "seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature", "dynamic_sampling",
+    *judges.ZERO_IS_FINE,
 )  # fmt: skip
 BELOW = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
@@ -240,7 +246,7 @@ def check_names(args: argparse.Namespace) -> None:
 
 
 def check_batches(args: argparse.Namespace) -> None:
-    """Raise ValueError for batch sizes that do not divide each other, with some that do."""
+    """Raise ValueError for batch sizes that do not divide each other, with some that do, or that a loss cannot use."""
     rollouts, batch, several = args.rollout_batch_size, args.train_batch_size, processes.world_size()
     group = args.group_size * several  # a group for each process
     times = f" times {several} processes" if several > 1 else ""
@@ -260,3 +266,5 @@ def check_batches(args: argparse.Namespace) -> None:
             "--group_size 1 has no group to compare with: every advantage would be 0; use"
             " --loss_type no_baseline, or a group_size of at least 2"
         )
+    if args.loss_type == "gspo" and args.length_normalization != "masked_mean":
+        raise ValueError("--loss_type gspo has one ratio per sequence and needs --length_normalization masked_mean")

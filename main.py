@@ -11,8 +11,9 @@ Where this departs from the paper, and the flag that restores its way, where the
   4. The standard deviation of a group is over n - 1, and a group of equal rewards has advantage exactly 0.
   5. On CUDA a bfloat16 copy of the float32 weights samples, refreshed after each update; `sampling_logp_gap` is logged:
      --sampling_dtype float32 samples from the weights themselves, --importance_cap corrects for the gap.
+  6. The KL is k3 in the loss, as in the paper: its value is KL(policy || reference), its gradient the reverse KL's.
 As in the paper's runs there is one update per rollout batch, so the ratio is 1 and the clip idle; its general form (mu
-updates) is --epochs_per_rollout_batch and --train_batch_size.
+updates) is --epochs_per_rollout_batch and --train_batch_size. GSPO, CISPO, DAPO and others by name: docs/family.md.
 
 A step of a run, as logged, is one iteration: one rollout batch, with one or several optimiser steps.
 
@@ -32,11 +33,11 @@ import llms
 import utils
 from evaluator import RewardEvaluator, Rewards, get_evaluator
 from flags import LOSS_TYPES, check, check_lengths, parse_args
-from logs.statistics import pass_at_k, wilson_interval
 from rl_datasets import get_dataloaders
 from runs import processes, write_logs
 from runs.run import Run, run_to_the_end, save_checkpoint
 from runs.signals import Guard
+from runs.updates import learning_rate_factor, split_into_updates
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The algorithm
@@ -67,6 +68,7 @@ def train(args: Namespace, run: Run) -> None:
             total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
         signal = total if args.loss_type == "no_baseline" else advantages  # (N,) what multiplies the log-probs
+        rollout, signal, resampled, counts = replace_flat_groups(args, run, rollout, signal)
         signal = processes.share(signal).to(args.device)
 
         with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
@@ -86,7 +88,7 @@ def train(args: Namespace, run: Run) -> None:
         metrics |= write_logs.merge_metrics(taken, write_logs.mean)
         metrics |= write_logs.rollout_metrics(run.evaluator, rewards, completions)
         records = write_logs.completion_records(run.evaluator, repeated, completions, rewards, advantage=advantages)
-        write_logs.save_iteration(args, run, step, metrics, records)
+        write_logs.save_iteration(args, run, step, metrics | counts, records + resampled)
         run.interrupts.release()
         if is_due(step, args.eval_iterations, args):
             evaluate(args, run)
@@ -117,6 +119,38 @@ def reward(evaluator: RewardEvaluator, examples: list[dict], rollout: llms.Rollo
     return evaluator.check_rewards([e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples])
 
 
+def replace_flat_groups(
+    args: Namespace, run: Run, rollout: llms.Rollout, signal: Tensor
+) -> tuple[llms.Rollout, Tensor, list[dict], dict[str, float]]:
+    """DAPO's dynamic sampling (arXiv:2503.14476): groups of new prompts in the place of those whose rewards are equal.
+
+    All processes draw the same prompts in as many rounds, and each samples for its own groups. signal: (N,), of all.
+    Returns rollout and signal to train on, the records of what was sampled here, by all processes, and metrics.
+    """
+    G, column = args.group_size, "reward" if args.loss_type == "no_baseline" else "advantage"
+    signal, records, mine = signal.clone(), [], processes.share(range(len(signal) // G))
+    for _ in range(args.dynamic_sampling):
+        flat = flat_groups(signal, G).nonzero().flatten().tolist()
+        drawn = zip(flat, run.train_loader.next_batch(len(flat)), strict=True)
+        own, part = {group: example for group, example in drawn if group in mine}, []
+        if own:  # another process may have some where this one has none
+            with run.stages("sample"):
+                new = sample(args, run, list(own.values()), num_samples=G, temperature=args.temperature)
+            with run.stages("reward"):
+                repeated = [example for example in own.values() for _ in range(G)]
+                rewards = reward(run.evaluator, repeated, new)
+            total, settings = run.evaluator.total(rewards), (args.advantage_eps, args.use_std_normalization)
+            advantages, _ = compute_group_normalized_rewards(total, G, *settings)
+            part = write_logs.completion_records(run.evaluator, repeated, new, rewards, advantage=advantages)
+            rollout = rollout.replace([(group - mine[0]) * G + i for group in own for i in range(G)], new)
+        part = processes.gather(part)  # in the order of `flat`
+        signal.view(-1, G)[flat] = signal.new_tensor([record[column] for record in part]).view(-1, G)
+        records += part
+    flat = flat_groups(signal, G).float().mean().item()
+    metrics = {"sampled_prompts": (len(signal) + len(records)) // G, "zero_std_fraction_trained": flat}
+    return rollout, signal, records, metrics if args.dynamic_sampling else {}
+
+
 def frozen_logps(args: Namespace, model: torch.nn.Module, rollout: llms.Rollout) -> Tensor:
     """(B, C) a model's log-probs of the completions, without gradient."""
     return llms.compute_logps(
@@ -141,14 +175,10 @@ def compute_group_normalized_rewards(
     """
     groups = rewards.float().view(-1, group_size)  # (groups, G)
     present = ~groups.isnan()
-    count = present.sum(1, keepdim=True)  # (groups, 1)
+    flat, count = flat_groups(rewards, group_size).unsqueeze(1), present.sum(1, keepdim=True)  # (groups, 1)
     mean = utils.masked_mean(groups, present, dim=1).unsqueeze(1)
     centred = torch.where(present, groups - mean, 0.0)
     std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-    # Equality is tested, not computed: a rounding residue in the std would be amplified by the division.
-    highest = groups.masked_fill(~present, -torch.inf).amax(1, keepdim=True)
-    lowest = groups.masked_fill(~present, torch.inf).amin(1, keepdim=True)
-    flat = (count < 2) | (highest == lowest)  # (groups, 1)
     scaled = centred / (std + advantage_eps) if normalize_by_std else centred
     advantages = torch.where(flat, 0.0, scaled).masked_fill(~present, torch.nan)
     metadata = {
@@ -157,6 +187,14 @@ def compute_group_normalized_rewards(
         "zero_std_fraction": flat.float().mean().item(),
     }
     return advantages.view(-1), metadata
+
+
+def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
+    """(groups,) True where the rewards that are present are all equal, or fewer than two."""
+    # Tested, not computed: a rounding residue in a std would be amplified by the division.
+    groups = rewards.float().view(-1, group_size)
+    lowest, highest = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+    return lowest >= highest  # where none is present, inf and -inf
 
 
 def accumulate_gradient(
@@ -272,7 +310,7 @@ def compute_loss(
     old_logps = policy_logps.detach() if old_per_token_logps is None else old_per_token_logps
 
     per_token_loss, clipped = compute_policy_gradient_loss(
-        policy_logps, loss_type, advantages, advantages, old_logps, cliprange, cliprange_high
+        policy_logps, loss_type, advantages, advantages, old_logps, cliprange, cliprange_high, mask
     )  # (B, C)
     if importance_cap is not None:  # truncated importance sampling: https://fengyao.notion.site/off-policy-rl
         per_token_loss = per_token_loss * (old_logps - sampled_per_token_logps).exp().clamp(max=importance_cap)
@@ -282,6 +320,7 @@ def compute_loss(
             with torch.inference_mode():
                 ref_per_token_logps = logps(base_model)
         # k3 estimator of KL(policy || reference), never negative; unbiased on-policy: http://joschu.net/blog/kl-approx.html
+        # Its gradient, (1 - p_ref / p) grad log p, is on-policy that of KL(reference || policy): samples stand still.
         log_ratio = ref_per_token_logps - policy_logps
         per_token_kl = log_ratio.exp() - log_ratio - 1
         per_token_loss = per_token_loss + beta * per_token_kl
@@ -332,38 +371,26 @@ def compute_grpo_clip_loss(
 def compute_policy_gradient_loss(
     policy_log_probs: Tensor, loss_type: str, raw_rewards: Tensor | None = None, advantages: Tensor | None = None,
     old_log_probs: Tensor | None = None, cliprange: float = 0.2, cliprange_high: float | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards and advantages are (B, 1)."""
+    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards, advantages (B, 1); mask (B, C)."""
     if loss_type == "grpo_clip":
         return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high)
     if loss_type == "grpo_no_clip":
         return -(policy_log_probs - old_log_probs).exp() * advantages, {}
+    if loss_type == "gspo":  # arXiv:2507.18071: every token has the ratio of its sequence, exp(mean log-ratio)
+        count, both = mask.sum(1, keepdim=True).clamp(min=1), (policy_log_probs, old_log_probs)
+        policy, old = ((utils.masked_sum(x, mask, dim=1).unsqueeze(1) / count).expand_as(x) for x in both)
+        return compute_grpo_clip_loss(advantages, policy, old, cliprange, cliprange_high)
+    if loss_type == "cispo":  # arXiv:2506.13585: the ratio is only a weight, capped: no token's gradient is stopped
+        ratio = (policy_log_probs - old_log_probs).exp().detach()
+        cap = 1 + (cliprange if cliprange_high is None else cliprange_high)
+        return -ratio.clamp(max=cap) * advantages * policy_log_probs, {"clip_fraction": ratio > cap}
     if loss_type == "reinforce_with_baseline":
         return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
     if loss_type == "no_baseline":
         return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
     raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Batches
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def split_into_updates(args: Namespace) -> list[list[int]]:
-    """The rows of each update over one rollout batch: epochs x batches of train_batch_size, whole groups, shuffled.
-
-    A single update over everything keeps the order. Rows and sizes are this process's share.
-    """
-    n, size = (batch // processes.world_size() for batch in (args.rollout_batch_size, args.train_batch_size))
-    if args.epochs_per_rollout_batch == 1 and size == n:
-        return [list(range(n))]
-    updates = []
-    for _ in range(args.epochs_per_rollout_batch):
-        groups = torch.randperm(n // args.group_size).tolist()
-        rows = [g * args.group_size + i for g in groups for i in range(args.group_size)]
-        updates += [rows[i : i + size] for i in range(0, n, size)]
-    return updates
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -374,11 +401,10 @@ def split_into_updates(args: Namespace) -> list[list[int]]:
 def evaluate(args: Namespace, run: Run) -> dict[str, float]:
     """Complete and reward every example of the test loader, at args.eval_temperature, with random numbers of its own.
 
-    Logs, and returns: n, accuracy (strict) and accuracy_flexible with their 95 % Wilson intervals over the problems,
-    rewards, lengths, and with several samples per problem pass@k.
+    Logs, and returns: n, accuracies with intervals and with several samples pass@k, rewards, lengths.
     """
     examples, start = list(run.test_loader), time.perf_counter()
-    n, k, mine = len(examples), args.eval_samples, processes.share(examples)
+    k, mine = args.eval_samples, processes.share(examples)
     with (
         utils.isolated_seed(args.seed),
         write_logs.bar(total=len(mine) * k, desc="evaluating", unit="completion", leave=False) as bar,
@@ -387,25 +413,8 @@ def evaluate(args: Namespace, run: Run) -> dict[str, float]:
     rewards = reward(run.evaluator, [example for example in mine for _ in range(k)], rollout)
     completions, rewards = write_logs.gather_completions(rollout, rewards)
     repeated = [example for example in examples for _ in range(k)]
-    metrics = {"n": n}
-    for name, key in (("accuracy", "correct_strict"), ("accuracy_flexible", "correct_flexible")):
-        correct = torch.tensor([detail[key] for detail in rewards.details]).view(n, k).sum(1)  # (n,) of k samples
-        solved = correct.sum().item() / k
-        low, high = wilson_interval(solved, n)
-        metrics |= {name: solved / n, f"{name}_low": low, f"{name}_high": high}
-        if k > 1:
-            prefix = name.replace("accuracy", "pass")
-            metrics |= {f"{prefix}@{i}": pass_at_k(correct.tolist(), k, i) for i in range(1, k + 1)}
-    strict = [detail["correct_strict"] for detail in rewards.details]
-    metrics |= write_logs.format_and_answer_counts(rewards.details)
-    for column in ("level", "subject"):
-        metrics |= write_logs.accuracy_by(column, repeated, strict)
-    metrics |= {"reward": run.evaluator.total(rewards).nanmean().item()} | run.evaluator.get_reward_breakdown(rewards)
-    metrics |= {
-        "response_length": completions.lengths.float().mean().item(),
-        "truncated_fraction": (~completions.finished).float().mean().item(),
-        "time/total": time.perf_counter() - start,
-    }
+    metrics = write_logs.evaluation_metrics(run.evaluator, repeated, rewards, completions, k)
+    metrics["time/total"] = time.perf_counter() - start
     records = write_logs.completion_records(run.evaluator, repeated, completions, rewards)
     write_logs.save_evaluation(args, run, metrics, records)
     return metrics
@@ -454,8 +463,7 @@ def setup(args: Namespace) -> Run:
     run.optimizer = torch.optim.AdamW(
         run.model.parameters(), lr=args.learning_rate, betas=betas, weight_decay=args.weight_decay
     )
-    warm_up = max(1, args.warmup_steps)
-    run.scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: min(1.0, (n + 1) / warm_up))
+    run.scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: learning_rate_factor(args, n))
     run.guard, run.saves = Guard(args.max_kl), not args.eval_only
     if not (args.eval_only or args.resume):
         run.evaluator.before_training(args, run, sample)

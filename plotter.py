@@ -49,7 +49,7 @@ PANELS = (
     ("Entropy (nats per token)", "train", ("entropy",)),
     ("Gradient norm", "train", ("grad_norm",)),
     ("Learning rate", "train", ("learning_rate",)),
-    ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction",)),
+    ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction", "zero_std_fraction_trained")),
     ("Truncated completions", "train", ("truncated_fraction",)),
     ("Time per iteration (s)", "train", ("time/",)),
 )

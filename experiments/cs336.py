@@ -51,7 +51,7 @@ def grpo_microbatch_train_step(
 ):  # fmt: skip
     """Backward through the policy-gradient loss: masked mean per row, mean over rows, / accumulation steps."""
     per_token, metadata = compute_policy_gradient_loss(
-        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange, mask=response_mask
     )
     loss = masked_mean(per_token, response_mask, dim=1).mean() / gradient_accumulation_steps
     loss.backward()

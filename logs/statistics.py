@@ -26,6 +26,16 @@ def pass_at_k(correct: list[int], n: int, k: int) -> float:
     return sum(1 - math.comb(n - c, k) / math.comb(n, k) for c in correct) / len(correct)
 
 
+def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]:
+    """Share right with its interval over the problems, each so many consecutive samples; for several pass@k as well."""
+    counts = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
+    n, solved = len(counts), sum(counts) / samples
+    low, high = wilson_interval(solved, n)
+    pass_at = {k: pass_at_k(counts, samples, k) for k in range(1, samples + 1) if samples > 1}
+    passes = {f"{name.replace('accuracy', 'pass')}@{k}": share for k, share in pass_at.items()}
+    return {name: solved / n, f"{name}_low": low, f"{name}_high": high} | passes
+
+
 def mcnemar(fixed: int, broken: int) -> float:
     """Exact two-sided McNemar p-value: min(1, 2 P(X <= min(fixed, broken))) with X ~ Binomial(fixed + broken, 1/2)."""
     n, term, tail = fixed + broken, 1, 1

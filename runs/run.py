@@ -111,7 +111,9 @@ def claim(args) -> Lock | None:
         if args.resume and (is_evaluation or before.get("eval_only")):
             raise ValueError("--resume continues training, and --eval_only does not train: leave one of them out")
         if args.resume:
-            now = json.loads(jsonl.dumps({k: v for k, v in vars(args).items() if k not in MAY_CHANGE}))
+            decays = before.get("lr_schedule", "constant") != "constant"  # to 0 at the end, which must then stay
+            fixed = {k: v for k, v in vars(args).items() if k not in MAY_CHANGE or decays and k == "num_train_iters"}
+            now = json.loads(jsonl.dumps(fixed))
             if unknown := sorted(now.keys() - before.keys()):
                 raise ValueError(f"--resume: {folder} is a run of another script or version, without --{unknown[0]}")
             if changed := [name for name in now if now[name] != before[name]]:

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from logs import jsonl
+from logs.statistics import accuracies
 from runs import processes
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -96,7 +97,22 @@ def rollout_metrics(evaluator, rewards, completions: Completions) -> dict:
         "response_length_correct": lengths[correct].mean().item(),  # NaN where there is none
         "response_length_incorrect": lengths[~correct].mean().item(),
         "truncated_fraction": (~completions.finished).float().mean().item(),
-        "sampled_tokens": int(lengths.sum()),
+    }
+
+
+def evaluation_metrics(evaluator, examples: list[dict], rewards, completions: Completions, samples: int) -> dict:
+    """What an evaluation found: n, accuracies with intervals, categories, by level or subject, rewards and lengths.
+
+    examples: one per completion; so many samples of each problem follow each other.
+    """
+    strict, flexible = ([detail[f"correct_{kind}"] for detail in rewards.details] for kind in ("strict", "flexible"))
+    metrics = {"n": len(examples) // samples} | accuracies("accuracy", strict, samples)
+    metrics |= accuracies("accuracy_flexible", flexible, samples) | format_and_answer_counts(rewards.details)
+    metrics |= accuracy_by("level", examples, strict) | accuracy_by("subject", examples, strict)
+    metrics |= {"reward": evaluator.total(rewards).nanmean().item()} | evaluator.get_reward_breakdown(rewards)
+    return metrics | {
+        "response_length": completions.lengths.float().mean().item(),
+        "truncated_fraction": (~completions.finished).float().mean().item(),
     }
 
 
@@ -124,18 +140,12 @@ def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[
 
 def completion_records(evaluator, examples: list[dict], completions, rewards, **columns: torch.Tensor) -> list[dict]:
     """One dict per completion, as rollouts/ and eval/ keep them; columns are (N,) tensors to add."""
-    columns = {"reward": evaluator.total(rewards), "length": completions.lengths, "finished": completions.finished} | (
-        columns
-    )
-    columns = {name: values.tolist() for name, values in columns.items()}
+    added = {"reward": evaluator.total(rewards), "length": completions.lengths, "finished": completions.finished}
+    columns = {name: values.tolist() for name, values in (added | columns).items()}
     parts = rewards.per_function.tolist()
     return [
-        {
-            "id": example["id"],
-            "prompt": example["prompt"],
-            "completion": completions.texts[i],
-            "gold": example["answer"],
-        }
+        {"id": example["id"], "prompt": example["prompt"], "completion": completions.texts[i]}
+        | {"gold": example["answer"]}
         | {name: example[name] for name in ("level", "subject") if name in example}
         | detail
         | {f"rewards/{name}": value for name, value in zip(evaluator.reward_names, parts[i], strict=True)}
@@ -171,10 +181,12 @@ def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> 
 
     May raise Diverged.
     """
-    run.step, run.total_tokens = step, run.total_tokens + metrics["sampled_tokens"]
+    sampled_tokens = sum(record["length"] for record in records)
+    run.step, run.total_tokens = step, run.total_tokens + sampled_tokens
     seconds = run.stages.flush()
     head = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
-    tail = {"total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
+    tail = {"sampled_tokens": sampled_tokens, "total_tokens": run.total_tokens}
+    tail["elapsed"] = time.perf_counter() - run.start
     transcript(args, "rollouts", step, records)
     append(args, "train_log.jsonl", head | metrics | tail | seconds)
     run.mark()

@@ -45,6 +45,23 @@ class Rollout:
             finished=self.finished[rows], texts=[self.texts[i] for i in rows.tolist()],
         )  # fmt: skip
 
+    def replace(self, rows: Sequence[int], new: "Rollout") -> "Rollout":
+        """These rows but for the given ones, whose place those of another Rollout take."""
+        P = max(self.prompt_ids.shape[1], new.prompt_ids.shape[1])
+        C = max(self.completion_ids.shape[1], new.completion_ids.shape[1])
+        order = torch.arange(len(self.texts))
+        order[rows] = len(self.texts) + torch.arange(len(rows))
+
+        def padded(rollout):
+            p, c = P - rollout.prompt_ids.shape[1], C - rollout.completion_ids.shape[1]  # on the left, on the right
+            sides = dict(prompt_ids=(p, 0), completion_ids=(0, c), attention_mask=(p, c), completion_mask=(0, c))
+            sides |= dict(sampled_logps=(0, c), finished=(0, 0))
+            return {name: torch.nn.functional.pad(getattr(rollout, name), by) for name, by in sides.items()}
+
+        both, others = padded(self), padded(new)
+        joined = {name: torch.cat([columns, others[name]]) for name, columns in both.items()}
+        return Rollout(**joined, texts=self.texts + new.texts).select(order)
+
     def micro_batches(
         self, rows: Sequence[int] | Tensor, group_size: int, max_tokens: int, sharded: bool = False
     ) -> Iterator[tuple[Tensor, "Rollout", bool]]:

@@ -97,7 +97,7 @@ def test_bare_call_equals_the_float64_formula(model, base_model, batch):
     [pytest.param("plain", "masked_mean", marks=pytest.mark.stage2)]
     + [pytest.param("difficult", name, marks=pytest.mark.stage3) for name in utils.LENGTH_NORMALIZATIONS],
 )
-@pytest.mark.parametrize("loss_type", main.LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", main.LOSS_TYPES[:4])  # the others: tests/test_family.py
 def test_every_form_equals_the_float64_formula(loss_type, rows, length_normalization, old, model, base_model):
     """With the prompt shared by its group and without."""
     batch = ragged_batch() if rows == "plain" else difficult(ragged_batch())

@@ -101,7 +101,7 @@ def killed_run(program, flags, output_dir, last_step, generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["on-policy", "off-policy", "sft"])
+@pytest.mark.parametrize("kind", ["on-policy", "off-policy", "dynamic sampling", "sft"])
 def test_killed_and_resumed_run_equals_the_whole_one(kind, command, tmp_path):
     name = "sft" if kind == "sft" else "main"
     if name == "sft":
@@ -110,6 +110,8 @@ def test_killed_and_resumed_run_equals_the_whole_one(kind, command, tmp_path):
         flags = dict(num_train_iters=12, eval_iterations=3, max_completion_length=48, learning_rate=1e-4)
     if kind == "off-policy":
         flags |= dict(epochs_per_rollout_batch=2, train_batch_size=4)
+    if kind == "dynamic sampling":
+        flags |= dict(dynamic_sampling=2, lr_schedule="cosine", temperature=0.3)
     whole, killed = (command(name, tmp_path / end, model_name=TINY, evaluator="gsm8k", **flags) for end in "ab")
     assert PROGRAMS[name](whole) == 0
     count = killed_run(PROGRAMS[name], killed, tmp_path / "b", 12, random.Random(kind))
