@@ -138,12 +138,6 @@ def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
     np.testing.assert_array_equal(read.smooth(values[:29]), values[:29])  # too short to smooth
 
 
-def test_stages_stack_to_their_mean_sum(tmp_path, drawn):
-    rows = [{"step": t, "time/sample": t, "time/loss": 2 * t, "time/total": 99} for t in (1, 3)]
-    ax = axes_of(drawn(write_run(tmp_path / "run", rows)), "Time per iteration (s)")[0]
-    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(0, 2), (2, 4)]
-
-
 @pytest.mark.parametrize(
     "x, last, label",
     [("step", 90, "step"), ("tokens", 450_000, "tokens, sampled or trained on"), ("time", 3, "time (min)")],
