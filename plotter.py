@@ -216,32 +216,12 @@ def draw_last_accuracies(runs, groups, flags):
     return fig
 
 
-def draw_comparisons(results):
-    """Per comparison a bar to the left of 0 (questions broken) and one to the right (questions fixed)."""
-    fig = Figure((11.69, 1.5 + 0.5 * len(results)), layout="constrained")
-    ax = fig.add_subplot(title="Paired comparison: questions broken (left) and fixed (right), exact McNemar test")
-    for y, (_, _, _, fixed, broken, _) in enumerate(results):
-        ax.barh([y, y], [-broken, fixed], color=[COLORS[1], COLORS[0]])
-        ax.text(-broken, y, f"{broken} ", ha="right", va="center")
-        ax.text(fixed, y, f" {fixed}", va="center")
-    names = [f"{textwrap.fill(label, 45)}\n{kind}, n = {n}, {read.p_text(p)}" for label, kind, n, _, _, p in results]
-    ax.set_yticks(range(len(results)), names)
-    ax.invert_yaxis()
-    ax.margins(x=0.1, y=0.02)
-    ax.axvline(0, color="black", linewidth=0.8)
-    ax.set_xticks([])  # the numbers stand beside the bars
-    ax.grid(visible=False)
-    return fig
-
-
-def draw_pages(runs, axis, results):
-    """The figures of the PDF: dashboard, paired comparison, evaluation metrics, training metrics."""
+def draw_pages(runs, axis):
+    """The figures of the PDF: dashboard, evaluation metrics, training metrics."""
     metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
     yield draw_dashboard(runs, metrics, axis)
-    if results:
-        yield draw_comparisons(results)
     for log, name in (("eval", "evaluation"), ("train", "training")):
         for key in metrics[log]:
             fig = new_page(runs, f"{title_of(key)}, {name}")
@@ -297,12 +277,8 @@ def main(argv=None):
                 save([draw_last_accuracies(runs, groups, args.by)], output)
                 report = [read.accuracy_table(groups, args.by)]
             else:
-                results = read.compare_runs(runs)
-                save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x), results)), output)
-                report = [
-                    f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {read.p_text(p)}"
-                    for label, kind, n, fixed, broken, p in results
-                ]
+                save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))), output)
+                report = read.compare_runs(runs)
                 for run in runs:
                     report += [f"{run.name}: {line}" if len(runs) > 1 else line for line in read.accuracy_lines(run)]
         if args.reach:
