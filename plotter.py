@@ -36,7 +36,11 @@ STYLE = {
     "axes.axisbelow": True, "grid.color": "0.9", "lines.markersize": 3.5, "pdf.fonttype": 42, "text.parse_math": False,
 }  # fmt: skip
 
-AXES = {"step": "step", "tokens": "total_tokens", "time": "elapsed"}  # --x, and its key in the logs
+# --x: (key in the logs, label, scale), where x = row[key] / scale
+AXES = {
+    "step": ("step", "step", 1), "tokens": ("total_tokens", "tokens, sampled or trained on", 1),
+    "time": ("elapsed", "time (min)", 60),
+}  # fmt: skip
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
@@ -60,18 +64,13 @@ LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "tota
 
 
 def choose_axis(runs, name):
-    """(key, label, scale) of the x axis of all curves: x = row[key] / scale. ValueError: a log lacks it."""
-    key, longest = AXES[name], 0.0
+    """The AXES of that name. ValueError: a log lacks its key."""
+    key = AXES[name][0]
     for run in runs:
         for rows in (run.train, run.eval):
-            x = column(rows, key)
-            if rows and not np.isfinite(x).any():
+            if rows and not np.isfinite(column(rows, key)).any():
                 raise ValueError(f'{run.path}: a log without "{key}", which --x {name} needs')
-            longest = max(longest, np.nanmax(x, initial=0))
-    if name != "time":
-        return key, "step" if name == "step" else "tokens, sampled or trained on", 1
-    unit, scale = ("h", 3600) if longest > 7200 else ("min", 60) if longest > 120 else ("s", 1)
-    return key, f"time ({unit})", scale
+    return AXES[name]
 
 
 def title_of(key, log="train"):
