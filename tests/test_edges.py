@@ -190,7 +190,7 @@ class Wrong(LettersEvaluator):
         (lambda r: setattr(r, "per_function", r.per_function[:, :1]), r"per_function must be floats \(2, 2\)"),
         (lambda r: setattr(r, "per_function", r.per_function.long()), "must be floats"),
         (lambda r: r.details.pop(), "details must be 2 dicts"),
-        (lambda r: r.details[0].pop("format"), "details lack 'format'"),
+        (lambda r: r.details[0].pop("format"), r"details\['format'\] must be True or False, not None"),
         (lambda r: r.details[0].update(correct_strict=torch.tensor(True)), r"details\['correct_strict'\] must be True"),
     ],
 )
