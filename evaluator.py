@@ -92,11 +92,9 @@ class RewardEvaluator(ABC):
         if len(rewards.details) != n:
             raise ValueError(f"{name}: details must be {n} dicts, one for each completion, not {len(rewards.details)}")
         for detail in rewards.details:
-            for key in ("parsed", "format", "correct_strict", "correct_flexible"):
-                if key not in detail:
-                    raise ValueError(f"{name}: details lack {key!r}")
-                if key != "parsed" and type(detail[key]) is not bool:
-                    raise ValueError(f"{name}: details[{key!r}] must be True or False, not {detail[key]!r}")
+            for key in ("format", "correct_strict", "correct_flexible"):
+                if type(detail.get(key)) is not bool:
+                    raise ValueError(f"{name}: details[{key!r}] must be True or False, not {detail.get(key)!r}")
         return rewards
 
     def total(self, rewards: Rewards) -> torch.Tensor:
@@ -317,15 +315,13 @@ class CreativeWritingEvaluator(RewardEvaluator):
             rows.append(([score, -float(rule is not None)], details | saying))
         rewards = collect(rows, self.reward_names)
         missing = sum(map(math.isnan, scores))
-        rewards.counts = {f"judge/{name}": n for name, n in self.judge.take_counts().items()} | {
-            "judge/missing": missing
-        }
-        within = [detail["distinct_2"] for detail in rewards.details if not math.isnan(detail["distinct_2"])]
+        counts = self.judge.take_counts() | {"missing": missing}
+        rewards.counts = {f"judge/{name}": n for name, n in counts.items()}
         rewards.means = {
             "below_floor_fraction": 1 - len(asked) / max(1, len(texts)),
-            "distinct_2": sum(within) / len(within) if within else math.nan,
+            "distinct_2": torch.tensor([detail["distinct_2"] for detail in rewards.details]).nanmean().item(),
             "distinct_2_batch": stories.distinct_n(texts, 2),
-        }  # fmt: skip
+        }
         if missing > self.max_judge_failures * len(asked):
             errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
             why = f" ({errors.most_common(1)[0][0]})" if errors else ""
@@ -352,6 +348,4 @@ def get_evaluator(name: str, **context) -> RewardEvaluator:
 
     prompt: the prompt's name; flags: main.py's; reference: (the run's frozen model or None, tokenizer).
     """
-    if name not in EVALUATORS:
-        raise ValueError(f"unknown evaluator {name!r}; known: {', '.join(EVALUATORS)}")
     return EVALUATORS[name](**context)

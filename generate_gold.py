@@ -124,6 +124,7 @@ class Gold:
                 self.solved.add(problem["id"])
             kind = "accepted" if not reason else "unfinished" if self.attempts_left(problem) else "rejected"
             self.outcomes[problem["id"]] = (kind, reason)
+            self.bar.update(kind != "unfinished")
             self.tokens_in, self.tokens_out = self.tokens_in + sample.tokens_in, self.tokens_out + sample.tokens_out
             row = {
                 "id": problem["id"], "question": problem["question"], "completion": sample.text,
@@ -137,29 +138,22 @@ class Gold:
         self.accepted.append(accepted)
         self.rejected.append(rejected)
         self.failures_in_a_row = 0
-        self.show_progress()
+        self.bar.set_postfix_str(f"{len(self.solved)} solved, {self.usage()}", refresh=False)
 
     def no_reply(self, problem, reason, message):
         """The endpoint has failed this problem. Nothing is written, so that a second start tries it again."""
         if ("no reply", reason) not in self.outcomes.values():
             self.bar.write(f"no reply: {message}")  # once for each reason
         self.outcomes[problem["id"]] = ("no reply", reason)
+        self.bar.update()
         self.failures_in_a_row += 1
         if self.failures_in_a_row == MAX_FAILURES_IN_A_ROW:
             raise OSError(f"{MAX_FAILURES_IN_A_ROW} problems in a row got no reply ({reason}): stopped")
-        self.show_progress()
 
     def usage(self):
-        cost = (self.tokens_in * self.args.price_in + self.tokens_out * self.args.price_out) / 1e6
-        return f"{self.tokens_in:,} + {self.tokens_out:,} tokens, ${cost:.4f}"
+        return f"{self.tokens_in:,} + {self.tokens_out:,} tokens"
 
-    def show_progress(self):
-        kinds = Counter(kind for kind, _ in self.outcomes.values())
-        settled = len(self.outcomes) - kinds["unfinished"]
-        self.bar.set_postfix_str(f"{kinds['accepted'] / max(1, settled):.1%} accepted, {self.usage()}", refresh=False)
-        self.bar.update(settled - self.bar.n)
-
-    def report(self, duplicates):
+    def report(self):
         """Print what came of the problems, unless an error has ended the run before its first attempt."""
         self.bar.close()
         if self.open_problems and not self.outcomes:
@@ -167,8 +161,7 @@ class Gold:
         solved = sum(problem["id"] in self.solved for problem in self.problems)
         print(f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}")
         done_before = len(self.problems) - len(self.open_problems)
-        for what, n in (("duplicates", duplicates), ("done before", done_before), ("tried", len(self.outcomes))):
-            print(f"{what:12} {n:7,}")
+        print(f"{'done before':12} {done_before:7,}\n{'tried':12} {len(self.outcomes):7,}")
         for kind in ("accepted", "rejected", "no reply", "unfinished"):
             reasons = Counter(reason for k, reason in self.outcomes.values() if k == kind)
             why = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common() if reason)
@@ -271,8 +264,6 @@ def parse_args(argv=None):
     add("--concurrency", type=int, default=16, help="requests at a time, or prompts per batch of a local model")
     add("--timeout", type=float, default=120.0, help="seconds without a sign of the endpoint until a retry")
     add("--max_retries", type=int, default=5, help="of a failed request, with exponential back-off")
-    add("--price_in", type=float, default=0.0, help="dollars per million prompt tokens")
-    add("--price_out", type=float, default=0.0, help="dollars per million completion tokens")
 
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, default=Path("gold.jsonl"), help="appended to; start again to continue")
@@ -288,7 +279,7 @@ def check_args(args):
     if args.base_url and not args.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
     check_base_url("--base_url", args.base_url)
-    zero_is_fine = ["temperature", "max_retries", "price_in", "price_out", "seed"]
+    zero_is_fine = ["temperature", "max_retries", "seed"]
     if args.api_model:
         get_api_key(args.base_url)
         zero_is_fine.append("max_completion_length")
@@ -299,20 +290,19 @@ def check_args(args):
 
 
 def choose_problems(args):
-    """--num_problems of the training split in an order drawn from --seed, and how many repeat another's question."""
+    """--num_problems of the training split, in an order drawn from --seed."""
     examples = DATASETS[args.dataset_name].read("train", args.dataset_path)
     if not examples:
         raise ValueError(f"{args.dataset_path or args.dataset_name} has no training split")
-    problems = list({example["question"]: example for example in reversed(examples)}.values())[::-1]
-    random.Random(f"gold/{args.seed}").shuffle(problems)
-    return problems[: args.num_problems], len(examples) - len(problems)
+    random.Random(f"gold/{args.seed}").shuffle(examples)
+    return examples[: args.num_problems]
 
 
 def main(argv=None):
     args = parse_args(argv)
     try:
         check_args(args)
-        problems, duplicates = choose_problems(args)
+        problems = choose_problems(args)
         local = llms.get_llm_tokenizer(args.model_name, args.device) if args.model_name else ()
         evaluator = get_evaluator(args.evaluator, prompt=args.prompt)
         evaluator.check_gold(problems)
@@ -325,7 +315,7 @@ def main(argv=None):
             elif gold.open_problems:
                 asyncio.run(use_endpoint(args, gold))
         finally:
-            gold.report(duplicates)
+            gold.report()
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

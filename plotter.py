@@ -6,7 +6,7 @@
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
 Every number in a log gets a page, so a new metric or reward needs no edit here. Keys that share a prefix before "/" are
-a family (rewards/, time/). A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py
+a family (rewards/, judge/). A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py
 reads the logs, compares the runs and writes the tables.
 """
 
@@ -34,10 +34,13 @@ STYLE = {
     "font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7.5, "legend.frameon": False, "legend.handlelength": 1.8,
     "legend.columnspacing": 1.2, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.axisbelow": True, "grid.color": "0.9", "lines.markersize": 3.5, "pdf.fonttype": 42, "text.parse_math": False,
-    "svg.hashsalt": "",
 }  # fmt: skip
 
-AXES = {"step": "step", "tokens": "total_tokens", "time": "elapsed"}  # --x, and its key in the logs
+# --x: (key in the logs, label, scale), where x = row[key] / scale
+AXES = {
+    "step": ("step", "step", 1), "tokens": ("total_tokens", "tokens, sampled or trained on", 1),
+    "time": ("elapsed", "time (min)", 60),
+}  # fmt: skip
 # The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
@@ -51,7 +54,7 @@ PANELS = (
     ("Learning rate", "train", ("learning_rate",)),
     ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction", "zero_std_fraction_trained")),
     ("Truncated completions", "train", ("truncated_fraction",)),
-    ("Time per iteration (s)", "train", ("time/",)),
+    ("Time per iteration (s)", "train", ("time/total",)),
 )
 TITLES = {keys[0]: title for title, _, keys in PANELS} | {
     "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward"}  # fmt: skip
@@ -61,18 +64,13 @@ LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "tota
 
 
 def choose_axis(runs, name):
-    """(key, label, scale) of the x axis of all curves: x = row[key] / scale. ValueError: a log lacks it."""
-    key, longest = AXES[name], 0.0
+    """The AXES of that name. ValueError: a log lacks its key."""
+    key = AXES[name][0]
     for run in runs:
         for rows in (run.train, run.eval):
-            x = column(rows, key)
-            if rows and not np.isfinite(x).any():
+            if rows and not np.isfinite(column(rows, key)).any():
                 raise ValueError(f'{run.path}: a log without "{key}", which --x {name} needs')
-            longest = max(longest, np.nanmax(x, initial=0))
-    if name != "time":
-        return key, "step" if name == "step" else "tokens, sampled or trained on", 1
-    unit, scale = ("h", 3600) if longest > 7200 else ("min", 60) if longest > 120 else ("s", 1)
-    return key, f"time ({unit})", scale
+    return AXES[name]
 
 
 def title_of(key, log="train"):
@@ -145,29 +143,13 @@ def draw_curves(ax, runs, log, keys, axis):
         ax.xaxis.set_major_formatter(EngFormatter())
 
 
-def draw_stages(ax, runs, keys):
-    """Seconds per iteration as a bar per run, stacked by stage."""
-    runs = [run for run in runs if run.train]
-    stages = [key for key in keys if key != "time/total"] or keys
-    colors = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(stages)))
-    names = [run.name if len(run.name) < 15 else f"{run.name[:5]}…{run.name[-8:]}" for run in runs]
-    left = np.zeros(len(runs))
-    for key, color in zip(stages, colors, strict=True):
-        means = np.array([np.nan_to_num(column(run.train, key)).mean() for run in runs])
-        ax.barh(range(len(runs)), means, left=left, color=color, edgecolor="white", label=label_of(key))
-        left += means
-    ax.set_yticks(range(len(runs)), names, fontsize=min(7, 90 / len(runs)))
-    ax.invert_yaxis()
-    ax.set_xlabel("mean over the run")
-
-
 def choose_panels(runs, metrics):
     """[(title, log, keys)] of the dashboard."""
     families = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}
     panels = []
     for title, log, wanted in (*PANELS, *((name.capitalize(), "train", (f"{name}/",)) for name in sorted(families))):
         keys = [key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")]
-        if len(runs) > 1 and wanted != ("time/",):  # the colour tells the run, so a panel holds one metric
+        if len(runs) > 1:  # the colour tells the run, so a panel holds one metric
             panels += [(title_of(key, log), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
         elif keys:
             panels.append((title if len(keys) > 1 else title_of(keys[0]), log, keys))
@@ -181,10 +163,7 @@ def draw_dashboard(runs, metrics, axis):
     columns = math.ceil(len(panels) / rows)
     for i, (title, log, keys) in enumerate(panels, 1):
         ax = fig.add_subplot(rows, columns, i, title=textwrap.fill(title, 140 // columns))
-        if keys[0].startswith("time/"):
-            draw_stages(ax, runs, keys)
-        else:
-            draw_curves(ax, runs, log, keys, axis)
+        draw_curves(ax, runs, log, keys, axis)
         if labels := ax.get_legend_handles_labels()[1]:
             ncols = legend_columns(labels, 0.85 * size[0] / columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
@@ -236,32 +215,12 @@ def draw_last_accuracies(runs, groups, flags):
     return fig
 
 
-def draw_comparisons(results):
-    """Per comparison a bar to the left of 0 (questions broken) and one to the right (questions fixed)."""
-    fig = Figure((11.69, 1.5 + 0.5 * len(results)), layout="constrained")
-    ax = fig.add_subplot(title="Paired comparison: questions broken (left) and fixed (right), exact McNemar test")
-    for y, (_, _, _, fixed, broken, _) in enumerate(results):
-        ax.barh([y, y], [-broken, fixed], color=[COLORS[1], COLORS[0]])
-        ax.text(-broken, y, f"{broken} ", ha="right", va="center")
-        ax.text(fixed, y, f" {fixed}", va="center")
-    names = [f"{textwrap.fill(label, 45)}\n{kind}, n = {n}, {read.p_text(p)}" for label, kind, n, _, _, p in results]
-    ax.set_yticks(range(len(results)), names)
-    ax.invert_yaxis()
-    ax.margins(x=0.1, y=0.02)
-    ax.axvline(0, color="black", linewidth=0.8)
-    ax.set_xticks([])  # the numbers stand beside the bars
-    ax.grid(visible=False)
-    return fig
-
-
-def draw_pages(runs, axis, results):
-    """The figures of the PDF: dashboard, paired comparison, evaluation metrics, training metrics."""
+def draw_pages(runs, axis):
+    """The figures of the PDF: dashboard, evaluation metrics, training metrics."""
     metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
     yield draw_dashboard(runs, metrics, axis)
-    if results:
-        yield draw_comparisons(results)
     for log, name in (("eval", "evaluation"), ("train", "training")):
         for key in metrics[log]:
             fig = new_page(runs, f"{title_of(key)}, {name}")
@@ -269,16 +228,12 @@ def draw_pages(runs, axis, results):
             yield fig
 
 
-# Formats of one page, for a text, with the metadata that would make equal logs give unequal bytes.
-FIRST_PAGE = {".png": {"Software": None}, ".svg": {"Date": None}}
-
-
 def save(figures, output):
     """Written under a temporary name, so that an error leaves an existing file alone. Equal logs give equal bytes."""
     temporary = output.with_name(f"{output.stem}.{os.getpid()}.tmp{output.suffix}")
     try:
-        if output.suffix in FIRST_PAGE:
-            next(iter(figures)).savefig(temporary, dpi=110, metadata=FIRST_PAGE[output.suffix])
+        if output.suffix == ".png":
+            next(iter(figures)).savefig(temporary, dpi=110, metadata={"Software": None})
         else:
             with PdfPages(temporary, metadata={"CreationDate": None}) as pdf:
                 for figure in figures:
@@ -293,7 +248,7 @@ def parse_args(argv=None):
     parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
     add = parser.add_argument
     add("--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs")
-    add("--output", type=Path, help="PDF, or PNG or SVG of its first page (default: LOG_DIR/training_plots.pdf)")
+    add("--output", type=Path, help="PDF, or PNG of its first page (default: LOG_DIR/training_plots.pdf)")
     add("--x", nargs="+", choices=AXES, default=["step"], help="the x axis of the curves, or several (default: step)")
     add("--metrics", nargs="+", metavar="KEY", help="only the curves of these keys of the logs, on one page")
     add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, or by parameters: a "
@@ -305,8 +260,8 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     try:
-        if args.output and args.output.suffix not in (".pdf", *FIRST_PAGE):
-            raise ValueError(f"--output {args.output}: its name must end in .pdf, .png or .svg")
+        if args.output and args.output.suffix not in (".pdf", ".png"):
+            raise ValueError(f"--output {args.output}: its name must end in .pdf or .png")
         if any(not 0 < accuracy <= 1 for accuracy in args.reach or []):
             raise ValueError("--reach takes shares above 0 and at most 1, such as 0.5")
         runs = read.load_runs(args.log_dir)
@@ -321,12 +276,8 @@ def main(argv=None):
                 save([draw_last_accuracies(runs, groups, args.by)], output)
                 report = [read.accuracy_table(groups, args.by)]
             else:
-                results = read.compare_runs(runs)
-                save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x), results)), output)
-                report = [
-                    f"{label}, {kind}: {fixed} fixed, {broken} broken of {n} questions, exact McNemar {read.p_text(p)}"
-                    for label, kind, n, fixed, broken, p in results
-                ]
+                save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))), output)
+                report = read.compare_runs(runs)
                 for run in runs:
                     report += [f"{run.name}: {line}" if len(runs) > 1 else line for line in read.accuracy_lines(run)]
         if args.reach:

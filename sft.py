@@ -47,7 +47,7 @@ def fine_tune(
         num_updates: optimizer steps, of train_batch_size examples each.
         micro_batch_tokens: padded tokens in one pass, a memory knob: it never changes the gradient.
         learning_rate, final_learning_rate, warmup_steps: linear warm-up to the first, then a cosine to the second.
-        length_normalization, normalization_constant: see compute_sft_loss.
+        length_normalization, normalization_constant: see utils.aggregate_tokens.
         log_entropy: also log the mean entropy (nats) of the model at the completions' tokens.
         optimizer, start, tokens, start_time: to continue after `start` updates: AdamW with its state, the tokens seen,
             and the time (perf_counter) from which `elapsed` counts.
@@ -60,8 +60,6 @@ def fine_tune(
     """
     if not examples:
         raise ValueError("there are no examples to train on")
-    if length_normalization == "masked_normalize" and not normalization_constant:
-        raise ValueError("length_normalization masked_normalize needs normalization_constant, a number of tokens")
     sequences = encode(tokenizer, examples)
     order = itertools.islice(example_order(len(sequences), seed), start * train_batch_size, None)
     optimizer = optimizer or get_optimizer(model)
@@ -101,7 +99,7 @@ def accumulate_sft_gradient(
     model, batch: Sequences, pad_token_id: int, *, micro_batch_tokens: int,
     length_normalization: str = "masked_mean", normalization_constant: float | None = None, log_entropy: bool = False,
 ) -> dict[str, float]:  # fmt: skip
-    """Add the gradient of one update's loss to the parameters, micro-batch by micro-batch.
+    """Add the gradient of one update's loss (CS336 A5, section 4.2) to the parameters, micro-batch by micro-batch.
 
     Args:
         batch: from encode: the whole update, of which each process takes some.
@@ -121,35 +119,15 @@ def accumulate_sft_gradient(
             logps = utils.get_per_token_logps(model, ids, attention_mask, C, return_entropy=log_entropy)
         logps, entropies = logps if log_entropy else (logps, None)
         completion_mask = attention_mask[:, -C:] if counts else torch.zeros_like(attention_mask[:, -C:])
-        # Shares of the whole update's mean, so that they simply add whatever the split.
-        loss = compute_sft_loss(
-            logps, completion_mask, length_normalization=length_normalization,
-            normalization_constant=normalization_constant, num_sequences=len(batch), num_tokens=num_tokens,
-        )  # fmt: skip
+        # Negative log-likelihood: a share of the whole update's mean, so that shares simply add whatever the split.
+        loss = utils.aggregate_tokens(
+            -logps, completion_mask, length_normalization, normalization_constant, len(batch), num_tokens
+        )
         loss.backward()
         metrics["loss"] += loss.item()
         if log_entropy:
             metrics["entropy"] += (utils.masked_sum(entropies, completion_mask) / num_tokens).item()
     return write_logs.merge_metrics(processes.gather([metrics]), sum)
-
-
-def compute_sft_loss(
-    per_token_logps: Tensor, completion_mask: Tensor, *, length_normalization: str = "masked_mean",
-    normalization_constant: float | None = None, num_sequences: int | None = None, num_tokens: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Negative log-likelihood of the completions (CS336 A5, section 4.2): these sequences' share of the update's loss.
-
-    Args:
-        per_token_logps, completion_mask: (B, C).
-        length_normalization, normalization_constant: see utils.aggregate_tokens.
-        num_sequences, num_tokens: those of the whole update; None means that this call is the whole update.
-    """
-    assert per_token_logps.shape == completion_mask.shape, (per_token_logps.shape, completion_mask.shape)
-    num_sequences = len(completion_mask) if num_sequences is None else num_sequences
-    num_tokens = int(completion_mask.sum()) if num_tokens is None else num_tokens
-    return utils.aggregate_tokens(
-        -per_token_logps, completion_mask, length_normalization, normalization_constant, num_sequences, num_tokens
-    )
 
 
 def learning_rate_at(step: int, num_updates: int, warmup_steps: int, peak: float, final: float) -> float:

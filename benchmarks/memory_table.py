@@ -41,14 +41,12 @@ def parse_args(argv=None):
     return SimpleNamespace(**vars(flags.parse_args(rest)) | vars(own))
 
 
-def small_model(config, layers):
-    """A model of the config's width, of a few decoder layers and a small vocabulary, in float32, of any weights."""
-    settings = config.to_dict() | {"num_hidden_layers": layers, "vocab_size": 64}
+def model_of(config, **changes):
+    """A float32 model of a config with some changes, which takes no memory yet."""
+    settings = config.to_dict() | changes
     settings.pop("layer_types", None)
-    config = type(config).from_dict(settings)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.to_empty(device="cpu")
+        return AutoModelForCausalLM.from_config(type(config).from_dict(settings), dtype=torch.float32)
 
 
 def saved_bytes(model, groups, group_size, length):
@@ -70,7 +68,7 @@ def activation_bytes(config, group_size, checkpointing):
     """Bytes per token that goes through the model, over all decoder layers."""
     slopes, length = [], 8
     for layers in (1, 2):
-        model = small_model(config, layers)
+        model = model_of(config, num_hidden_layers=layers, vocab_size=64).to_empty(device="cpu")  # of any weights
         few, many = (saved_bytes(model, groups, group_size, length) for groups in (1, 2))
         slopes.append((many - few) / (length + group_size * length))  # per token: the weights are in both
     layer, rest = slopes[1] - slopes[0], 2 * slopes[0] - slopes[1]
@@ -81,10 +79,7 @@ def activation_bytes(config, group_size, checkpointing):
 
 def shape(config):
     """Numbers of parameters, and bytes of a token's keys and values in bfloat16."""
-    settings = config.to_dict() | {"num_hidden_layers": 1}  # all layers are alike, and one is made sooner
-    settings.pop("layer_types", None)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(type(config).from_dict(settings))
+    model = model_of(config, num_hidden_layers=1)  # all layers are alike, and one is made sooner
     layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters())
     outside = sum(p.numel() for p in model.parameters()) - layer  # embedding, output layer, last norm
     P = outside + layer * config.num_hidden_layers

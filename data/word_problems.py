@@ -79,7 +79,7 @@ FAMILIES = tuple(
 )  # fmt: skip
 
 
-def generate(split, n, seed=0, levels=(1, 2, 3, 4)):
+def generate(split, n, seed=0):
     """`n` distinct problems: dicts of question, answer (one step a line, then "#### N") and level.
 
     The levels take turns, so a shorter list is the beginning of a longer one. No question appears twice; in the test
@@ -87,25 +87,22 @@ def generate(split, n, seed=0, levels=(1, 2, 3, 4)):
     """
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-    by_level = {level: [family for family in FAMILIES if family.level == level] for level in levels}
-    if not levels or not all(by_level.values()):
-        raise ValueError(f"levels must be among 1 to 4, not {levels}")
+    by_level = [[family for family in FAMILIES if family.level == level] for level in (1, 2, 3, 4)]
     rng = random.Random(f"word problems/{split}/{seed}")
     problems, seen, misses = [], set(), 0
     while len(problems) < n:
-        level = levels[len(problems) % len(levels)]
-        family = _pick(rng, by_level[level])
+        family = _pick(rng, by_level[len(problems) % len(by_level)])
         operands, (lines, result) = _draw(rng, family, split)
         question = family.question.format(**operands, **_draw_words(rng))
         key = question if split == "train" else (family.name, *operands.values())
         if key in seen:
             misses += 1
             if misses == MAX_MISSES:
-                raise ValueError(f"only {len(problems)} of {n} distinct {split} problems found at levels {levels}")
+                raise ValueError(f"only {len(problems)} of {n} distinct {split} problems found")
             continue
         misses = 0
         seen.add(key)
-        problems.append({"question": question, "answer": "\n".join([*lines, f"#### {result}"]), "level": level})
+        problems.append({"question": question, "answer": "\n".join([*lines, f"#### {result}"]), "level": family.level})
     return problems
 
 

@@ -70,7 +70,7 @@ class Endpoint:
         except APIConnectionError as error:
             raise OSError(f"cannot reach {self.client.base_url}; is the server running? ({explain(error)})") from error
         except APIError as error:
-            refuse_key(error)  # any other answer will do: somebody is there, though without a list of models
+            explain(error)  # an answer that refuses no key will do: somebody is there, if without a list of models
 
     async def ask(self, messages, read, **options):
         """read(the reply's text) of one chat completion.
@@ -84,7 +84,6 @@ class Endpoint:
                     model=self.model, messages=messages, **options
                 )
             except APIError as error:
-                refuse_key(error)
                 raise NoReply(explain(error), error, self.key) from error
             try:
                 return read(reply.text)
@@ -107,13 +106,10 @@ async def for_each(work, items, concurrency):
     await asyncio.gather(*(worker() for _ in range(concurrency)))
 
 
-def refuse_key(error):
+def explain(error):
+    """An error of the openai client in a few words. Raises ValueError where it is a refused key."""
     if isinstance(error, AuthenticationError):
         raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
-
-
-def explain(error):
-    """An error of the openai client in a few words."""
     if isinstance(error, APIStatusError):
         return f"HTTP {error.status_code}"
     return "no reply in time" if isinstance(error, APITimeoutError) else "no connection"

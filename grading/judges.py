@@ -11,6 +11,7 @@ cannot be had is NaN, never a number. N stories, V vocabulary.
 
 import asyncio
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -23,7 +24,6 @@ from functools import partial
 import torch
 
 import llms
-import utils
 from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_each, get_api_key
 from logs import jsonl
 from runs import processes
@@ -150,14 +150,9 @@ def read_rating(text: str, names) -> dict:
 
 def _expected_grade(tokens, start, end):
     """sum_g g p(g) / sum_g p(g) at the one token that is the number at [start, end) of the reply; None without such."""
-    position = 0
-    for token in tokens:
-        position += len(token["token"])
-        if position >= end:
-            break
-    else:
-        return None
-    if position - len(token["token"]) > start or not _digit(token["token"]):
+    ends = itertools.accumulate(len(token["token"]) for token in tokens)
+    token, position = next((pair for pair in zip(tokens, ends, strict=True) if pair[1] >= end), (None, 0))
+    if token is None or position - len(token["token"]) > start or not _digit(token["token"]):
         return None
     grades = [(_digit(candidate["token"]), math.exp(candidate["logprob"])) for candidate in token["top_logprobs"]]
     mass = sum(p for grade, p in grades if grade)
@@ -265,18 +260,25 @@ class EndpointJudge(Judge):
         self.said.add(kind)
 
 
-@torch.no_grad()
-def next_token_logps(model, prompts: list[list[int]], token_ids: list[int], *, batch_size: int = 16) -> torch.Tensor:
-    """(N, tokens) float64 log-probs of some tokens after each of N prompts, given as lists of ids."""
-    rows = []
-    for start in range(0, len(prompts), batch_size):
-        ids, mask = llms.left_pad(prompts[start : start + batch_size], 0, model.device)
-        position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-        with utils.autocast(model.device):
-            hidden = model.get_decoder()(ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
-            logits = model.get_output_embeddings()(hidden[:, -1])
-        rows.append(logits.double().log_softmax(-1)[:, token_ids].cpu())
-    return torch.cat(rows)
+def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> llms.Rollout:
+    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
+    prompt_ids, prompt_mask = llms.left_pad([prompt for prompt, _ in rows], pad_token_id, device)
+    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
+    C = max(1, int(lengths.max()))
+    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
+    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
+    return llms.Rollout(
+        prompt_ids=prompt_ids, completion_ids=ids, attention_mask=torch.cat([prompt_mask, mask], dim=1),
+        completion_mask=mask, sampled_logps=torch.zeros(ids.shape, device=device),
+        finished=torch.ones(len(rows), dtype=torch.bool, device=device), texts=[""] * len(rows),
+    )  # fmt: skip
+
+
+def compute_logps(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
+    """(N, C) float64 log-probs of the completions in rows as above, of which group_size in a row share a prompt."""
+    rollout = as_rollout(rows, tokenizer.pad_token_id, model.device)
+    settings = dict(group_size=group_size, temperature=1.0, micro_batch_tokens=16384)
+    return llms.compute_logps(model, rollout, **settings).double().cpu()
 
 
 class ModelRatingJudge(Judge):
@@ -308,8 +310,9 @@ class ModelRatingJudge(Judge):
             texts += [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
         if not texts:
             return [], []
-        ids = [row[:-1] for row in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]  # all but the digit
-        logps = next_token_logps(self.model, ids, self.grade_ids)  # (N * criteria, 5)
+        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        rows = [(row[:-1], [grade]) for row in ids for grade in self.grade_ids]  # each digit in the place of the 1
+        logps = compute_logps(self.model, self.tokenizer, rows, len(GRADES)).view(-1, len(GRADES))  # (N * criteria, 5)
         grades = (logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)).view(len(stories), -1)
         masses = logps.exp().sum(-1).view(len(stories), -1).mean(1).tolist()
         details = [
@@ -319,29 +322,15 @@ class ModelRatingJudge(Judge):
         return grades.mean(1).tolist(), details
 
 
-def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> llms.Rollout:
-    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
-    prompt_ids, prompt_mask = llms.left_pad([prompt for prompt, _ in rows], pad_token_id, device)
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    C = max(1, int(lengths.max()))
-    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
-    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
-    return llms.Rollout(
-        prompt_ids=prompt_ids, completion_ids=ids, attention_mask=torch.cat([prompt_mask, mask], dim=1),
-        completion_mask=mask, sampled_logps=torch.zeros(ids.shape, device=device),
-        finished=torch.ones(len(rows), dtype=torch.bool, device=device), texts=[""] * len(rows),
-    )  # fmt: skip
-
-
 class LikelihoodJudge(Judge):
     """Mean log-likelihood in nats of a story's tokens after its opening line, for models too small for instructions.
 
     At least -log V, the likelihood of a token drawn blindly.
     """
 
-    def __init__(self, model, tokenizer, micro_batch_tokens=16384):
+    def __init__(self, model, tokenizer):
         super().__init__()
-        self.model, self.tokenizer, self.micro_batch_tokens = model, tokenizer, micro_batch_tokens
+        self.model, self.tokenizer = model, tokenizer
         self.lowest = -math.log(model.get_output_embeddings().weight.shape[0])
 
     def score(self, prompts, stories, fresh=False):
@@ -354,10 +343,8 @@ class LikelihoodJudge(Judge):
         for prompt, ids, offsets in zip(prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             first = max(sum(end <= len(prompt) for _, end in offsets), 0 if start else 1)  # token of the story
             rows.append((start + ids[:first], ids[first:]))
-        rollout = as_rollout(rows, self.tokenizer.pad_token_id, self.model.device)
-        one_by_one = dict(group_size=1, temperature=1.0, micro_batch_tokens=self.micro_batch_tokens)
-        logps = llms.compute_logps(self.model, rollout, **one_by_one)
-        means = (logps.double().sum(1) / rollout.lengths).tolist()  # over the story's own tokens; NaN without any
+        lengths = torch.tensor([len(story) for _, story in rows])
+        means = (compute_logps(self.model, self.tokenizer, rows).sum(1) / lengths).tolist()  # NaN without any token
         return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [{} for _ in means]
 
 

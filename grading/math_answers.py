@@ -12,7 +12,7 @@ go to math-verify, whose "equal" must then hold numerically to 40 digits as well
 
 Sympy can hang inside C code or eat all memory on a short input (`9^{9^{9^9}}`), and a signal stops it only in the main
 thread. So expressions are compared in another process: a server that has math-verify loaded, forks once per question,
-kills the fork when its time is up, and ends when its input closes, which happens when its owner dies. POSIX only.
+with an alarm that ends the fork in time, and ends when its input closes, as it does when its owner dies. POSIX only.
 """
 
 import json
@@ -20,12 +20,10 @@ import logging
 import os
 import re
 import resource
-import selectors
 import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -370,35 +368,32 @@ WARM_UP = [
 ]  # fmt: skip
 
 
+VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by a fork's exit code
+
+
 def serve() -> None:
     """Answer questions, one JSON line [gold, answer, seconds] each on standard input, until it closes."""
     replies = os.fdopen(os.dup(1), "w")  # a channel of our own: libraries print to standard output
     os.dup2(2, 1)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence when nobody wants the reply any more
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the owner was started with
     logging.disable()  # math-verify warns that its timeouts are off
     for question in WARM_UP:
         equal(*question)
     for line in sys.stdin.buffer:
         *question, seconds = json.loads(line)
-        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
+            code = 2
             try:
-                resource.setrlimit(resource.RLIMIT_CPU, (2, 2))  # if the server is killed meanwhile
+                signal.setitimer(signal.ITIMER_REAL, seconds)  # without a handler SIGALRM ends also what hangs in C
                 if sys.platform == "linux":
                     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-                os.write(writer, b"equal" if equal(*question) else b"different")
+                code = 0 if equal(*question) else 1
             finally:
-                os._exit(0)
-        os.close(writer)
-        with selectors.DefaultSelector() as selector:
-            selector.register(reader, selectors.EVENT_READ)
-            in_time = selector.select(seconds)
-        reply = os.read(reader, 16).decode() or "failed" if in_time else "timeout"
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reader)
-        print(reply, file=replies, flush=True)
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(VERDICTS.get(code, "failed"), file=replies, flush=True)
 
 
 class MathGrader:
@@ -410,7 +405,6 @@ class MathGrader:
     def __init__(self, seconds: float = 1.7):
         self.seconds = seconds
         self._lock = threading.Lock()
-        self._stop = lambda: None
         self._start()
 
     def grade(self, gold: str, answer: str) -> str:
@@ -425,11 +419,9 @@ class MathGrader:
             return self._ask(json.dumps([gold, answer, self.seconds]).encode() + b"\n")
 
     def _start(self) -> None:
-        self._stop()
         command = [sys.executable, os.path.abspath(__file__)]
-        # A session of its own, so that Ctrl-C in a terminal does not reach it.
+        # A session of its own, so that Ctrl-C in a terminal does not reach it. It ends when these pipes are closed.
         self._server = subprocess.Popen(command, stdin=-1, stdout=-1, bufsize=0, start_new_session=True)
-        self._stop = weakref.finalize(self, _end, self._server)  # with its owner or at exit
 
     def _ask(self, question: bytes) -> str:
         for _ in range(2):  # the server may have been killed since the last question
@@ -445,14 +437,6 @@ class MathGrader:
                 return reply
             self._start()
         raise ChildProcessError("the grading process ends at once, for the reason above (is math-verify installed?)")
-
-
-def _end(server: subprocess.Popen) -> None:
-    if server.poll() is None:
-        os.killpg(server.pid, signal.SIGKILL)  # with the question it works on
-    server.wait()
-    server.stdin.close()
-    server.stdout.close()
 
 
 if __name__ == "__main__":

@@ -148,12 +148,8 @@ def smooth(values):
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
-def p_text(p):
-    return f"p = {p:.2g}" if p > 1e-300 else "p < 1e-300"
-
-
 def compare(label, before, after):
-    """Paired comparison of two eval/step_*.jsonl: [(label, kind, questions, fixed, broken, p)] for strict and flexible.
+    """Paired comparison of two eval/step_*.jsonl: a line each for strict and flexible accuracy.
 
     A question is the same if its id and gold answer are; of several samples of a question the first one counts.
     """
@@ -161,32 +157,31 @@ def compare(label, before, after):
     def answers(path):
         return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_log(path, "id"))}
 
-    before, after, results = answers(before), answers(after), []
+    before, after, lines = answers(before), answers(after), []
     for kind in ACCURACIES:
         key = f"correct_{kind}"
         pairs = [(before[question].get(key), after[question].get(key)) for question in before.keys() & after.keys()]
         pairs = [pair for pair in pairs if None not in pair]
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
         if pairs:
-            results.append((label, kind, len(pairs), fixed, broken, mcnemar(fixed, broken)))
-    if not results:
-        print(f"note: {label}: no question in common, not compared")
-    return results
+            what, p = f"{fixed} fixed, {broken} broken of {len(pairs)} questions", mcnemar(fixed, broken)
+            lines.append(f"{label}, {kind}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
+    return lines or [f"note: {label}: no question in common, not compared"]
 
 
 def compare_runs(runs):
     """Each run's last evaluation against its own first, and the last of every further run against that of the first."""
-    results, last = [], []
+    lines, last = [], []
     for run in runs:
         files = {int(path.stem[5:]): path for path in run.path.glob("eval/step_*.jsonl") if path.stem[5:].isdecimal()}
         steps = [row["step"] for row in run.eval if row["step"] in files]  # a file without a row is not finished
         if len(steps) > 1:
-            results += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]])
+            lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]])
         if steps:
             last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]]))
     for name, path in last[1:]:
-        results += compare(f"{last[0][0]} -> {name}", last[0][1], path)
-    return results
+        lines += compare(f"{last[0][0]} -> {name}", last[0][1], path)
+    return lines
 
 
 def percent(row, key):

@@ -104,7 +104,7 @@ def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model
 def test_fine_tuning_skips_an_update_that_is_not_finite(model, tokenizer, monkeypatch):
     """sft.py stepped on a NaN gradient, and saved weights that were all NaN."""
     before = [p.clone() for p in model.parameters()]
-    monkeypatch.setattr(sft, "compute_sft_loss", lambda logps, *a, **k: logps.sum() * torch.nan)
+    monkeypatch.setattr(utils, "aggregate_tokens", lambda per_token, *_: per_token.sum() * torch.nan)
     (row,) = sft.fine_tune(model, tokenizer, [{"prompt": "ab", "completion": "c"}], num_updates=1, learning_rate=1.0)
     assert row["skipped_updates"] == 1 and all(map(torch.equal, before, model.parameters()))
 
@@ -190,7 +190,7 @@ class Wrong(LettersEvaluator):
         (lambda r: setattr(r, "per_function", r.per_function[:, :1]), r"per_function must be floats \(2, 2\)"),
         (lambda r: setattr(r, "per_function", r.per_function.long()), "must be floats"),
         (lambda r: r.details.pop(), "details must be 2 dicts"),
-        (lambda r: r.details[0].pop("format"), "details lack 'format'"),
+        (lambda r: r.details[0].pop("format"), r"details\['format'\] must be True or False, not None"),
         (lambda r: r.details[0].update(correct_strict=torch.tensor(True)), r"details\['correct_strict'\] must be True"),
     ],
 )

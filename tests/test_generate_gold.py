@@ -150,7 +150,7 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     assert len({row["id"] for row in rows}) == len(rows) == 7473 and all(row["correct"] for row in rows)
     assert not any("<<" in row["completion"] or "," in row["answer"] for row in rows)
     report = capsys.readouterr().out
-    assert outcome(report, "rejected") == (0, None) and outcome(report, "duplicates") == (0, None)
+    assert outcome(report, "rejected") == (0, None)
 
 
 def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
@@ -160,13 +160,6 @@ def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
         return {row["id"] for row in jsonl.read(output)}
 
     assert len(ids(5, 0)) == 5 and ids(5, 0) < ids(8, 0) and ids(5, 0) != ids(5, 1)
-
-
-def test_a_repeated_question_is_tried_once(tmp_path, capsys):
-    folder = write_problems(tmp_path / "data", ["Why?", "How?", "Why?", "Why?"])
-    assert gold(folder, "--from_reference") == 0
-    assert sorted(row["id"] for row in accepted(folder)) == ["gsm8k/train/0", "gsm8k/train/1"]
-    assert outcome(capsys.readouterr().out, "duplicates") == (2, None)
 
 
 # An endpoint
@@ -238,11 +231,10 @@ def test_a_reply_is_put_into_another_form_without_half_a_surrogate_pair(single):
     assert accepted(single)[0]["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
 
 
-def test_tokens_and_cost_are_reported(folder, capsys):
+def test_tokens_are_reported(folder, capsys):
     with FakeOpenAIServer(lambda r: ok(FORM("x", "0"), prompt_tokens=1000, completion_tokens=100)) as server:
-        assert ask(server, folder, "--num_attempts", 2, "--price_in", 0.5, "--price_out", 2) == 0
-    # 24 attempts: 24,000 tokens at 0.5 and 2,400 at 2 dollars per million
-    assert "24,000 + 2,400 tokens, $0.0168" in capsys.readouterr().out
+        assert ask(server, folder, "--num_attempts", 2) == 0
+    assert "24,000 + 2,400 tokens" in capsys.readouterr().out
 
 
 def test_so_many_requests_at_a_time_and_no_more(folder):

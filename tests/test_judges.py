@@ -253,7 +253,7 @@ def naive_likelihood(model, tokenizer, line, story):
 
 def test_likelihood_is_the_mean_over_the_storys_tokens():
     model, tokenizer = random_model().eval(), small_tokenizer()
-    judge = judges.LikelihoodJudge(model, tokenizer, micro_batch_tokens=64)
+    judge = judges.LikelihoodJudge(model, tokenizer)
     lines, texts = ["a cat", "the old sea", "a cat"], ["sat on a mat.", "was here", "s"]
     assert judge.lowest == -math.log(48) and judge.score(lines, texts)[0] == [judge.lowest] * 3, "worse than blind"
     judge.lowest = -100.0

@@ -138,12 +138,6 @@ def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
     np.testing.assert_array_equal(read.smooth(values[:29]), values[:29])  # too short to smooth
 
 
-def test_stages_stack_to_their_mean_sum(tmp_path, drawn):
-    rows = [{"step": t, "time/sample": t, "time/loss": 2 * t, "time/total": 99} for t in (1, 3)]
-    ax = axes_of(drawn(write_run(tmp_path / "run", rows)), "Time per iteration (s)")[0]
-    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(0, 2), (2, 4)]
-
-
 @pytest.mark.parametrize(
     "x, last, label",
     [("step", 90, "step"), ("tokens", 450_000, "tokens, sampled or trained on"), ("time", 3, "time (min)")],
@@ -176,31 +170,31 @@ def test_a_run_may_lack_what_another_has_and_args_json(tmp_path, drawn):
     assert texts(figures[0].legends[0]) == ["a: tiny/1m, arithmetic, 1.05 M parameters", "b"]
 
 
-def test_run_is_compared_with_its_own_first_evaluation(tmp_path, capsys, drawn):
+def test_run_is_compared_with_its_own_first_evaluation(tmp_path, capsys):
     """6 questions: strict fixes 3 and breaks 1 (p = 2 * 5 / 16), flexible fixes 1 (p = 1)."""
     run = write_run(tmp_path / "run", None, [eval_row(0), eval_row(5), eval_row(9)])
     write_answers(run, 0, [0, 0, 0, 1, 1, 0], [0, 1, 1, 1, 1, 0])
     write_answers(run, 5, [0] * 6)  # neither first nor last
     write_answers(run, 9, [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 0])
     write_answers(run, 12, [0] * 6)  # still being written: no row in eval_log yet
-    figures = drawn(run)
+    assert plot(run) == 0
     assert capsys.readouterr().out.splitlines()[:2] == [
         "run, step 0 -> 9, strict: 3 fixed, 1 broken of 6 questions, exact McNemar p = 0.62",
         "run, step 0 -> 9, flexible: 1 fixed, 0 broken of 6 questions, exact McNemar p = 1",
     ]
-    bars = [bar.get_width() for ax in figures[1].axes for bar in ax.patches]
-    assert bars == [-1, 3, 0, 1]
 
 
-def test_runs_are_compared_on_the_questions_they_share(tmp_path, capsys):
+def test_runs_are_compared_on_the_questions_they_share(tmp_path):
     """The same id with another gold answer is another question; an unknown verdict (null) is no pair."""
     a, b, c = (write_run(tmp_path / name, None, [eval_row(0)]) for name in "abc")
     write_answers(a, 0, [False, True, True, False])
     write_answers(b, 0, [True, False, None, True, True], gold=lambda i: "other" if i == 3 else str(i))
     write_answers(c, 0, [True] * 4, gold=lambda i: "another data set")
-    results = read.compare_runs(read.load_runs([a, b, c]))
-    assert results == [("a (step 0) -> b (step 0)", kind, 2, 1, 1, 1.0) for kind in ("strict", "flexible")]
-    assert "a (step 0) -> c (step 0): no question in common" in capsys.readouterr().out
+    assert read.compare_runs(read.load_runs([a, b, c])) == [
+        "a (step 0) -> b (step 0), strict: 1 fixed, 1 broken of 2 questions, exact McNemar p = 1",
+        "a (step 0) -> b (step 0), flexible: 1 fixed, 1 broken of 2 questions, exact McNemar p = 1",
+        "note: a (step 0) -> c (step 0): no question in common, not compared",
+    ]
 
 
 def test_of_several_samples_of_a_question_the_first_is_compared(tmp_path):
@@ -208,7 +202,7 @@ def test_of_several_samples_of_a_question_the_first_is_compared(tmp_path):
     for step, verdicts in ((0, [False, True, True]), (1, [True, False, False])):
         rows = [{"id": 7, "gold": "1", "correct_strict": v, "correct_flexible": v} for v in verdicts]
         jsonl.write(run / f"eval/step_{step:06d}.jsonl", rows)
-    assert read.compare_runs(read.load_runs([run]))[0][2:5] == (1, 1, 0)
+    assert "strict: 1 fixed, 0 broken of 1 questions" in read.compare_runs(read.load_runs([run]))[0]
 
 
 @pytest.mark.parametrize("runs, rewards", [(1, 9), (3, 1), (12, 0)])

@@ -132,7 +132,6 @@ def test_the_test_set_never_changes(test_set):
 
 def test_levels_take_turns_and_every_template_is_tested(test_set):
     assert [problem["level"] for problem in test_set[:8]] == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert {problem["level"] for problem in generate("train", 20, levels=(2, 4))} == {2, 4}
     counts = Counter(template(problem["question"]) for problem in test_set)
     assert len(counts) == len(FAMILIES)
     assert min(counts.values()) >= 20
@@ -147,9 +146,7 @@ def test_same_seed_same_problems_and_a_shorter_list_is_the_beginning_of_a_longer
     ("arguments", "message"),
     [
         (("validation", 1), "split must be 'train' or 'test'"),
-        (("train", 1, 0, (1, 5)), "levels must be among 1 to 4"),
-        (("train", 1, 0, ()), "levels must be among 1 to 4"),
-        (("test", 2_000, 0, (1,)), r"only 1\d\d\d of 2000 distinct test problems"),
+        (("test", 10_000), r"only \d\d\d\d of 10000 distinct test problems"),
     ],
 )
 def test_what_cannot_be_generated_is_a_value_error(arguments, message):
