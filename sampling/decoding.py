@@ -151,7 +151,7 @@ class Decoder:
         R = len(hidden)
         probs = (model.get_output_embeddings()(hidden).float() / (temperature or 1.0)).softmax(-1)  # (R, V)
         if temperature:
-            cumulative = probs.cumsum(-1)
+            cumulative = probs.cumsum(-1, dtype=torch.float64)  # in float32 a GPU's sum is not quite monotonic
             u = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
             token = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp(max=probs.shape[1] - 1)  # of NaN
         else:
