@@ -79,7 +79,7 @@ def test_memory_table_by_hand(tmp_path, capsys):
     model.config.save_pretrained(tmp_path)
     flags = [str(tmp_path), "--processes", "1", "4", "--max_concurrent_sequences", "10", "--gpu_memory", "0.003"]
     memory_table.main(flags)
-    header, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    header, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [row[1] for row in rows] == ["1", "4"] and {len(row) for row in rows} == {len(header)}
     assert all(row[-1] == "**no**" for row in rows)
     args, P = memory_table.parse_args(flags), model.num_parameters()
