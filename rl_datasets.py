@@ -32,6 +32,7 @@ class Prompt(ABC):
     """A form of prompt and answer. Questions are joined to it, never formatted into it, so that braces survive."""
 
     name: str
+    before, after = "", ""  # what stands around the question in plain text
     stop_strings: tuple[str, ...] = ()  # generation ends after any of these, which stays in the text; always at EOS
 
     def render(self, tokenizer, question: str) -> str:
@@ -41,9 +42,9 @@ class Prompt(ABC):
             return opening(tokenizer) + self.plain(question)
         return render_chat(tokenizer, messages)
 
-    @abstractmethod
     def plain(self, question: str) -> str:
         """The prompt as plain text, without special tokens."""
+        return f"{self.before}{question}{self.after}"
 
     @abstractmethod
     def format_solution(self, solution: str, answer: str) -> str:
@@ -58,9 +59,7 @@ class ReasoningAnswer(Prompt):
     """A chat whose system prompt asks for the tags; plain text where the tokenizer has no chat template."""
 
     name = "reasoning_answer"
-
-    def plain(self, question: str) -> str:
-        return f"{SYSTEM_PROMPT}\n\n{question}\n"
+    before, after = f"{SYSTEM_PROMPT}\n\n", "\n"
 
     def messages(self, question: str) -> list[dict]:
         return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
@@ -73,10 +72,8 @@ class R1Zero(Prompt):
     """Plain text for a base model, after the prompt of DeepSeek-R1-Zero (arXiv 2501.12948, table 1)."""
 
     name = "r1_zero"
+    before, after = R1_ZERO_PROMPT, "\nAssistant: <think>"
     stop_strings = ("</answer>",)
-
-    def plain(self, question: str) -> str:
-        return f"{R1_ZERO_PROMPT}{question}\nAssistant: <think>"
 
     def format_solution(self, solution: str, answer: str) -> str:
         return f"\n{solution}\n</think> <answer>{answer}</answer>"
@@ -85,10 +82,7 @@ class R1Zero(Prompt):
 class QuestionOnly(Prompt):
     """The bare question; the answer is boxed."""
 
-    name = "question_only"
-
-    def plain(self, question: str) -> str:
-        return f"{question}\n"
+    name, after = "question_only", "\n"
 
     def format_solution(self, solution: str, answer: str) -> str:
         return f"{solution}\nThe answer is \\boxed{{{answer}}}."
@@ -103,9 +97,6 @@ class Story(Prompt):
         " the story."
     )
     stop_strings = ("\n",)  # the end of the paragraph
-
-    def plain(self, question: str) -> str:
-        return question
 
     def messages(self, question: str) -> list[dict]:
         return [{"role": "user", "content": f"{self.task}\n\n{question}"}]

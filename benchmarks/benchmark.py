@@ -1,8 +1,7 @@
 """How fast a GRPO step is and what memory it takes, beside transformers and TRL doing the same work: one table.
 
-  step           main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
-  sampling       llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
-  shared_prompt  the policy's forward and backward with the prompt run once per group, beside once per row
+  step      main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
+  sampling  llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
 
 Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
 and range over the repeats. A ratio is taken within each repeat: how many times more time than ours.
@@ -39,7 +38,6 @@ from runs import write_logs
 
 HERE = Path(__file__).parent
 MIB = 2**20
-PROMPT, COMPLETION, GROUP = 512, 64, 16  # of shared_prompt
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ def as_flags(values):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Sampling, shared prompt
+# Sampling
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -178,34 +176,6 @@ def sample_transformers(args, model, tokenizer, prompts):
     lengths = [next((n for n, token in enumerate(row, 1) if token in eos), len(row)) for row in ids]
     tokenizer.batch_decode([row[:n] for row, n in zip(ids, lengths, strict=True)])
     return lengths
-
-
-def shared_prompt(args, folder):
-    """Log-probs of one group of random ids and their gradient, with the group size told and with 1."""
-    model, _ = llms.get_llm_tokenizer(args.model_name, args.device)
-    ids, gradients = random_group(model, GROUP, PROMPT, COMPLETION), {}
-
-    def run(group_size):
-        model.zero_grad()
-        with utils.autocast(args.device):
-            logps = utils.get_per_token_logps(model, ids, torch.ones_like(ids), COMPLETION, group_size=group_size)
-        logps.mean().backward()
-        gradients[group_size] = [p.grad for p in model.parameters()]
-
-    runs = alternate(args, shared=lambda: run(GROUP), plain=lambda: run(1))
-    for name, taken in runs.items():
-        yield f"prompt {PROMPT}, completion {COMPLETION}, G {GROUP}: {name}", "s", [seconds for seconds, _ in taken]
-    yield "plain / shared", "ratio", ratios(runs["plain"], runs["shared"])
-    shared, plain = (torch.cat([g.flatten() for g in gradients[size]]) for size in (GROUP, 1))
-    yield "distance of the gradients", "relative", [((shared - plain).norm() / plain.norm()).item()]
-
-
-def random_group(model, G, P, C):
-    """(G, P + C) random ids that share their prompt."""
-    torch.manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (G, P + C))
-    ids[:, :P] = ids[0, :P]
-    return ids.to(model.device)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -254,7 +224,7 @@ def in_new_process(function, *args):
 # The command line
 # ---------------------------------------------------------------------------------------------------------------------
 
-BENCHMARKS = {run.__name__: run for run in (step, sampling, shared_prompt)}
+BENCHMARKS = {run.__name__: run for run in (step, sampling)}
 
 
 def parse_args(argv):

@@ -1,6 +1,6 @@
-"""What only a GPU can show, for random weights in the shapes of Qwen2: Markdown tables, from one command.
+"""What only a GPU can show, for random weights in the shapes of given models: Markdown tables, from one command.
 
-    python benchmarks/gpu.py 0.5B 1.5B 7B
+    python benchmarks/gpu.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
 
   decode     ms of a decode step by rows and room, captured in a CUDA graph and not; whether both draw the same tokens,
              with the same log-probs, bit for bit; and how long weights, keys and values take to be read once, at the
@@ -9,7 +9,7 @@
              beside what benchmarks/memory_table.py computes
   nccl       a sum over a process group of one
 
-On a CPU (`small --device cpu`) it shows only that it runs.
+On a CPU (`tiny/1m --device cpu`) it shows only that it runs.
 """
 
 import sys
@@ -24,29 +24,13 @@ import benchmark
 import memory_table
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen2Config, __version__
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, __version__
 
 import llms
 from flags import ArgumentParser
 from sampling import decoding
 
-GB = 10**9
-SHAPES = {  # hidden, intermediate, layers, heads, kv heads, tied embeddings
-    "0.5B": (896, 4864, 24, 14, 2, True),
-    "1.5B": (1536, 8960, 28, 12, 2, True),
-    "7B": (3584, 18944, 28, 28, 4, False),
-    "small": (64, 128, 2, 4, 2, True),
-}
-SIZES = (64, 512), (256, 512), (256, 1024), (512, 1024)  # rows, room
-
-
-def config_of(shape):
-    hidden, intermediate, layers, heads, kv_heads, tied = SHAPES[shape]
-    return Qwen2Config(
-        vocab_size=1024 if shape == "small" else 151936, hidden_size=hidden, intermediate_size=intermediate,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied,
-        eos_token_id=2,
-    )  # fmt: skip
+GB, SIZES = 10**9, ((64, 512), (256, 512), (256, 1024), (512, 1024))  # rows, room
 
 
 def seconds(device, run, times=10):
@@ -62,14 +46,13 @@ def seconds(device, run, times=10):
 
 
 @torch.no_grad()
-def decode(args, shape):
-    config, device = config_of(shape), args.device
+def decode(device, config):
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
         block = torch.empty(2**28 if device != "cpu" else 2**20)  # 1 GiB
         bandwidth = 2 * 4 * len(block) / seconds(device, block.clone)  # bytes per second, read and written
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    print(f"\n{shape}: memory moves at {bandwidth / GB:,.0f} GB/s\n")
+    print(f"\nmemory moves at {bandwidth / GB:,.0f} GB/s\n")
     print("| rows | room | captured, ms | not captured, ms | read once, ms | equal |\n|---|---|---|---|---|---|")
     for rows, room in SIZES if device != "cpu" else SIZES[:1]:
         head_dim, cache = config.hidden_size // config.num_attention_heads, DynamicCache()
@@ -92,20 +75,18 @@ def decode(args, shape):
         decoding.KEPT.clear()
 
 
-def iteration(args, shape):
-    prompts, length = (32, 512) if args.device != "cpu" else (2, 8)
+def iteration(device, config):
+    prompts, length = (32, 512) if device != "cpu" else (2, 8)
     flags = dict(num_prompts=prompts, group_size=8, beta=0.04, max_completion_length=length, micro_batch_tokens=16384)
     with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(config_of(shape)).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         AutoTokenizer.from_pretrained(Path(__file__).parent.parent / "tiny" / "1m").save_pretrained(folder)
-        run = SimpleNamespace(**flags, model_name=folder, device=args.device, iterations=3)
+        run = SimpleNamespace(**flags, model_name=folder, device=device, iterations=3)
         measured = benchmark.in_new_process(benchmark.run_grpo, run, Path(folder) / "run")
-    own = memory_table.parse_args([shape, "--max_completion_length", str(length)])
-    part = memory_table.parts(config_of(shape), 1, own, memory_table.activation_bytes(config_of(shape), 8, False))
+    own = memory_table.parse_args(["-", "--max_completion_length", str(length)])
+    part = memory_table.parts(config, 1, own, memory_table.activation_bytes(config, 8, False))
     computed = memory_table.stages(part, own.gpu_memory * GB)
-    print(
-        f"\n{shape}: main.py, {prompts} x 8 completions of {length} tokens\n\n| | measured | computed |\n|---|---|---|"
-    )
+    print(f"\nmain.py, {prompts} x 8 completions of {length} tokens\n\n| | measured | computed |\n|---|---|---|")
     for name, value in measured.items():
         stage = name.removeprefix("peak memory: ").removesuffix(", MiB")
         print(f"| {name} | {value:.4g} | {f'{computed[stage] / benchmark.MIB:.4g}' if stage in computed else ''} |")
@@ -113,14 +94,16 @@ def iteration(args, shape):
 
 def main(argv=None):
     parser = ArgumentParser(description="Sampling, step time and memory on one GPU.")
-    parser.add_argument("shapes", nargs="+", choices=SHAPES)
+    parser.add_argument("configs", nargs="+", help="hub names or folders with a config.json")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     args = parser.parse_args(argv)
     device = torch.cuda.get_device_name() if args.device != "cpu" else "cpu"
     print(f"{device}, torch {torch.__version__}, transformers {__version__}")
-    for shape in args.shapes:
-        decode(args, shape)
-        iteration(args, shape)
+    for name in args.configs:
+        config = AutoConfig.from_pretrained(name)
+        print(f"\n## {name}")
+        decode(args.device, config)
+        iteration(args.device, config)
     backend = "nccl" if args.device != "cpu" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     total = torch.ones(4, device=args.device)

@@ -1,4 +1,4 @@
-"""What memory main.py needs on each GPU, by part, computed from the configs of models: a Markdown table.
+"""What memory main.py needs on each GPU, by part, computed from the configs of models: a Markdown table in GB.
 
     python benchmarks/memory_table.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
 
@@ -124,14 +124,7 @@ def stages(part, gpu_memory):
 
 
 def main(argv=None):
-    args = parse_args(argv)
-    about = "with" if args.gradient_checkpointing else "without"
-    print(
-        f"GB per GPU; --micro_batch_tokens {args.micro_batch_tokens} {about} --gradient_checkpointing,"
-        f" --max_concurrent_sequences {args.max_concurrent_sequences}, prompt {args.max_prompt_length},"
-        f" completion {args.max_completion_length}\n"
-    )
-    header = None
+    args, header = parse_args(argv), None
     for name in args.configs:
         config = AutoConfig.from_pretrained(name)
         activation = activation_bytes(config, args.group_size, args.gradient_checkpointing)

@@ -1,7 +1,7 @@
 """CS336 assignment 5: its functions with the handout's names, keywords and order; cs336.md has the table of them."""
 
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -58,21 +58,15 @@ def grpo_microbatch_train_step(
     return loss.detach(), metadata
 
 
-def r1_zero_reward_fn(response, ground_truth):
-    """{"format_reward", "answer_reward", "reward"} of a response to the r1_zero prompt."""
-    return _reward("r1_zero", response, ground_truth)
-
-
-def question_only_reward_fn(response, ground_truth):
-    """{"format_reward", "answer_reward", "reward"} of a response to the bare question: its last \\boxed{}."""
-    return _reward("question_only", response, ground_truth)
-
-
 def _reward(prompt, response, ground_truth):
+    """{"format_reward", "answer_reward", "reward"} of a response to a question in that form of prompt."""
     evaluator = _evaluator_of(prompt)
     rewards = evaluator.compute_rewards([""], [response], [ground_truth])
     format_reward, answer_reward = rewards.per_function[0].tolist()
     return {"format_reward": format_reward, "answer_reward": answer_reward, "reward": evaluator.total(rewards).item()}
+
+
+r1_zero_reward_fn, question_only_reward_fn = partial(_reward, "r1_zero"), partial(_reward, "question_only")
 
 
 def log_generations(prompts, responses, ground_truths, reward_fn, token_entropy, response_mask):

@@ -6,17 +6,7 @@ import re
 from collections import Counter
 from urllib.parse import urlsplit
 
-from openai import (
-    APIConnectionError,
-    APIError,
-    APIStatusError,
-    APITimeoutError,
-    AsyncOpenAI,
-    AuthenticationError,
-    BadRequestError,
-    DefaultAsyncHttpxClient,
-    UnprocessableEntityError,
-)
+import openai
 
 
 class NoReply(Exception):
@@ -24,7 +14,8 @@ class NoReply(Exception):
 
     def __init__(self, reason, cause=None, key=""):
         super().__init__(reason)
-        self.refused = isinstance(cause, BadRequestError | UnprocessableEntityError)  # the request itself, not its time
+        # the request itself, not its time
+        self.refused = isinstance(cause, openai.BadRequestError | openai.UnprocessableEntityError)
         self.message = str(cause or reason).replace(key or "\0", "***")[:300]
 
 
@@ -52,8 +43,8 @@ class Endpoint:
             if response.status_code >= 400:
                 self.failures[f"HTTP {response.status_code}"] += 1
 
-        client = DefaultAsyncHttpxClient(event_hooks={"request": [count_request], "response": [count_reply]})
-        self.client = AsyncOpenAI(
+        client = openai.DefaultAsyncHttpxClient(event_hooks={"request": [count_request], "response": [count_reply]})
+        self.client = openai.AsyncOpenAI(
             base_url=base_url, api_key=self.key, timeout=timeout, max_retries=max_retries, http_client=client
         )
 
@@ -67,9 +58,9 @@ class Endpoint:
         """Raise OSError where nobody answers, ValueError where the key is refused."""
         try:
             await self.client.with_options(max_retries=1).models.with_raw_response.list()
-        except APIConnectionError as error:
+        except openai.APIConnectionError as error:
             raise OSError(f"cannot reach {self.client.base_url}; is the server running? ({explain(error)})") from error
-        except APIError as error:
+        except openai.APIError as error:
             explain(error)  # an answer that refuses no key will do: somebody is there, if without a list of models
 
     async def ask(self, messages, read, **options):
@@ -83,7 +74,7 @@ class Endpoint:
                 reply = await self.client.chat.completions.with_raw_response.create(
                     model=self.model, messages=messages, **options
                 )
-            except APIError as error:
+            except openai.APIError as error:
                 raise NoReply(explain(error), error, self.key) from error
             try:
                 return read(reply.text)
@@ -108,11 +99,11 @@ async def for_each(work, items, concurrency):
 
 def explain(error):
     """An error of the openai client in a few words. Raises ValueError where it is a refused key."""
-    if isinstance(error, AuthenticationError):
+    if isinstance(error, openai.AuthenticationError):
         raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
-    if isinstance(error, APIStatusError):
+    if isinstance(error, openai.APIStatusError):
         return f"HTTP {error.status_code}"
-    return "no reply in time" if isinstance(error, APITimeoutError) else "no connection"
+    return "no reply in time" if isinstance(error, openai.APITimeoutError) else "no connection"
 
 
 def get_api_key(base_url):

@@ -15,40 +15,25 @@ from logs import jsonl
 from logs.statistics import auc, correlation, ranks, spread_and_ties
 from runs import processes
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Damages: a judge that does not mind them has not read the story
-# ---------------------------------------------------------------------------------------------------------------------
+SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’]))\s+")
 
 
-def shuffle_words(story, rng):
-    words = story.split()
-    rng.shuffle(words)
-    return " ".join(words)
+def shuffled(parts, rng):
+    rng.shuffle(parts)
+    return " ".join(parts)
 
 
-def shuffle_sentences(story, rng):
-    sentences = re.split(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’]))\s+", story)
-    rng.shuffle(sentences)
-    return " ".join(sentences)
-
-
-def cut(story, rng):
-    """The first half of the words: the story breaks off."""
+def half(story):
     words = story.split()
     return " ".join(words[: len(words) // 2])
 
 
-def repeat(story, rng):
-    """The first half twice: as long as the story, and nothing new in the second half."""
-    half = cut(story, rng)
-    return f"{half} {half}"
-
-
-DAMAGES = {"shuffled words": shuffle_words, "shuffled sentences": shuffle_sentences, "cut": cut, "repeated": repeat}
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The report
-# ---------------------------------------------------------------------------------------------------------------------
+DAMAGES = {  # a judge that does not mind them has not read the story
+    "shuffled words": lambda story, rng: shuffled(story.split(), rng),
+    "shuffled sentences": lambda story, rng: shuffled(SENTENCE_END.split(story), rng),
+    "cut": lambda story, rng: half(story),  # the story breaks off
+    "repeated": lambda story, rng: f"{half(story)} {half(story)}",  # as long as it was, and nothing new in its end
+}
 
 
 def measure(evaluator, prompts, stories, group_size, seed=0):

@@ -22,7 +22,7 @@ ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
 
 @dataclass
 class Run:
-    name: str  # the end of its path, long enough to differ from the other runs'
+    name: str  # its path, without the folders that all runs lie in
     path: Path
     args: dict  # the flags and the number of parameters; {} without args.json
     about: str  # model, data set, parameters, as far as args tells them
@@ -33,10 +33,7 @@ class Run:
 
 def read_log(path, key="step"):
     """The rows of a log, each with `key`. A torn last line is skipped with a printed note. Raises ValueError."""
-    rows = jsonl.read(path, (key,), torn=lambda message: print(f"note: {message}"))
-    if bad := [row for row in rows if key == "step" and not isinstance(row[key], int | float)]:
-        raise ValueError(f"{path}: a step must be a number, not {bad[0][key]!r}")
-    return rows
+    return jsonl.read(path, (key,), torn=lambda message: print(f"note: {message}"))
 
 
 def read_args(path):
@@ -57,10 +54,7 @@ def load_runs(log_dirs):
             raise ValueError(f"{path}: no such directory")
         if paths.count(path) > 1:
             raise ValueError(f"{path}: given twice")
-    depth = 1
-    while len({path.parts[-depth:] for path in paths}) < len(paths):
-        depth += 1
-    runs = []
+    runs, common = [], os.path.commonpath([path.parent for path in paths])
     for path in paths:
         logs = [path / "train_log.jsonl", path / "eval_log.jsonl"]
         if not any(log.exists() for log in logs):
@@ -74,7 +68,7 @@ def load_runs(log_dirs):
         args = read_args(path / "args.json")
         size = f"{group_label([args['parameters']])} parameters" if args.get("parameters") else None
         about = ", ".join(str(part) for part in (args.get("model_name"), args.get("dataset_name"), size) if part)
-        name = "/".join(path.parts[-depth:])
+        name = os.path.relpath(path, common)
         runs.append(Run(name, path, args, about, train, evaluations, (name,)))
     return runs
 

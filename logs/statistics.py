@@ -38,10 +38,8 @@ def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]
 
 def mcnemar(fixed: int, broken: int) -> float:
     """Exact two-sided McNemar p-value: min(1, 2 P(X <= min(fixed, broken))) with X ~ Binomial(fixed + broken, 1/2)."""
-    n, term, tail = fixed + broken, 1, 1
-    for i in range(min(fixed, broken)):  # whole numbers: exact for any n
-        term = term * (n - i) // (i + 1)
-        tail += term
+    n = fixed + broken
+    tail = sum(math.comb(n, i) for i in range(min(fixed, broken) + 1))  # whole numbers: exact
     return min(1.0, 2 * tail / 2**n)
 
 

@@ -85,10 +85,13 @@ class Slots(DynamicLayer):
 class Decoder:
     """The rows that are sampled together, and the step that moves all of them on by one token."""
 
-    def __init__(self, model: PreTrainedModel, rows: int, room: int, reserve: int = 0):
-        """For at most so many rows and slots; reserve as of Slots."""
-        device, self.rows, self.room, self.reserve = model.device, rows, room, reserve
-        self.look, self.block = (1, 32) if device.type == "cpu" else (8, 128)  # steps between looks for ends, of room
+    reserve = 0  # places (rows x room) of keys and values to be set aside at once
+
+    def __init__(self, model: PreTrainedModel, rows: int, room: int):
+        """For at most so many rows and slots."""
+        device, self.rows = model.device, rows
+        self.look, block = (1, 32) if device.type == "cpu" else (8, 128)  # steps between looks for ends
+        self.rooms = range(block, room + block, block)  # the sizes that the room grows through
         self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of each row's last token, which has not run yet
         self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of each row's prompt
         self.tokens = torch.zeros(rows, room, dtype=torch.long, device=device)
@@ -109,7 +112,7 @@ class Decoder:
 
     def fit(self, cache: DynamicCache, used: int, each: int = 1, rows: Tensor | slice = slice(None)) -> None:
         """Hold the given rows of a cache, `each` times, with room for more than the slots that are used."""
-        room = -(-(used + 1) // self.block) * self.block
+        room = next(size for size in self.rooms if size > used)
         for slots, layer in zip(self.cache.layers, cache.layers, strict=True):
             slots.fit(layer.keys[rows, :, :used], layer.values[rows, :, :used], room, each)
 
@@ -151,7 +154,7 @@ class Decoder:
         R = len(hidden)
         probs = (model.get_output_embeddings()(hidden).float() / (temperature or 1.0)).softmax(-1)  # (R, V)
         if temperature:
-            cumulative = probs.cumsum(-1)
+            cumulative = probs.cumsum(-1, dtype=torch.float64)  # in float32 a GPU's sum is not quite monotonic
             u = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
             token = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp(max=probs.shape[1] - 1)  # of NaN
         else:
@@ -169,19 +172,21 @@ class Decoder:
 class Captured(Decoder):
     """A decoder whose step is captured for each number of rows, room and temperature, when it first comes up."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, model, rows, room):
+        super().__init__(model, rows, room)
         self.graphs, self.works = {}, True
+        self.reserve = rows * self.rooms[-1]  # what a graph reads and writes must stay where it is
 
     def step(self, model, temperature):
-        key, before = (*self.size, temperature), self.slot.clone()
-        try:
-            if self.works and key not in self.graphs:
+        key = (*self.size, temperature)
+        if self.works and key not in self.graphs:
+            before = self.slot.clone()
+            try:
                 self.graphs[key] = self._capture(model, temperature, before)
-        except RuntimeError as error:  # the model's own code asks the host, or the driver cannot
-            print(f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}")
-            self.works = False
-            self.slot.copy_(before)
+            except RuntimeError as error:  # the model's own code asks the host, or the driver cannot
+                print(f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}")
+                self.works = False
+                self.slot.copy_(before)
         if self.works:
             self.graphs[key].replay()
         else:
@@ -210,11 +215,13 @@ def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: in
     """
     if model.device.type != "cuda" or model.dtype != torch.bfloat16:
         return Decoder(model, rows, room)
-    if (kept := KEPT.get(model)) is None or kept.rows < rows or kept.room < room:
-        rows, room = (max(rows, kept.rows), max(room, kept.room)) if kept else (rows, room)
-        states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-        needed = rows * room * sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)
-        if needed > torch.cuda.get_device_properties(model.device).total_memory / 8:  # it stays while the loss runs
-            return Decoder(model, rows, room)
-        KEPT[model] = Captured(model, rows, room, rows * room)
-    return KEPT[model]
+    kept = KEPT.get(model)
+    if kept and kept.rows >= rows and kept.rooms[-1] >= room:
+        return kept
+    decoder = Captured(model, max(rows, kept.rows), max(room, kept.rooms[-1])) if kept else Captured(model, rows, room)
+    states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    needed = decoder.reserve * sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)
+    if needed > torch.cuda.get_device_properties(model.device).total_memory / 8:  # they stay while the loss runs
+        return Decoder(model, rows, room)
+    KEPT[model] = decoder
+    return decoder

@@ -33,20 +33,16 @@ def read_table(printed):
     return {(name, quantity, unit): float(value) for name, quantity, value, _, unit in cells}
 
 
-def test_sampling_and_shared_prompt(tmp_path, capsys, monkeypatch):
-    for name, value in dict(PROMPT=32, COMPLETION=8, GROUP=2).items():
-        monkeypatch.setattr(benchmark, name, value)
+def test_sampling(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert benchmark.main(["sampling", "shared_prompt", *small_flags(tmp_path)]) == 0
+    assert benchmark.main(["sampling", *small_flags(tmp_path)]) == 0
     rows = read_table(capsys.readouterr().out)
     assert all(math.isfinite(value) and value > 0 for value in rows.values())
     ratios = {key[:2] for key in rows if key[2] == "ratio"}
-    assert ratios >= {("sampling", "natural lengths, generate / ours"), ("shared_prompt", "plain / shared")}
+    assert ("sampling", "natural lengths, generate / ours") in ratios
     for name in ("ours", "generate"):
         assert rows["sampling", f"natural lengths, {name}: mean completion", "tokens"] < 5
         assert rows["sampling", f"equal lengths, {name}: mean completion", "tokens"] == 5
-    # Float32 rounding of two orders of the same sums.
-    assert rows["shared_prompt", "distance of the gradients", "relative"] < 1e-4
 
 
 @pytest.mark.slow
@@ -64,7 +60,7 @@ def test_step(tmp_path):
 
 @pytest.mark.slow
 def test_what_a_gpu_measures_runs_on_a_cpu():
-    run = run_script("benchmarks/gpu.py", "small", "--device", "cpu")
+    run = run_script("benchmarks/gpu.py", ROOT / "tiny" / "1m", "--device", "cpu")
     assert run.returncode == 0, run.stderr[-2000:]
     rows = [line.strip("| ").split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")]
     assert rows[1][:3] == ["64", "512", "-"] and rows[1][-1] == "yes"
@@ -79,7 +75,7 @@ def test_memory_table_by_hand(tmp_path, capsys):
     model.config.save_pretrained(tmp_path)
     flags = [str(tmp_path), "--processes", "1", "4", "--max_concurrent_sequences", "10", "--gpu_memory", "0.003"]
     memory_table.main(flags)
-    header, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    header, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [row[1] for row in rows] == ["1", "4"] and {len(row) for row in rows} == {len(header)}
     assert all(row[-1] == "**no**" for row in rows)
     args, P = memory_table.parse_args(flags), model.num_parameters()

@@ -68,8 +68,8 @@ def test_what_a_gpu_does_gives_the_same_samples(model, tokenizer, max_new_tokens
     expected, made = sample(model, tokenizer, **options), []
 
     def decoder_for(model, cache, rows, room):
-        made.append(decoding.Decoder(model, rows, room, reserve=rows * room))
-        made[-1].look, made[-1].block = 8, 128
+        made.append(decoding.Decoder(model, rows, room))
+        made[-1].look, made[-1].rooms = 8, range(128, room + 128, 128)
         return made[-1]
 
     monkeypatch.setattr(llms, "decoder_for", decoder_for)
@@ -124,7 +124,7 @@ def test_products_equal_sdpa(name, tokenizer):
 @pytest.mark.parametrize("fails_at", [None, 0, 5])
 def test_a_step_that_cannot_be_captured_is_taken_without_and_said_once(fails_at, model, tokenizer, monkeypatch, capsys):
     """Samples are the same with captured steps, without, and where the capture fails halfway through a rollout."""
-    expected, captures = sample(model, tokenizer), []
+    expected, captures, places = sample(model, tokenizer), [], set()
 
     def capture(self, model, temperature, before):
         decoding.Decoder.step(self, model, temperature)  # the warm-up moves on by one slot
@@ -132,11 +132,15 @@ def test_a_step_that_cannot_be_captured_is_taken_without_and_said_once(fails_at,
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
         self.slot.copy_(before)
         captures.append(self.size)
+        places.add(tuple(x.data_ptr() for slots in self.cache.layers for x in (slots.keys, slots.values, self.tokens)))
         return SimpleNamespace(replay=lambda: decoding.Decoder.step(self, model, temperature))
 
     monkeypatch.setattr(decoding.Captured, "_capture", capture)
-    monkeypatch.setattr(llms, "decoder_for", lambda model, cache, *size: decoding.Captured(model, *size))
-    assert same(sample(model, tokenizer), expected)
+    decoder = decoding.Captured(model, 24, 90)  # kept for all turns and calls, as decoder_for does
+    monkeypatch.setattr(llms, "decoder_for", lambda *_: decoder)
+    for most in (24, 7):
+        assert same(sample(model, tokenizer, max_concurrent_sequences=most), expected)
     said = capsys.readouterr().out
+    assert len(places) == (fails_at != 0), "what a graph reads and writes must stay where it is"
     assert len(set(captures)) == len(captures) > 3 if fails_at is None else len(captures) == fails_at
     assert said.count("without CUDA graphs") == (fails_at is not None) and said.count("\n") == (fails_at is not None)

@@ -156,7 +156,7 @@ def test_overlaid_runs_are_told_apart(tmp_path, drawn):
         write_run(path, train_rows(40), [eval_row(0), eval_row(40, 0.5)], model_name=f"tiny/{1 + i // 2}m")
     figures = drawn(*paths)
     legend = texts(figures[0].legends[0])
-    assert [label.split(":")[0] for label in legend] == ["a/seed0", "b/seed0", f"{tmp_path.name}/_c$x$"]
+    assert [label.split(":")[0] for label in legend] == ["a/seed0", "b/seed0", "_c$x$"]
     assert legend[2].endswith("tiny/2m, arithmetic, 1.05 M parameters")
     bold = axes_of(figures, "Loss, training")[0].lines[1::2]
     assert len({line.get_color() for line in bold}) == len({line.get_marker() for line in bold}) == 3
