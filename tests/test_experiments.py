@@ -28,6 +28,7 @@ COMMANDS = re.findall(
     r"^    python plotter\.py (.* --output experiments/figures/.*)$", (ROOT / "analysis.md").read_text(), re.MULTILINE
 )
 FIGURES = [re.search(r"--output (\S+)", command)[1] for command in COMMANDS]
+PICTURE = re.search(r"`python plotter\.py (.* --output docs/demo\.png)`", (ROOT / "README.md").read_text())[1]
 
 
 def test_each_figure_of_the_analysis_has_its_command_and_the_other_way_round():
@@ -37,9 +38,9 @@ def test_each_figure_of_the_analysis_has_its_command_and_the_other_way_round():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS, ids=FIGURES)
+@pytest.mark.parametrize("command", [*COMMANDS, PICTURE], ids=[*FIGURES, "docs/demo.png"])
 def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, monkeypatch):
-    """The command that analysis.md prints, its globs expanded as a shell does; as pictures, since fonts may differ."""
+    """The command that analysis.md, or README, prints, its globs expanded as a shell does; as pictures, since fonts may differ."""
     monkeypatch.chdir(ROOT)
     *flags, figure = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True
