@@ -40,7 +40,7 @@ def test_each_figure_of_the_analysis_has_its_command_and_the_other_way_round():
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [*COMMANDS, PICTURE], ids=[*FIGURES, "docs/demo.png"])
 def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, monkeypatch):
-    """The command that analysis.md or README prints, its globs expanded as in a shell; as pictures: fonts may differ."""
+    """The command that analysis.md or README prints, globs expanded by a shell; as pictures: fonts can differ."""
     monkeypatch.chdir(ROOT)
     *flags, figure = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True
