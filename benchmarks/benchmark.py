@@ -26,7 +26,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 import llms
 import main as grpo
@@ -230,10 +230,8 @@ BENCHMARKS = {run.__name__: run for run in (step, sampling)}
 def parse_args(argv):
     parser = ArgumentParser(description="Time and memory of GRPO-Lite, beside transformers and TRL.")
     add = parser.add_argument
-    add("benchmarks", nargs="+", choices=(*BENCHMARKS, "all"))
+    add("benchmarks", nargs="+", choices=BENCHMARKS)
     add("--model_name", default="tiny/1m", help="directory or hub name")
-    add("--config", help="folder with a config.json: random weights of that shape")
-    add("--tokenizer", help="folder of the tokenizer that goes with --config (default: that of --model_name)")
     add("--device", default="cpu", help="cpu or cuda")
     add("--threads", type=int, default=2, help="CPU threads of every competitor")
     add("--num_prompts", type=int, default=16)
@@ -252,16 +250,9 @@ def main(argv=None):
     args = parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the other processes
     torch.set_num_threads(args.threads)
-    names = list(BENCHMARKS) if "all" in args.benchmarks else args.benchmarks
     rows = []
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        if args.config:
-            tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model_name)
-            args.model_name = f"{folder}/model"
-            torch.manual_seed(0)
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.config)).save_pretrained(args.model_name)
-            tokenizer.save_pretrained(args.model_name)
-        for name in names:
+        for name in args.benchmarks:
             rows += [(name, *row) for row in BENCHMARKS[name](args, Path(folder))]
 
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
