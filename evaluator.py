@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -221,30 +220,13 @@ class MathEvaluator(RewardEvaluator):
 
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The two rewards of one completion, and its details."""
-        in_form, answer = self.read(completion)
-        final = answer
-        if final is None:
-            readers = reading.last_boxed, partial(reading.last_tagged, closed=False), reading.last_number
-            candidates = [read(completion) for read in readers]
-            final = next((candidate for candidate in candidates if candidate is not None), None)
+        in_form, answer = reading.answer_in_form(self.prompt, completion)
+        final = reading.final_answer(completion) if answer is None else answer
         grading = self.grader.grade(gold, final or "")
         equal = grading == "equal"
         strict = in_form and answer is not None and equal
         details = {"parsed": final, "format": in_form, "correct_strict": strict, "correct_flexible": equal}
         return [float(in_form), float(strict)], details | {"grading": grading}
-
-    def read(self, completion: str) -> tuple[bool, str | None]:
-        """Whether the completion holds the prompt's form, and the answer in it."""
-        if self.prompt == "question_only":
-            answer = reading.last_boxed(completion)
-            return answer is not None, answer
-        if self.prompt == "r1_zero":
-            start = completion.find("</think> <answer>")
-            in_form = start >= 0 and completion.find("</answer>", start) >= 0
-        else:
-            in_form = reading.strict_format(completion)
-        answer = reading.last_tagged(completion) if in_form else None
-        return in_form, answer and (reading.last_boxed(answer) or answer)
 
 
 class CreativeWritingEvaluator(RewardEvaluator):

@@ -1,4 +1,4 @@
-"""How fast a GRPO step is and what memory it takes, beside transformers and TRL doing the same work: one table.
+"""How fast a GRPO step is, beside transformers and TRL doing the same work: one table.
 
   step      main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
   sampling  llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
@@ -10,7 +10,6 @@ and range over the repeats. A ratio is taken within each repeat: how many times 
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 import llms
 import main as grpo
@@ -58,12 +57,11 @@ def step(args, folder):
         trl, seconds = f"TRL {theirs[0]['version']}", [median(run["seconds"]) for run in theirs]
         yield f"{trl}: whole step", "s", seconds
         yield f"{trl}: completion length", "tokens", [median(run["response_length"]) for run in theirs]
-        yield f"{trl}: peak memory", "MiB", [run["peak_memory"] / MIB for run in theirs]
         yield f"{trl} / ours", "ratio", [b / a["whole step, s"] for a, b in zip(ours, seconds, strict=True)]
 
 
 def run_grpo(args, output_dir):
-    """main.py's own command line, with the reference's share of the loss timed and the memory of each stage noted."""
+    """main.py's own command line, with the reference's share of the loss timed, and memory by stage."""
     stages, get_per_token_logps = StagesWithMemory(args.device), utils.get_per_token_logps
 
     def timed_logps(*inputs, **options):
@@ -96,20 +94,22 @@ def run_grpo(args, output_dir):
 
 
 class StagesWithMemory(write_logs.Stages):
-    """Stages that log their peak memory beside their seconds."""
+    """Stages that log their peak memory on CUDA beside their seconds."""
 
     timed = write_logs.Stages.__call__
 
     def __init__(self, device):
         super().__init__(device)
-        self.device, self.peaks = device, {}
+        self.peaks = {}
 
     @contextmanager
     def __call__(self, name):
-        reset_peak_memory(self.device)
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
         with self.timed(name):
             yield
-        self.peaks[f"memory/{name}"] = peak_memory(self.device)
+        if self.cuda:
+            self.peaks[f"memory/{name}"] = torch.cuda.max_memory_allocated()
 
     def flush(self):
         return super().flush() | self.peaks
@@ -179,7 +179,7 @@ def sample_transformers(args, model, tokenizer, prompts):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Turns, time, memory
+# Turns and time
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -199,21 +199,6 @@ def ratios(theirs, ours):
     return [a / b for (a, _), (b, _) in zip(theirs, ours, strict=True)]
 
 
-def reset_peak_memory(device):
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-    elif Path("/proc/self/clear_refs").exists():  # Linux
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory(device):
-    """Bytes since the last reset: allocated by PyTorch on CUDA, on a CPU resident in the process (NaN but on Linux)."""
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")
-    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) * 1024 if status.exists() else float("nan")
-
-
 def in_new_process(function, *args):
     # Its standard output goes where errors go: ours is for the table alone.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.dup2, initargs=(2, 1)) as pool:
@@ -228,12 +213,10 @@ BENCHMARKS = {run.__name__: run for run in (step, sampling)}
 
 
 def parse_args(argv):
-    parser = ArgumentParser(description="Time and memory of GRPO-Lite, beside transformers and TRL.")
+    parser = ArgumentParser(description="GRPO-Lite's speed, beside transformers and TRL.")
     add = parser.add_argument
-    add("benchmarks", nargs="+", choices=(*BENCHMARKS, "all"))
+    add("benchmarks", nargs="+", choices=BENCHMARKS)
     add("--model_name", default="tiny/1m", help="directory or hub name")
-    add("--config", help="folder with a config.json: random weights of that shape")
-    add("--tokenizer", help="folder of the tokenizer that goes with --config (default: that of --model_name)")
     add("--device", default="cpu", help="cpu or cuda")
     add("--threads", type=int, default=2, help="CPU threads of every competitor")
     add("--num_prompts", type=int, default=16)
@@ -252,16 +235,9 @@ def main(argv=None):
     args = parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the other processes
     torch.set_num_threads(args.threads)
-    names = list(BENCHMARKS) if "all" in args.benchmarks else args.benchmarks
     rows = []
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        if args.config:
-            tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model_name)
-            args.model_name = f"{folder}/model"
-            torch.manual_seed(0)
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.config)).save_pretrained(args.model_name)
-            tokenizer.save_pretrained(args.model_name)
-        for name in names:
+        for name in args.benchmarks:
             rows += [(name, *row) for row in BENCHMARKS[name](args, Path(folder))]
 
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)

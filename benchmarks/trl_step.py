@@ -63,12 +63,9 @@ def main():
         train_dataset=Dataset.from_list(json.loads(Path(args.examples).read_text("utf-8"))),
         callbacks=[clock],
     ).train()
-    status = Path("/proc/self/status")  # Linux
-    resident = int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) * 1024 if status.exists() else float("nan")
     result = {
         "seconds": [end - start for start, end in zip(clock.ends, clock.ends[1:], strict=False)],
         "response_length": clock.lengths[1:],
-        "peak_memory": resident if on_cpu else torch.cuda.max_memory_allocated(),
         "version": importlib.metadata.version("trl"),
     }
     Path(args.output).write_text(json.dumps(result), "utf-8")

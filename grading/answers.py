@@ -6,6 +6,7 @@ where the length is bounded.
 
 import re
 from fractions import Fraction
+from functools import partial
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 MAX_DIGITS = 50  # characters of one number; longer ones are not read
@@ -95,3 +96,25 @@ def last_tagged(text: str, closed: bool = True) -> str | None:
     _, opening, rest = text.rpartition("<answer>")
     content, closing, _ = rest.partition("</answer>")
     return content.strip() if opening and (closing or not closed) else None
+
+
+def answer_in_form(prompt: str, text: str) -> tuple[bool, str | None]:
+    """Whether the text holds the form that a prompt of this name asks for, and the answer in it."""
+    if prompt == "question_only":
+        answer = last_boxed(text)
+        return answer is not None, answer
+    if prompt == "r1_zero":
+        start = text.find("</think> <answer>")
+        in_form = start >= 0 and text.find("</answer>", start) >= 0
+    else:
+        in_form = strict_format(text)
+    answer = last_tagged(text) if in_form else None
+    return in_form, answer and (last_boxed(answer) or answer)
+
+
+def final_answer(text: str) -> str | None:
+    """The answer of a text without the form: the last box's, else what follows the last <answer>, else a number."""
+    for read in (last_boxed, partial(last_tagged, closed=False), last_number):
+        if (answer := read(text)) is not None:
+            return answer
+    return None

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import defaultdict
 
 import numpy as np
 
@@ -34,6 +35,28 @@ def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]
     pass_at = {k: pass_at_k(counts, samples, k) for k in range(1, samples + 1) if samples > 1}
     passes = {f"{name.replace('accuracy', 'pass')}@{k}": share for k, share in pass_at.items()}
     return {name: solved / n, f"{name}_low": low, f"{name}_high": high} | passes
+
+
+CATEGORIES = {  # name in eval_log.jsonl: (format, correct_strict) of its rows
+    "format1_answer1": (True, True),
+    "format1_answer0": (True, False),
+    "format0_answer0": (False, False),
+}
+
+
+def format_and_answer_counts(details: list[dict]) -> dict[str, int]:
+    """How many completions have the required form and the right answer in it, the form alone, or neither."""
+    pairs = [(detail["format"], detail["correct_strict"]) for detail in details]
+    return {f"count/{name}": pairs.count(pair) for name, pair in CATEGORIES.items()}
+
+
+def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[str, float]:
+    """{"accuracy_level/3": share correct, ...} over the values of a column; nothing where the data have none."""
+    groups = defaultdict(list)
+    for example, right in zip(examples, correct, strict=True):
+        if example.get(column) is not None:
+            groups[example[column]].append(right)
+    return {f"accuracy_{column}/{value}": sum(group) / len(group) for value, group in sorted(groups.items())}
 
 
 def mcnemar(fixed: int, broken: int) -> float:

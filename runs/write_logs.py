@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from logs import jsonl
-from logs.statistics import accuracies
+from logs.statistics import CATEGORIES, accuracies, accuracy_by, format_and_answer_counts
 from runs import processes
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -114,28 +114,6 @@ def evaluation_metrics(evaluator, examples: list[dict], rewards, completions: Co
         "response_length": completions.lengths.float().mean().item(),
         "truncated_fraction": (~completions.finished).float().mean().item(),
     }
-
-
-CATEGORIES = {  # name in eval_log.jsonl: (format, correct_strict) of its rows
-    "format1_answer1": (True, True),
-    "format1_answer0": (True, False),
-    "format0_answer0": (False, False),
-}
-
-
-def format_and_answer_counts(details: list[dict]) -> dict[str, int]:
-    """How many completions have the required form and the right answer in it, the form alone, or neither."""
-    pairs = [(detail["format"], detail["correct_strict"]) for detail in details]
-    return {f"count/{name}": pairs.count(pair) for name, pair in CATEGORIES.items()}
-
-
-def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[str, float]:
-    """{"accuracy_level/3": share correct, ...} over the values of a column; nothing where the data have none."""
-    groups = defaultdict(list)
-    for example, right in zip(examples, correct, strict=True):
-        if example.get(column) is not None:
-            groups[example[column]].append(right)
-    return {f"accuracy_{column}/{value}": mean(groups[value]) for value in sorted(groups)}
 
 
 def completion_records(evaluator, examples: list[dict], completions, rewards, **columns: torch.Tensor) -> list[dict]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from conftest import ROOT, random_model, run_script, small_tokenizer
-from transformers import Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -19,10 +19,10 @@ def small_flags(folder):
         vocab_size=4096, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, eos_token_id=list(range(1, 2048)), architectures=["Qwen2ForCausalLM"],
     )  # fmt: skip
-    config.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
     sizes = "--num_prompts 2 --group_size 2 --max_completion_length 5 --iterations 1 --repeats 1 --threads 1"
-    return [*sizes.split(), "--config", str(folder), "--tokenizer", str(folder)]
+    return [*sizes.split(), "--model_name", str(folder)]
 
 
 def read_table(printed):
