@@ -312,9 +312,13 @@ def test_a_tracker_that_fails_says_so_once_and_stops_nothing(wandb, model_folder
     assert len(jsonl.read(tmp_path / "run/train_log.jsonl")) == 4 and len(wandb.runs) == 1
 
 
-def test_a_tracker_that_cannot_start_stops_nothing(wandb, model_folder, tmp_path, capsys):
+def test_a_resumed_run_may_begin_to_report_and_a_tracker_that_cannot_start_stops_nothing(
+    wandb, model_folder, tmp_path, capsys
+):
     del wandb.init
-    assert main.main(run_flags(model_folder, tmp_path / "run", report_to="wandb", num_train_iters=1)) == 0
+    assert main.main(run_flags(model_folder, tmp_path / "run", num_train_iters=1)) == 0
+    resumed = ["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "2", "--report_to", "wandb"]
+    assert main.main(resumed) == 0
     assert capsys.readouterr().out.count("has failed") == 1
 
 
