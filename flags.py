@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -163,6 +164,7 @@ def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
     add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
     add("--resume", action="store_true", help="continue the run in output_dir, with its own flags")
     add("--output_dir", type=Path, default=Path(output_dir), help="logs, transcripts, checkpoints; must hold no run")
+    add("--report_to", choices=("tensorboard", "wandb"), help="also send what is logged there, where it is installed")
     return add
 
 
@@ -194,6 +196,9 @@ def check(args: argparse.Namespace) -> None:
         check_names(args)
         if "rollout_batch_size" in args:
             check_batches(args)
+        package = args.report_to and find_spec(args.report_to)
+        if args.report_to and not (package and package.origin):  # a folder of that name is none
+            raise ValueError(f"--report_to {args.report_to}: not installed here; pip install {args.report_to}")
         if args.dataset_path:
             find_files(args.dataset_path, "test")
         llms.check_model_name("--model_name", args.model_name)

@@ -1,6 +1,7 @@
 """Plots of finished or running runs, from their log files alone: a dashboard, then a page per metric.
 
-    python plotter.py --log_dir output/run              writes output/run/training_plots.pdf
+    python plotter.py --log_dir output/run              writes training_plots.pdf and report.html into output/run
+    python plotter.py --log_dir output/run --show 10    the worst and best completions of iteration 10, here
     python plotter.py --log_dir output/a output/b       overlays the runs and compares them question by question
     python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure  # without pyplot nothing can open a window
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from logs import read
+from logs import read, report
 from logs.read import column, group_label
 
 # Okabe and Ito's colour-blind-safe palette without its yellow, too pale for paper. Markers tell runs apart in grey.
@@ -253,6 +254,8 @@ def parse_args(argv=None):
     add("--metrics", nargs="+", metavar="KEY", help="only the curves of these keys of the logs, on one page")
     add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, or by parameters: a "
         "colour per group; without --metrics the accuracies at the end and their table")  # fmt: skip
+    add("--show", nargs="?", type=int, const=-1, metavar="STEP", help="only print the worst and best completions of an "
+        "iteration (default: the last)")  # fmt: skip
     add("--reach", nargs="+", type=float, metavar="SHARE", help="also print when each run first had this accuracy")
     return parser.parse_args(argv)
 
@@ -265,27 +268,34 @@ def main(argv=None):
         if any(not 0 < accuracy <= 1 for accuracy in args.reach or []):
             raise ValueError("--reach takes shares above 0 and at most 1, such as 0.5")
         runs = read.load_runs(args.log_dir)
+        if args.show is not None:
+            print(*(report.show(run, args.show) for run in runs), sep="\n\n")
+            return 0
         output = args.output or runs[0].path / "training_plots.pdf"
         runs = read.group_by(runs, args.by)
         with matplotlib.rc_context(STYLE):
             if args.metrics:
                 save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)
-                report = [read.end_table(runs, args.by, args.metrics)]
+                lines = [read.end_table(runs, args.by, args.metrics)]
             elif args.by:
                 groups = read.last_evaluations(runs)
                 save([draw_last_accuracies(runs, groups, args.by)], output)
-                report = [read.accuracy_table(groups, args.by)]
+                lines = [read.accuracy_table(groups, args.by)]
             else:
                 save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))), output)
-                report = read.compare_runs(runs)
+                found = read.compare_runs(runs)
+                lines = [*found]
                 for run in runs:
-                    report += [f"{run.name}: {line}" if len(runs) > 1 else line for line in read.accuracy_lines(run)]
+                    lines += [f"{run.name}: {line}" if len(runs) > 1 else line for line in read.accuracy_lines(run)]
+                if len(runs) == 1 and not args.output:
+                    dashboard = next(draw_pages(runs, choose_axis(runs, args.x[0])))
+                    lines.append(f"report: {report.write(runs[0], dashboard, found)}")
         if args.reach:
-            report.append(read.reach_table(runs, args.by, args.reach))
+            lines.append(read.reach_table(runs, args.by, args.reach))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(*report, f"plots: {output}", sep="\n")
+    print(*lines, f"plots: {output}", sep="\n")
     return 0
 
 

@@ -142,16 +142,24 @@ def smooth(values):
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
-def compare(label, before, after):
-    """Paired comparison of two eval/step_*.jsonl: a line each for strict and flexible accuracy.
+def transcripts(run, folder):
+    """{step: file} of rollouts/ or eval/; the file of an evaluation without a row is not finished."""
+    files = {int(path.stem[5:]): path for path in run.path.glob(f"{folder}/step_*.jsonl") if path.stem[5:].isdecimal()}
+    done = files if folder == "rollouts" else [row["step"] for row in run.eval if row["step"] in files]
+    return {step: files[step] for step in done}
+
+
+def first_answers(path):
+    """{question: row} of an eval/step_*.jsonl, its last question first.
 
     A question is the same if its id and gold answer are; of several samples of a question the first one counts.
     """
+    return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_log(path, "id"))}
 
-    def answers(path):
-        return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_log(path, "id"))}
 
-    before, after, lines = answers(before), answers(after), []
+def compare(label, before, after):
+    """Paired comparison of two eval/step_*.jsonl: a line each for strict and flexible accuracy."""
+    before, after, lines = first_answers(before), first_answers(after), []
     for kind in ACCURACIES:
         key = f"correct_{kind}"
         pairs = [(before[question].get(key), after[question].get(key)) for question in before.keys() & after.keys()]
@@ -167,8 +175,8 @@ def compare_runs(runs):
     """Each run's last evaluation against its own first, and the last of every further run against that of the first."""
     lines, last = [], []
     for run in runs:
-        files = {int(path.stem[5:]): path for path in run.path.glob("eval/step_*.jsonl") if path.stem[5:].isdecimal()}
-        steps = [row["step"] for row in run.eval if row["step"] in files]  # a file without a row is not finished
+        files = transcripts(run, "eval")
+        steps = list(files)
         if len(steps) > 1:
             lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]])
         if steps:

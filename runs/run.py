@@ -79,7 +79,7 @@ MAY_CHANGE = (
     "num_train_iters", "eval_iterations", "save_iterations", "eval_updates", "save_updates", "keep_checkpoints",
     "n_ei_steps", "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences",
     "judge_base_url", "judge_concurrency", "judge_timeout", "judge_max_retries", "max_judge_failures",
-    "min_judge_spread",
+    "min_judge_spread", "report_to",
 )  # fmt: skip
 
 

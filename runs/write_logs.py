@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from logs import jsonl
 from logs.statistics import CATEGORIES, accuracies, accuracy_by, format_and_answer_counts
-from runs import processes
+from runs import processes, tracker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Putting numbers together
@@ -143,9 +143,11 @@ def bar(*args, **options) -> tqdm:
 
 
 def append(args, log: str, row: dict) -> None:
-    """Add a line to one of the run's logs."""
+    """Add a line to one of the run's logs, and to the tracker's where there is one."""
     if processes.is_main():
         jsonl.append(args.output_dir / log, row)
+        if args.report_to:
+            tracker.report(args, log.removesuffix("_log.jsonl"), row)
 
 
 def transcript(args, folder: str, step: int, records: list[dict]) -> None:

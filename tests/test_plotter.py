@@ -84,6 +84,7 @@ def test_what_a_run_prints_and_writes(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "accuracy (strict)  31.2 % -> 78.4 %  (n = 500 and 400, 95 % intervals [27.2, 35.2] and [74.4, 82.4])",
         "accuracy (flexible)  50.0 % -> 80.0 %  (n = 500 and 400, 95 % intervals [46.0, 54.0] and [76.0, 84.0])",
+        f"report: {run}/report.html",
         f"plots: {run}/training_plots.pdf",
     ]
     before = (run / "training_plots.pdf").read_bytes()
