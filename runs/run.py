@@ -73,8 +73,8 @@ class Run:
         return self.bar
 
 
-# The flags that a resumed run may have otherwise than before: none of them changes what is learnt, though with another
-# device or max_concurrent_sequences other samples are drawn.
+# The flags that a resumed run may have otherwise than before: none of them changes what is learnt, though on another
+# device other samples are drawn.
 MAY_CHANGE = (
     "num_train_iters", "eval_iterations", "save_iterations", "eval_updates", "save_updates", "keep_checkpoints",
     "n_ei_steps", "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences",
