@@ -73,6 +73,9 @@ def get_llm_tokenizer(
         tokenizer.pad_token = tokenizer.eos_token  # harmless: masks here go by position, never by token id
     tokenizer.padding_side = "left"
     model = model.to(device).train()
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(model.device)  # a graph is captured and replayed on the current one
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape, which each batch has
     if reason := why_not_served(model):
         raise ValueError(f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take another")
     if gradient_checkpointing:
@@ -152,7 +155,10 @@ def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
     half = dtype == "bfloat16" or (dtype == "auto" and model.device.type == "cuda" and utils.has_bfloat16())
     if not half and processes.world_size() == 1:
         return model
-    return copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16 if half else torch.float32).eval()
+    copied = copy.deepcopy(model).requires_grad_(False).eval()
+    for p in copied.parameters() if half else ():  # not buffers: rounded rotary frequencies would be other positions
+        p.data = p.data.to(torch.bfloat16)
+    return copied
 
 
 @torch.no_grad()
@@ -228,7 +234,8 @@ def generate(
         completion_ids=torch.full((B, max_new_tokens), tokenizer.pad_token_id, device=device),
         sampled_logps=torch.zeros((B, max_new_tokens), device=device),
         # Drawn at once, so that a sample depends neither on who else is sampled with it nor on who has left.
-        uniforms=1 - torch.rand((B, max_new_tokens), device=device),  # never 0, which a token of probability 0 meets
+        # In (0, 1], for a token of probability 0 could meet 0; in float32 one draw in 16 million would be 1.
+        uniforms=1 - torch.rand((B, max_new_tokens), dtype=torch.float64, device=device),
         lengths=torch.full((B,), max_new_tokens, device=device),
         finished=torch.zeros(B, dtype=torch.bool, device=device),
     )

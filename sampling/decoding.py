@@ -95,7 +95,8 @@ class Decoder:
         self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of each row's last token, which has not run yet
         self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of each row's prompt
         self.tokens = torch.zeros(rows, room, dtype=torch.long, device=device)
-        self.logps, self.uniforms = torch.zeros(2, rows, room, device=device)  # the uniform numbers are in (0, 1]
+        self.logps = torch.zeros(rows, room, device=device)
+        self.uniforms = torch.zeros(rows, room, dtype=torch.float64, device=device)  # in (0, 1]
         self.cache = DynamicCache()
 
     def start(self, cache: DynamicCache, mask: Tensor, uniforms: Tensor) -> None:
@@ -141,7 +142,7 @@ class Decoder:
         seen = (slots >= self.padding[:rows]) & (slots <= self.slot)  # (rows, room)
         hidden = model.get_decoder()(
             self.tokens[:rows].index_select(1, self.slot),
-            attention_mask=seen if model.config._attn_implementation == ATTENTION else mask(1, seen),
+            attention_mask=seen if model.config._attn_implementation == ATTENTION else mask(1, seen, dtype=model.dtype),
             position_ids=self.slot - self.padding[:rows],
             past_key_values=self.cache,
             use_cache=True,
@@ -172,35 +173,45 @@ class Decoder:
 class Captured(Decoder):
     """A decoder whose step is captured for each number of rows, room and temperature, when it first comes up."""
 
+    MOST = 100  # graphs; a step beyond them is an ordinary one
+
     def __init__(self, model, rows, room):
         super().__init__(model, rows, room)
-        self.graphs, self.works = {}, True
+        self.graphs, self.works, self.side = {}, True, None
         self.reserve = rows * self.rooms[-1]  # what a graph reads and writes must stay where it is
 
     def step(self, model, temperature):
         key = (*self.size, temperature)
-        if self.works and key not in self.graphs:
+        if self.works and key not in self.graphs and len(self.graphs) < self.MOST:
             before = self.slot.clone()
             try:
                 self.graphs[key] = self._capture(model, temperature, before)
             except RuntimeError as error:  # the model's own code asks the host, or the driver cannot
                 print(f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}")
                 self.works = False
-                self.slot.copy_(before)
-        if self.works:
+            self.slot.copy_(before)
+        if self.works and key in self.graphs:
             self.graphs[key].replay()
         else:
             super().step(model, temperature)
 
     def _capture(self, model, temperature, before):
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # once outside of the graph: kernels are chosen and workspaces made
-            super().step(model, temperature)
-        torch.cuda.current_stream().wait_stream(side)
-        self.slot.copy_(before)  # what that step wrote is written again, the same
+        """A graph of the step. What its trials write, the step itself writes again, the same."""
+        self.side = self.side or torch.cuda.Stream()
+        graph, here, checks = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+        self.side.wait_stream(here)
+        try:
+            with torch.cuda.stream(self.side):
+                super().step(model, temperature)  # kernels are chosen, workspaces made
+                self.slot.copy_(before)
+                torch.cuda.set_sync_debug_mode("error")  # what asks the host raises here: a capture would be left open
+                super().step(model, temperature)
+        finally:
+            torch.cuda.set_sync_debug_mode(checks)
+            here.wait_stream(self.side)
+        self.slot.copy_(before)
         pool = next((made.pool() for made in self.graphs.values()), None)  # one for all: they run one at a time
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.stream(here), torch.cuda.graph(graph, pool, self.side, capture_error_mode="thread_local"):
             super().step(model, temperature)
         return graph
 
@@ -218,10 +229,12 @@ def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: in
     kept = KEPT.get(model)
     if kept and kept.rows >= rows and kept.rooms[-1] >= room:
         return kept
-    decoder = Captured(model, max(rows, kept.rows), max(room, kept.rooms[-1])) if kept else Captured(model, rows, room)
     states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    needed = decoder.reserve * sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)
-    if needed > torch.cuda.get_device_properties(model.device).total_memory / 8:  # they stay while the loss runs
-        return Decoder(model, rows, room)
-    KEPT[model] = decoder
-    return decoder
+    place = sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)  # bytes of a row's slot
+    grown = (max(rows, kept.rows), max(room, kept.rooms[-1])) if kept else (rows, room)
+    for size in (grown, (rows, room)):
+        decoder = Captured(model, *size)
+        if decoder.reserve * place <= torch.cuda.get_device_properties(model.device).total_memory / 8:
+            KEPT[model] = decoder  # its memory stays while the loss runs, and so must not be too much
+            return decoder
+    return Decoder(model, rows, room)

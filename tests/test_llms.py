@@ -196,6 +196,8 @@ def test_select_cuts_padding_on_both_sides(model, tokenizer):
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
     sampler = llms.get_sampler(model, "bfloat16")
     assert sampler is not model and next(sampler.parameters()).dtype == torch.bfloat16
+    assert all(b.dtype == torch.float32 for b in sampler.buffers()), "rounded rotary frequencies: off by 0.1 nats"
+    assert list(sampler.buffers()) and sampler.dtype == torch.bfloat16
     assert llms.get_sampler(model) is model  # on CPU the policy itself samples
     with torch.no_grad():
         for p in model.parameters():
