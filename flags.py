@@ -102,9 +102,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Groups of flags. Each function returns the group's add_argument, for what a script adds to it
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Groups of flags. Each function returns the group's add_argument, for what a script adds to it --------------------
 
 
 def add_model_and_data(parser):
@@ -175,9 +173,7 @@ def add_runtime(parser):
     return add
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Checks
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Checks -----------------------------------------------------------------------------------------------------------
 
 ZERO_IS_FINE = (
     "seed", "beta", "warmup_steps", "weight_decay", "advantage_eps", "eval_temperature", "dynamic_sampling",

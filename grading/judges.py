@@ -60,9 +60,7 @@ class Judge(ABC):
         return counts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a rating judge reads: the story is data, and cannot look like anything else
-# ---------------------------------------------------------------------------------------------------------------------
+# --- What a rating judge reads: the story is data, and cannot look like anything else ---------------------------------
 
 # Without brackets there is no tag, no special token of a chat template, and no JSON. These pairs look like < > [ ] { }.
 BRACKETS = "<>{}[]＜＞﹤﹥〈〉〈〉⟨⟩‹›❮❯❬❭❰❱⟪⟫《》˂˃ᐸᐳ≺≻｛｝﹛﹜❴❵⦃⦄［］⟦⟧"
@@ -99,9 +97,7 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a rating judge says
-# ---------------------------------------------------------------------------------------------------------------------
+# --- What a rating judge says -----------------------------------------------------------------------------------------
 
 GAP = r"(?:[^\w\n-]|-(?!\d)|\b(?:is|of|rating|score|grade)\b)*"  # between a criterion's name and its grade
 GRADE_PATTERN = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"
@@ -165,9 +161,7 @@ def _digit(token):
     return int(match[1]) if match else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The judges
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The judges -------------------------------------------------------------------------------------------------------
 
 
 class Cache(dict):
@@ -348,9 +342,7 @@ class LikelihoodJudge(Judge):
         return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [{} for _ in means]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Flags
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Flags ------------------------------------------------------------------------------------------------------------
 
 ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  # 0 means something
 

@@ -99,9 +99,7 @@ def normalize(text: str) -> str:
     return text.rstrip(".").removeprefix("+")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Words, numbers, units: what needs no algebra. From here on every text is normalized
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Words, numbers, units: what needs no algebra. From here on every text is normalized ------------------------------
 
 DECIMAL = r"[-+]?(?:\d+\.?\d*|\.\d+)"
 EXACT_NUMBER = re.compile(
@@ -184,9 +182,7 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
     return gold_number == answer_number
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Structure: tuples, intervals, sets, unions, matrices, assignments
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Structure: tuples, intervals, sets, unions, matrices, assignments ------------------------------------------------
 
 NAMED = re.compile(r"(\\?[a-zA-Z]+(?:_\{\w+\})?(?:\([a-zA-Z]\))?|\([a-zA-Z](?:,[a-zA-Z])+\))(=|\\in ?)([^=]*)")
 MATRIX = re.compile(r"\\begin\{([pbv])matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
@@ -295,9 +291,7 @@ def equal(gold: str, answer: str) -> bool:
     return same_expression(split_unit(gold)[0], split_unit(answer)[0])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Algebra: math-verify, and a check of its "equal"
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Algebra: math-verify, and a check of its "equal" -----------------------------------------------------------------
 
 COMMAND = re.compile(rf"\\(?:frac|sqrt|binom|cdot|pi|{FUNCTIONS}|{GREEK})(?![a-zA-Z])")
 EXPRESSION = re.compile(r"[a-zA-Z0-9.+\-^_{}()\[\]|/!= ]+", re.ASCII)

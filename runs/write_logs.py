@@ -17,9 +17,7 @@ from logs import jsonl
 from logs.statistics import CATEGORIES, accuracies, accuracy_by, format_and_answer_counts
 from runs import processes, tracker
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Putting numbers together
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Putting numbers together -----------------------------------------------------------------------------------------
 
 # What a metric of an update is, where it is not a mean over its completion tokens.
 EXTREMES = {"ratio_min": min, "ratio_max": max}
@@ -81,9 +79,7 @@ class Stages:
         return seconds
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is logged of a batch of completions
-# ---------------------------------------------------------------------------------------------------------------------
+# --- What is logged of a batch of completions -------------------------------------------------------------------------
 
 
 def rollout_metrics(evaluator, rewards, completions: Completions) -> dict:
@@ -132,9 +128,7 @@ def completion_records(evaluator, examples: list[dict], completions, rewards, **
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Writing it down
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Writing it down --------------------------------------------------------------------------------------------------
 
 
 def bar(*args, **options) -> tqdm:
