@@ -1,4 +1,4 @@
-"""Plots of finished or running runs, from their log files alone: a dashboard, then a page per metric.
+"""Plots of finished or running runs, from their log files alone: a dashboard, then a page per family of metrics.
 
     python plotter.py --log_dir output/run              writes training_plots.pdf and report.html into output/run
     python plotter.py --log_dir output/run --show 10    the worst and best completions of iteration 10, here
@@ -6,9 +6,9 @@
     python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
-Every number in a log gets a page, so a new metric or reward needs no edit here. Keys that share a prefix before "/" are
-a family (rewards/, judge/). A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py
-reads the logs, compares the runs and writes the tables.
+Every number in a log gets a panel, so a new metric or reward needs no edit here; what no family below knows stands on
+the last page. A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py reads the logs,
+compares the runs and writes the tables.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from logs import read, report
-from logs.read import column, group_label
+from logs.read import column
 
 # Okabe and Ito's colour-blind-safe palette without its yellow, too pale for paper. Markers tell runs apart in grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
@@ -46,22 +46,40 @@ AXES = {
 PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
     ("Reward and its parts", "train", ("reward", "rewards/")),
-    ("Response length (tokens)", "train", ("response_length", "response_length_correct", "response_length_incorrect")),
+    ("Response length", "train", ("response_length", "response_length_correct", "response_length_incorrect")),
     ("Distinct bigrams", "train", ("distinct_2_batch", "distinct_2")),
-    ("KL to the reference (nats)", "train", ("kl",)),
+    ("KL to the reference", "train", ("kl",)),
     ("Loss", "train", ("loss",)),
-    ("Entropy (nats per token)", "train", ("entropy",)),
+    ("Entropy", "train", ("entropy",)),
     ("Gradient norm", "train", ("grad_norm",)),
     ("Learning rate", "train", ("learning_rate",)),
     ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction", "zero_std_fraction_trained")),
     ("Truncated completions", "train", ("truncated_fraction",)),
-    ("Time per iteration (s)", "train", ("time/total",)),
+    ("Time per iteration", "train", ("time/total",)),
 )
+# The other pages: title, and how their keys begin. The first that fits takes a key.
+FAMILIES = (
+    ("Rewards", "reward zero_std sampled_prompts"), ("Levels and subjects", "accuracy_level/ accuracy_subject/"),
+    ("Right answers and categories", "accuracy pass@ count/"), ("Lengths", "response_length truncated sampled_tokens"),
+    ("Loss, KL, entropy, ratio", "loss kl entropy ratio clip sampling_logp"), ("Times", "time/"),
+    ("Gradient and learning rate", "grad_norm learning_rate skipped"), ("Judge and texts", "judge/ distinct below_floor"),
+    ("Others", ""),
+)  # fmt: skip
+# What a y axis measures, by how its key begins; others carry the key's words.
+UNITS = (
+    ("tokens", "response_length sampled_tokens"), ("seconds", "time/"), ("nats per token", "kl_per entropy sampling_logp"),
+    ("nats", "kl"), ("share of completions", "accuracy truncated"), ("share of groups", "zero_std"),
+    ("share of texts", "below_floor"), ("share of tokens", "clip"), ("share of problems", "pass@"),
+    ("share of updates", "skipped"), ("distinct / all bigrams", "distinct"), ("policy / old policy", "ratio"),
+    ("completions", "count/"), ("stories or requests", "judge/"), ("reward", "reward"), ("2-norm", "grad_norm"),
+    ("step size", "learning_rate"),
+)  # fmt: skip
 TITLES = {keys[0]: title for title, _, keys in PANELS} | {
     "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward"}  # fmt: skip
 LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "total", "response_length": "all",
           "response_length_correct": "correct", "response_length_incorrect": "incorrect",
           "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
+MOST = 8  # curves in a panel; more are shared out among several
 
 
 def choose_axis(runs, name):
@@ -74,14 +92,20 @@ def choose_axis(runs, name):
     return AXES[name]
 
 
-def title_of(key, log="train"):
-    unit = " (s)" if key.startswith("time/") else " (tokens)" if key.startswith("response_length") else ""
-    title = TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize() + unit
+def begins(key, starts):
+    return key.startswith(tuple(starts.split()) or "")
+
+
+def title_of(key, log, runs):
+    title = TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize()
+    for kind in (kind for kind, accuracy in read.ACCURACIES.items() if key == accuracy):
+        title = read.verdict(kind, runs, "Accuracy ({})").capitalize()
     return f"{title}, evaluation" if log == "eval" else title
 
 
-def label_of(key):
-    return LABELS.get(key) or key.split("/", 1)[-1].replace("_", " ")
+def label_of(key, runs):
+    words = LABELS.get(key) or key.split("/", 1)[-1].replace("_", " ")
+    return read.verdict(words, runs) if words in read.ACCURACIES else words
 
 
 def look(i):
@@ -93,51 +117,68 @@ def legend_columns(labels, width):
     return max(1, int(17 * width / (max(map(len, labels)) + 7)))
 
 
-def new_page(runs, title, size=(8.5, 5.5), flags=()):
+def new_page(runs, title, size, flags=()):
     """A figure that says what was trained: in its title, or in its legend where the runs differ in it."""
     fig = Figure(size, layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     about = runs[0].about if len({run.about for run in runs}) == 1 else ""
     trained = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about]))
-    fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (trained, title) if line))
+    groups = read.groups_of(runs).values()
+    pooled = any(len(same) > 1 for same in groups)
+    curves = (
+        "mean of a group's runs; bands: its least to its greatest run"
+        if pooled
+        else "running mean; bands: 95 % intervals"
+    )
+    caption = f"{title}: " if title else ""
+    caption += f"faint: every iteration; bold: {curves}"
+    fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (trained, caption) if line))
     if len(runs) > 1:
-        labels = [group_label(group) for group in read.groups_of(runs)]
+        labels = [same[0].label + f" ({same[0].differs})" * bool(same[0].differs) for same in groups]
         if not about and not flags:
             labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
-        handles = [Line2D([], [], **look(i)) for i in range(len(labels))]
+        labels = [textwrap.fill(label, int(14 * size[0])) for label in labels]
+        handles = [Line2D([], [], **look(same[0].place)) for same in groups]
         columns, title = legend_columns(labels, size[0]), ", ".join(flags).replace("_", " ") or None
         fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=title)
     return fig
 
 
-def draw_curves(ax, runs, log, keys, axis):
-    """A colour per run, or per key of a single run. Training: raw and smoothed. Evaluation: with its interval."""
-    x_key, x_label, x_scale = axis
-    groups, crowded = list(read.groups_of(runs)), len(runs) > 3  # bands and raw curves would hide everything
-    for run in runs:
+def draw_curves(ax, runs, log, keys, axis, shared):
+    """A colour per group of runs, or per key of a single run: every iteration and, bold, the running mean.
+
+    Of several runs in a group the mean, and a band from the least to the greatest. Evaluation: with its interval.
+    """
+    (x_key, x_label, x_scale), values = axis, []
+    for same in read.groups_of(runs).values():
         for i, key in enumerate(keys):
-            rows = [row for row in read.with_number(getattr(run, log), x_key) if key in row]
-            if not rows:
+            logs = [read.with_number(getattr(run, log), x_key) for run in same]
+            logs = [rows for rows in ([row for row in rows if key in row] for rows in logs) if rows]
+            if not logs:
                 continue
-            x, y = column(rows, x_key) / x_scale, column(rows, key)
-            style = look(groups.index(run.group) if len(runs) > 1 else i)
-            label = label_of(key) if len(keys) > 1 else None
+            style = look(same[0].place if shared else i)
+            curves = [(column(rows, x_key) / x_scale, column(rows, key)) for rows in logs]
+            if len(curves) > 1:
+                x, y, low, high = read.pool(curves)
+            else:
+                (x, y), (low, high) = curves[0], (column(logs[0], key + end) for end in ("_low", "_high"))
+            values += [*y, *high]
             finite = np.pad(np.isfinite(y), 1)
             alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])  # no line would show these points
-            if log == "eval":
-                low, high = column(rows, f"{key}_low"), column(rows, f"{key}_high")
-                ax.fill_between(x, low, high, color=style["color"], alpha=0 if crowded else 0.15, linewidth=0)
-                ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
-                ax.plot(x, y, **style, label=label)
-                continue
-            if not crowded:
+            ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
+            if log == "train" and len(curves) == 1:
                 ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
-            bold = y if key == "learning_rate" else read.smooth(y)  # a schedule has no noise to smooth away
-            ax.plot(x, bold, **style, markevery=alone, label=label)
-    if all(key.startswith(("accuracy", "pass")) or "_fraction" in key for key in keys):  # shares, from 0 to 1
+            bold = y if log == "eval" or key == "learning_rate" else read.smooth(y)  # what has no noise to smooth away
+            every = {"markevery": alone} if log == "train" else {}
+            ax.plot(x, bold, **style, **every, label=label_of(key, runs) if len(keys) > 1 else None)
+    values = np.array([value for value in values if np.isfinite(value)])
+    if all(key.startswith(("accuracy", "pass", "skipped")) or "_fraction" in key for key in keys):  # from 0 to 1
         top = min(max(ax.get_ylim()[1], 0.05), 1.03)
         ax.set_ylim(max(ax.get_ylim()[0], -0.03 * top), top)
         ax.yaxis.set_major_formatter(PercentFormatter(1))
+    elif len(values) and values.min() > 0 and values.max() > 50 * np.median(values):
+        ax.set_yscale("log")  # a spike would flatten the rest
     ax.set_xlabel(x_label)
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=x_key == "step", min_n_ticks=1))
     if x_key == "total_tokens":
@@ -151,43 +192,65 @@ def choose_panels(runs, metrics):
     for title, log, wanted in (*PANELS, *((name.capitalize(), "train", (f"{name}/",)) for name in sorted(families))):
         keys = [key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")]
         if len(runs) > 1:  # the colour tells the run, so a panel holds one metric
-            panels += [(title_of(key, log), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
+            panels += [(title_of(key, log, runs), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
         elif keys:
-            panels.append((title if len(keys) > 1 else title_of(keys[0]), log, keys))
-    return panels or [(title_of(key, log), log, [key]) for log in metrics for key in metrics[log]][:12]
+            title = title if keys[0] != "accuracy" else read.verdict("strict", runs, title)
+            panels.append((title if len(keys) > 1 else title_of(keys[0], log, runs), log, keys))
+    return panels or [(title_of(key, log, runs), log, [key]) for log in metrics for key in metrics[log]][:12]
 
 
-def draw_dashboard(runs, metrics, axis):
-    panels, size = choose_panels(runs, metrics), (11.69, 8.27)  # A4 landscape, in inches
-    fig = new_page(runs, "faint: every iteration; bold: running mean; bands: 95 % intervals", size)
-    rows = max(math.ceil(len(panels) / 4), round(0.85 * math.sqrt(len(panels))))
-    columns = math.ceil(len(panels) / rows)
-    for i, (title, log, keys) in enumerate(panels, 1):
-        ax = fig.add_subplot(rows, columns, i, title=textwrap.fill(title, 140 // columns))
-        draw_curves(ax, runs, log, keys, axis)
+def parts_of(items):
+    """Of at most MOST items each, as equal as can be."""
+    n = math.ceil(len(items) / MOST)
+    return [items[len(items) * i // n : len(items) * (i + 1) // n] for i in range(n)]
+
+
+def draw_page(runs, title, panels, columns=0, width=11.69, flags=()):
+    """A page of panels (title, log, keys, axis) of at most MOST curves each; of one metric they share their y axis."""
+    groups = list(read.groups_of(runs).values())
+    pieces = [
+        (*panel, sum(same, []), part) for panel in panels for part in parts_of(panel[2]) for same in parts_of(groups)
+    ]
+    n, shared = len(pieces), len(runs) > 1
+    columns = columns or (min(n, 2) if n <= 4 else 3 if n <= 9 else 4)
+    rows, several = math.ceil(n / columns), any(len(piece[-1]) > 1 for piece in pieces)
+    width = width or max(3.9 * columns, 6)
+    fig = new_page(
+        runs, title, (width, 0.9 + rows * (min(5, 7.2 / width * 11.69 / columns + 0.1) + 0.4 * several)), flags
+    )
+    first = {}
+    for i, (title, log, _, axis, same, keys) in enumerate(pieces, 1):
+        ax = fig.add_subplot(
+            rows, columns, i, title=textwrap.fill(title, int(12 * width / columns)), sharey=first.get(title)
+        )
+        draw_curves(ax, same, log, keys, axis, shared)
+        first.setdefault(title, ax)
+        units = [unit for unit, starts in UNITS if begins(keys[0], starts)] or [label_of(keys[0], runs)]
+        ax.set_ylabel(units[0])
         if labels := ax.get_legend_handles_labels()[1]:
-            ncols = legend_columns(labels, 0.85 * size[0] / columns)
+            ncols = legend_columns(labels, 0.85 * width / columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
     return fig
 
 
 def draw_metrics(runs, keys, axes, flags):
     """A panel per metric and x axis on one page. ValueError: no such metric."""
-    panels = [(key, read.log_of(runs, key), axis) for axis in axes for key in keys]
+    logs = {key: read.log_of(runs, key) for key in keys}
+    panels = [(title_of(key, logs[key], runs), logs[key], [key], axis) for axis in axes for key in keys]
     columns = len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
-    rows = math.ceil(len(panels) / columns)
-    about = "a line per run; training metrics are running means" if len(runs) > 1 else ""
-    fig = new_page(runs, about, (max(3.9 * columns, 6), 2.8 * rows + 0.7), flags)
-    for i, (key, log, axis) in enumerate(panels, 1):
-        draw_curves(fig.add_subplot(rows, columns, i, title=title_of(key, log)), runs, log, [key], axis)
-    return fig
+    return draw_page(runs, "", panels, columns, 0, flags)
 
 
-def draw_last_accuracies(runs, groups, flags):
+def draw_last_accuracies(runs, flags):
     """Strict and flexible accuracy at the end of every run, with their intervals, against the flags; means joined."""
+    groups = read.last_evaluations(runs)
     about = f": {runs[0].about}" if len({run.about for run in runs}) == 1 else ""
     fig = Figure((6.5, 4), layout="constrained")
-    ax = fig.add_subplot(title=f"Accuracy at the end of each run{about}", xlabel=", ".join(flags).replace("_", " "))
+    ax = fig.add_subplot(
+        title=f"{read.verdict('strict', runs, 'Accuracy').capitalize()} at the end of each run{about}",
+        ylabel="share of test problems",
+        xlabel=", ".join(flags).replace("_", " "),
+    )
     values = [group[0] for group in groups]
     is_scale = len(flags) == 1 and not any(isinstance(value, str) for value in values) and min(values) > 0
     places = values if is_scale else range(len(groups))
@@ -200,14 +263,26 @@ def draw_last_accuracies(runs, groups, flags):
         ax.plot(places, [column(rows, key).mean() for rows in groups.values()], **style | mean)
         y, low, high = (column(sum(groups.values(), []), key + end) for end in ("", "_low", "_high"))
         ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
-        ax.plot(x, y, **style | {"linestyle": ""}, label=f"{kind}: each run with its 95 % interval, and the mean")
+        ax.plot(
+            x,
+            y,
+            **style | {"linestyle": ""},
+            label=f"{read.verdict(kind, runs)}: each run with its 95 % interval, and the mean",
+        )
     starts = {run.group: row for run in runs for row in run.eval if row["step"] == 0}
     if starts:
         starts = column([starts.get(group, {}) for group in groups], "accuracy")
-        ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label="strict, before training")
+        ax.plot(
+            places,
+            starts,
+            color="0.4",
+            linestyle=":",
+            marker="x",
+            label=f"{read.verdict('strict', runs)}, before training",
+        )
     if is_scale:
         ax.set_xscale("log")
-    labels = [group_label(group) for group in groups]
+    labels = [same[0].label + f"\n{same[0].differs}".rstrip() for same in read.groups_of(runs).values()]
     tilt = {"rotation": 20, "ha": "right"} if sum(map(len, labels)) > 80 else {}  # side by side they would overlap
     ax.set_xticks(places, labels, **tilt)
     ax.set_xticks([], minor=True)
@@ -217,16 +292,16 @@ def draw_last_accuracies(runs, groups, flags):
 
 
 def draw_pages(runs, axis):
-    """The figures of the PDF: dashboard, evaluation metrics, training metrics."""
+    """The figures of the PDF: the dashboard, and a page per family of metrics."""
     metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
-    yield draw_dashboard(runs, metrics, axis)
-    for log, name in (("eval", "evaluation"), ("train", "training")):
-        for key in metrics[log]:
-            fig = new_page(runs, f"{title_of(key)}, {name}")
-            draw_curves(fig.add_subplot(), runs, log, [key], axis)
-            yield fig
+    yield draw_page(runs, "", [(*panel, axis) for panel in choose_panels(runs, metrics)])
+    left = [(title_of(key, log, runs), log, [key], axis) for log in ("train", "eval") for key in metrics[log]]
+    for family, starts in FAMILIES:
+        if panels := [panel for panel in left if begins(panel[2][0], starts)]:
+            left = [panel for panel in left if panel not in panels]
+            yield draw_page(runs, family, panels)
 
 
 def save(figures, output):
@@ -278,9 +353,8 @@ def main(argv=None):
                 save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)
                 lines = [read.end_table(runs, args.by, args.metrics)]
             elif args.by:
-                groups = read.last_evaluations(runs)
-                save([draw_last_accuracies(runs, groups, args.by)], output)
-                lines = [read.accuracy_table(groups, args.by)]
+                save([draw_last_accuracies(runs, args.by)], output)
+                lines = [read.accuracy_table(runs, args.by)]
             else:
                 save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))), output)
                 found = read.compare_runs(runs)

@@ -7,17 +7,21 @@ Reads train_log.jsonl and eval_log.jsonl and, where they exist, args.json (for t
 import json
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import EngFormatter
 
 from logs import jsonl
 from logs.statistics import mcnemar
 
 COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
+STORIES = {
+    "strict": "above the floor and scored",
+    "flexible": "above the floor",
+}  # what a judge reads has no right answer
 
 
 @dataclass
@@ -29,6 +33,9 @@ class Run:
     train: list[dict]
     eval: list[dict]
     group: tuple  # what its colour and label stand for: its name, or after group_by the values of flags
+    label: str  # that group in words
+    place: int  # that group's among all of a study: its colour
+    differs: str = ""  # where group_by pooled runs: in which other flags, in words
 
 
 def read_log(path, key="step"):
@@ -66,33 +73,68 @@ def load_runs(log_dirs):
         if not train and not evaluations:
             raise ValueError(f"{path}: no complete line in its logs yet")
         args = read_args(path / "args.json")
-        size = f"{group_label([args['parameters']])} parameters" if args.get("parameters") else None
-        about = ", ".join(str(part) for part in (args.get("model_name"), args.get("dataset_name"), size) if part)
+        size = f"{in_words('parameters', args['parameters'])} parameters" if args.get("parameters") else None
+        model = "/".join(part for part in Path(args.get("model_name") or "").parts if part != "checkpoints")
+        about = ", ".join(str(part) for part in (in_words("", model), args.get("dataset_name"), size) if part)
         name = os.path.relpath(path, common)
-        runs.append(Run(name, path, args, about, train, evaluations, (name,)))
+        runs.append(Run(name, path, args, about, train, evaluations, (name,), name, len(runs)))
     return runs
 
 
-MAY_DIFFER = {"seed", "output_dir", "resume", "device", "parameters", "keep_checkpoints"}  # of runs that are pooled
+# Of runs that are pooled: what is meant to differ, and what changes nothing that is learnt.
+MAY_DIFFER = set("seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to "
+    "micro_batch_tokens max_concurrent_sequences judge_concurrency judge_timeout judge_max_retries".split())  # fmt: skip
+
+
+def values_of(args, flags):
+    values = [{"num_examples": "all"}.get(flag, "default") if args[flag] is None else args[flag] for flag in flags]
+    return tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
+
+
+def in_words(flag, value, others=()):
+    """A flag's value as a legend has it. A path: its last part, of those in which it differs from the others."""
+    if isinstance(value, bool):
+        return f"with{'' if value else 'out'} {flag.removeprefix('use_').replace('_', ' ')}"
+    if flag == "parameters" and not isinstance(value, str):
+        return f"{value / 1e6:.2f} M" if value < 1e9 else f"{value / 1e9:.2f} B"
+    paths = [str(path).rstrip("/").split("/") for path in (value, *others)]
+    while len(paths) > 1 and all(len(path) > 1 and path[-1] == paths[0][-1] for path in paths):
+        paths = [path[:-1] for path in paths]
+    return paths[0][-1] if [path[-1] for path in paths].count(paths[0][-1]) == 1 else " ".join(paths[0])
 
 
 def group_by(runs, flags):
     """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag.
 
-    Notes in which other flags the runs of a group differ.
+    A group has its place among all runs in the folders that these lie in, so that it keeps its colour whichever are
+    drawn. Notes in which other flags the runs of a group differ.
     """
     if not flags:
         return runs
+    study = set()
     for run in runs:
         if lacking := [flag for flag in flags if flag not in run.args]:
             raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
-        values = ["default" if run.args[flag] is None else run.args[flag] for flag in flags]
-        run.group = tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
+        run.group = values_of(run.args, flags)
+        study.add(run.group)
+    for path in {path for run in runs for path in run.path.parent.glob("*/args.json")}:
+        with suppress(ValueError, OSError, LookupError):  # not a run, or one without these flags
+            study.add(values_of(read_args(path), flags))
+    order = sorted(study, key=lambda group: [(isinstance(value, str), value) for value in group])
+    columns = [dict.fromkeys(column) for column in zip(*order, strict=True)]
     for group, pooled in groups_of(runs).items():
+        every = zip(flags, group, columns, strict=True)
+        label = ", ".join(in_words(flag, value, column.keys() - {value}) for flag, value, column in every)
+        differs = []
         for flag in sorted(set.union(*(set(run.args) for run in pooled)) - MAY_DIFFER - set(flags)):
-            if len(values := dict.fromkeys(str(run.args.get(flag)) for run in pooled)) > 1:
-                print(f"note: the runs of {group_label(group)} differ in --{flag}: {', '.join(values)}")
-    return sorted(runs, key=lambda run: [(isinstance(value, str), value) for value in run.group])
+            values = dict.fromkeys(values_of({flag: None} | run.args, [flag])[0] for run in pooled)
+            if len(values) > 1:
+                said = ", ".join(in_words(flag, value, values.keys() - {value}) for value in values)
+                print(f"note: the runs of {label} differ in --{flag}: {said}")
+                differs.append(f"{flag.replace('_', ' ')} {said}")
+        for run in pooled:
+            run.label, run.place, run.differs = label, order.index(group), "; ".join(differs)
+    return sorted(runs, key=lambda run: run.place)
 
 
 def groups_of(runs):
@@ -100,9 +142,10 @@ def groups_of(runs):
     return {group: [run for run in runs if run.group == group] for group in dict.fromkeys(run.group for run in runs)}
 
 
-def group_label(group):
-    """Its values as words, numbers above 10,000 with a unit."""
-    return ", ".join(EngFormatter(places=2)(v) if isinstance(v, int) and v > 10_000 else str(v) for v in group)
+def verdict(kind, runs, form="{}"):
+    """What "strict" or "flexible" is called, and in `form` where it is an accuracy: of stories it is not."""
+    judged = all((run.args.get("evaluator") or run.args.get("dataset_name")) == "creative" for run in runs)
+    return STORIES[kind] if judged else form.format(kind)
 
 
 def number(value):
@@ -142,6 +185,13 @@ def smooth(values):
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
+def pool(curves):
+    """Of several (x, y): every x, and there the mean, the least and the greatest of the curves that reach it."""
+    x = np.unique(np.concatenate([x for x, _ in curves]))
+    y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
+    return x, *(of(axis=0).filled(np.nan) for of in (y.mean, y.min, y.max))
+
+
 def transcripts(run, folder):
     """{step: file} of rollouts/ or eval/; the file of an evaluation without a row is not finished."""
     files = {int(path.stem[5:]): path for path in run.path.glob(f"{folder}/step_*.jsonl") if path.stem[5:].isdecimal()}
@@ -157,8 +207,8 @@ def first_answers(path):
     return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_log(path, "id"))}
 
 
-def compare(label, before, after):
-    """Paired comparison of two eval/step_*.jsonl: a line each for strict and flexible accuracy."""
+def compare(label, before, after, runs):
+    """Paired comparison of two eval/step_*.jsonl of these runs: a line each for strict and flexible accuracy."""
     before, after, lines = first_answers(before), first_answers(after), []
     for kind in ACCURACIES:
         key = f"correct_{kind}"
@@ -167,7 +217,7 @@ def compare(label, before, after):
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
         if pairs:
             what, p = f"{fixed} fixed, {broken} broken of {len(pairs)} questions", mcnemar(fixed, broken)
-            lines.append(f"{label}, {kind}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
+            lines.append(f"{label}, {verdict(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
     return lines or [f"note: {label}: no question in common, not compared"]
 
 
@@ -178,11 +228,11 @@ def compare_runs(runs):
         files = transcripts(run, "eval")
         steps = list(files)
         if len(steps) > 1:
-            lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]])
+            lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]], [run])
         if steps:
-            last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]]))
-    for name, path in last[1:]:
-        lines += compare(f"{last[0][0]} -> {name}", last[0][1], path)
+            last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]], run))
+    for name, path, run in last[1:]:
+        lines += compare(f"{last[0][0]} -> {name}", last[0][1], path, [last[0][2], run])
     return lines
 
 
@@ -202,8 +252,10 @@ def accuracy_lines(run):
             n = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
             word = "interval" if len(ends) == 1 else "intervals"
             change = " -> ".join(f"{value} %" for value in values)
-            lines.append(f"accuracy ({kind})  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})")
-    return lines or ["accuracy: not evaluated yet"]
+            lines.append(
+                f"{verdict(kind, [run], 'accuracy ({})')}  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})"
+            )
+    return lines or ["not evaluated yet"]
 
 
 def last_evaluations(runs):
@@ -214,13 +266,14 @@ def last_evaluations(runs):
     return {group: [with_number(run.eval, "accuracy")[-1] for run in same] for group, same in groups_of(runs).items()}
 
 
-def accuracy_table(groups, flags):
+def accuracy_table(runs, flags):
     """Markdown: a row per group, each run's strict accuracy with its interval, and the means over the runs."""
-    lines = [f"| {', '.join(flags)} | strict, each run (%) | mean | flexible, mean |", "|---|---|---:|---:|"]
-    for group, rows in groups.items():
+    strict, flexible = (verdict(kind, runs) for kind in ACCURACIES)
+    lines = [f"| {', '.join(flags)} | {strict}, each run (%) | mean | {flexible}, mean |", "|---|---|---:|---:|"]
+    for same, rows in zip(groups_of(runs).values(), last_evaluations(runs).values(), strict=True):
         each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
         strict, flexible = (100 * column(rows, key).mean() for key in ACCURACIES.values())
-        lines.append(f"| {group_label(group)} | {each} | {strict:.1f} | {flexible:.1f} |")
+        lines.append(f"| {same[0].label} | {each} | {strict:.1f} | {flexible:.1f} |")
     return "\n".join(lines)
 
 
@@ -234,9 +287,9 @@ def end_table(runs, flags, keys):
         last = values[-1:] if logs[key] == "eval" else values[-math.ceil(len(values) / 10) :]
         return f"{last.mean():.3g}" if len(last) else "none"
 
-    for group, same in groups_of(runs).items():
+    for same in groups_of(runs).values():
         cells = [", ".join(end(run, key) for run in same) for key in keys]
-        lines.append(f"| {group_label(group)} | {' | '.join(cells)} |")
+        lines.append(f"| {same[0].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -251,10 +304,12 @@ def first_reach(run, accuracy):
 
 def reach_table(runs, flags, accuracies):
     """Markdown: for each accuracy and group when each run first had it."""
-    lines = [f"| strict accuracy | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
+    lines = [
+        f"| {verdict('strict', runs, '{} accuracy')} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"
+    ]
     lines.append("|---:|---|---|---|---|")
     for accuracy in accuracies:
-        for group, same in groups_of(runs).items():
+        for same in groups_of(runs).values():
             cells = map(", ".join, zip(*(first_reach(run, accuracy) for run in same), strict=True))
-            lines.append(f"| {100 * accuracy:g} % | {group_label(group)} | {' | '.join(cells)} |")
+            lines.append(f"| {100 * accuracy:g} % | {same[0].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
