@@ -47,35 +47,30 @@ PANELS = (
     ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
     ("Reward and its parts", "train", ("reward", "rewards/")),
     ("Response length", "train", ("response_length", "response_length_correct", "response_length_incorrect")),
-    ("Distinct bigrams", "train", ("distinct_2_batch", "distinct_2")),
-    ("KL to the reference", "train", ("kl",)),
-    ("Loss", "train", ("loss",)),
-    ("Entropy", "train", ("entropy",)),
-    ("Gradient norm", "train", ("grad_norm",)),
-    ("Learning rate", "train", ("learning_rate",)),
+    ("Distinct bigrams", "train", ("distinct_2_batch", "distinct_2")), ("KL to the reference", "train", ("kl",)),
+    ("Loss", "train", ("loss",)), ("Entropy", "train", ("entropy",)), ("Gradient norm", "train", ("grad_norm",)),
+    ("Learning rate", "train", ("learning_rate",)), ("Truncated completions", "train", ("truncated_fraction",)),
     ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction", "zero_std_fraction_trained")),
-    ("Truncated completions", "train", ("truncated_fraction",)),
     ("Time per iteration", "train", ("time/total",)),
-)
-# The other pages: title, and how their keys begin. The first that fits takes a key.
-FAMILIES = (
-    ("Rewards", "reward zero_std sampled_prompts"), ("Levels and subjects", "accuracy_level/ accuracy_subject/"),
-    ("Right answers and categories", "accuracy pass@ count/"), ("Lengths", "response_length truncated sampled_tokens"),
-    ("Loss, KL, entropy, ratio", "loss kl entropy ratio clip sampling_logp"), ("Times", "time/"),
-    ("Gradient and learning rate", "grad_norm learning_rate skipped"), ("Judge and texts", "judge/ distinct below_floor"),
-    ("Others", ""),
 )  # fmt: skip
-# What a y axis measures, by how its key begins; others carry the key's words.
-UNITS = (
-    ("tokens", "response_length sampled_tokens"), ("seconds", "time/"), ("nats per token", "kl_per entropy sampling_logp"),
-    ("nats", "kl"), ("share of completions", "accuracy truncated"), ("share of groups", "zero_std"),
-    ("share of texts", "below_floor"), ("share of tokens", "clip"), ("share of problems", "pass@"),
-    ("share of updates", "skipped"), ("distinct / all bigrams", "distinct"), ("policy / old policy", "ratio"),
-    ("completions", "count/"), ("stories or requests", "judge/"), ("reward", "reward"), ("2-norm", "grad_norm"),
-    ("step size", "learning_rate"),
-)  # fmt: skip
+# The other pages: how the keys of a family begin. A key goes to the first that fits.
+FAMILIES = {
+    "Rewards": ("reward", "zero_std", "sampled_prompts"), "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
+    "Verdicts and categories": ("accuracy", "pass@", "count/"), "Lengths": ("response_length", "truncated", "sampled_t"),
+    "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_logp"), "Times": ("time/",),
+    "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
+    "Judge and texts": ("judge/", "distinct", "below_floor"), "Others": ("",),
+}  # fmt: skip
+UNITS = {  # of a y axis: how the keys begin; any other key is its own
+    "tokens": ("response_length", "sampled_t"), "seconds": ("time/",), "nats": ("kl", "entropy", "sampling_logp"),
+    "share of completions": ("accuracy", "truncated"), "share of groups": ("zero_std",), "reward": ("reward",),
+    "share of texts": ("below_floor",), "share of tokens": ("clip",), "share of problems": ("pass@",),
+    "share of updates": ("skipped",), "distinct / all bigrams": ("distinct",), "policy / old policy": ("ratio",),
+    "completions": ("count/",), "stories or requests": ("judge/",), "2-norm": ("grad_norm",), "rate": ("learning_rate",),
+}  # fmt: skip
 TITLES = {keys[0]: title for title, _, keys in PANELS} | {
-    "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward"}  # fmt: skip
+    "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward",
+    "kl_per_token": "KL per token", "sampling_logp_gap": "Gap of the sampler's log-probs"}  # fmt: skip
 LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "total", "response_length": "all",
           "response_length_correct": "correct", "response_length_incorrect": "incorrect",
           "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
@@ -92,20 +87,13 @@ def choose_axis(runs, name):
     return AXES[name]
 
 
-def begins(key, starts):
-    return key.startswith(tuple(starts.split()) or "")
-
-
 def title_of(key, log, runs):
-    title = TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize()
-    for kind in (kind for kind, accuracy in read.ACCURACIES.items() if key == accuracy):
-        title = read.verdict(kind, runs, "Accuracy ({})").capitalize()
+    title = read.verdict(TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize(), runs)
     return f"{title}, evaluation" if log == "eval" else title
 
 
 def label_of(key, runs):
-    words = LABELS.get(key) or key.split("/", 1)[-1].replace("_", " ")
-    return read.verdict(words, runs) if words in read.ACCURACIES else words
+    return read.verdict(LABELS.get(key) or key.split("/", 1)[-1].replace("_", " "), runs)
 
 
 def look(i):
@@ -119,25 +107,20 @@ def legend_columns(labels, width):
 
 def new_page(runs, title, size, flags=()):
     """A figure that says what was trained: in its title, or in its legend where the runs differ in it."""
-    fig = Figure(size, layout="constrained")
+    fig, groups = Figure(size, layout="constrained"), read.groups_of(runs).values()
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     about = runs[0].about if len({run.about for run in runs}) == 1 else ""
     trained = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about]))
-    groups = read.groups_of(runs).values()
-    pooled = any(len(same) > 1 for same in groups)
-    curves = (
-        "mean of a group's runs; bands: its least to its greatest run"
-        if pooled
-        else "running mean; bands: 95 % intervals"
-    )
-    caption = f"{title}: " if title else ""
-    caption += f"faint: every iteration; bold: {curves}"
-    fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (trained, caption) if line))
+    bands = "bold: running mean; bands: 95 % intervals"
+    if len(groups) < len(runs):
+        bands = "bold: mean over a group's runs; bands: from its least to its greatest run"
+    lines = trained, title, f"faint: every iteration; {bands}"
+    fig.suptitle("\n".join(textwrap.fill(line, int(11 * size[0])) for line in lines if line))
     if len(runs) > 1:
-        labels = [same[0].label + f" ({same[0].differs})" * bool(same[0].differs) for same in groups]
+        labels = [f"{same[0].label} ({same[0].differs})".removesuffix(" ()") for same in groups]
         if not about and not flags:
             labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
-        labels = [textwrap.fill(label, int(14 * size[0])) for label in labels]
+        labels = [textwrap.fill(label, int(13 * size[0])) for label in labels]
         handles = [Line2D([], [], **look(same[0].place)) for same in groups]
         columns, title = legend_columns(labels, size[0]), ", ".join(flags).replace("_", " ") or None
         fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=title)
@@ -157,21 +140,20 @@ def draw_curves(ax, runs, log, keys, axis, shared):
             if not logs:
                 continue
             style = look(same[0].place if shared else i)
-            curves = [(column(rows, x_key) / x_scale, column(rows, key)) for rows in logs]
-            if len(curves) > 1:
-                x, y, low, high = read.pool(curves)
-            else:
-                (x, y), (low, high) = curves[0], (column(logs[0], key + end) for end in ("_low", "_high"))
+            (x, _, _), (y, low, high) = read.pool(logs, x_key, key)
+            if len(logs) == 1:
+                low, high = (column(logs[0], key + end) for end in ("_low", "_high"))
             values += [*y, *high]
+            x /= x_scale
             finite = np.pad(np.isfinite(y), 1)
             alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])  # no line would show these points
             ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
             ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
-            if log == "train" and len(curves) == 1:
+            if log == "train" and len(logs) == 1:
                 ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
             bold = y if log == "eval" or key == "learning_rate" else read.smooth(y)  # what has no noise to smooth away
-            every = {"markevery": alone} if log == "train" else {}
-            ax.plot(x, bold, **style, **every, label=label_of(key, runs) if len(keys) > 1 else None)
+            marked, label = alone if log == "train" else None, label_of(key, runs) if len(keys) > 1 else None
+            ax.plot(x, bold, **style, markevery=marked, label=label)
     values = np.array([value for value in values if np.isfinite(value)])
     if all(key.startswith(("accuracy", "pass", "skipped")) or "_fraction" in key for key in keys):  # from 0 to 1
         top = min(max(ax.get_ylim()[1], 0.05), 1.03)
@@ -194,39 +176,29 @@ def choose_panels(runs, metrics):
         if len(runs) > 1:  # the colour tells the run, so a panel holds one metric
             panels += [(title_of(key, log, runs), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
         elif keys:
-            title = title if keys[0] != "accuracy" else read.verdict("strict", runs, title)
-            panels.append((title if len(keys) > 1 else title_of(keys[0], log, runs), log, keys))
+            panels.append((read.verdict(title, runs) if len(keys) > 1 else title_of(keys[0], log, runs), log, keys))
     return panels or [(title_of(key, log, runs), log, [key]) for log in metrics for key in metrics[log]][:12]
 
 
 def parts_of(items):
-    """Of at most MOST items each, as equal as can be."""
+    """At most MOST items in each, as equal as can be."""
     n = math.ceil(len(items) / MOST)
     return [items[len(items) * i // n : len(items) * (i + 1) // n] for i in range(n)]
 
 
-def draw_page(runs, title, panels, columns=0, width=11.69, flags=()):
-    """A page of panels (title, log, keys, axis) of at most MOST curves each; of one metric they share their y axis."""
-    groups = list(read.groups_of(runs).values())
-    pieces = [
-        (*panel, sum(same, []), part) for panel in panels for part in parts_of(panel[2]) for same in parts_of(groups)
-    ]
-    n, shared = len(pieces), len(runs) > 1
-    columns = columns or (min(n, 2) if n <= 4 else 3 if n <= 9 else 4)
-    rows, several = math.ceil(n / columns), any(len(piece[-1]) > 1 for piece in pieces)
-    width = width or max(3.9 * columns, 6)
-    fig = new_page(
-        runs, title, (width, 0.9 + rows * (min(5, 7.2 / width * 11.69 / columns + 0.1) + 0.4 * several)), flags
-    )
-    first = {}
-    for i, (title, log, _, axis, same, keys) in enumerate(pieces, 1):
-        ax = fig.add_subplot(
-            rows, columns, i, title=textwrap.fill(title, int(12 * width / columns)), sharey=first.get(title)
-        )
-        draw_curves(ax, same, log, keys, axis, shared)
-        first.setdefault(title, ax)
-        units = [unit for unit, starts in UNITS if begins(keys[0], starts)] or [label_of(keys[0], runs)]
-        ax.set_ylabel(units[0])
+def draw_page(runs, title, panels, columns, width, height, flags=()):
+    """A page of panels (title, log, keys, axis). One with too many curves becomes several that share their y axis."""
+    groups, first = list(read.groups_of(runs).values()), {}
+    pieces = [(*panel, i, keys, sum(same, []))
+              for i, panel in enumerate(panels) for keys in parts_of(panel[2]) for same in parts_of(groups)]  # fmt: skip
+    rows = math.ceil(len(pieces) / columns)
+    fig = new_page(runs, title, (width, height * rows + 0.9), flags)
+    for place, (title, log, _, axis, i, keys, same) in enumerate(pieces, 1):
+        units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [label_of(keys[0], runs)]
+        title = textwrap.fill(title, int(12 * width / columns))
+        ax = fig.add_subplot(rows, columns, place, title=title, ylabel=units[0], sharey=first.get(i))
+        first.setdefault(i, ax)
+        draw_curves(ax, same, log, keys, axis, len(runs) > 1)
         if labels := ax.get_legend_handles_labels()[1]:
             ncols = legend_columns(labels, 0.85 * width / columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
@@ -238,7 +210,7 @@ def draw_metrics(runs, keys, axes, flags):
     logs = {key: read.log_of(runs, key) for key in keys}
     panels = [(title_of(key, logs[key], runs), logs[key], [key], axis) for axis in axes for key in keys]
     columns = len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
-    return draw_page(runs, "", panels, columns, 0, flags)
+    return draw_page(runs, "", panels, columns, max(3.9 * columns, 6), 2.8, flags)
 
 
 def draw_last_accuracies(runs, flags):
@@ -296,12 +268,13 @@ def draw_pages(runs, axis):
     metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
-    yield draw_page(runs, "", [(*panel, axis) for panel in choose_panels(runs, metrics)])
+    yield draw_page(runs, "", [(*panel, axis) for panel in choose_panels(runs, metrics)], 4, 11.69, 2.4)
     left = [(title_of(key, log, runs), log, [key], axis) for log in ("train", "eval") for key in metrics[log]]
-    for family, starts in FAMILIES:
-        if panels := [panel for panel in left if begins(panel[2][0], starts)]:
+    for family, starts in FAMILIES.items():
+        if panels := [panel for panel in left if panel[2][0].startswith(starts)]:
             left = [panel for panel in left if panel not in panels]
-            yield draw_page(runs, family, panels)
+            columns = 2 if len(panels) < 5 else 3 if len(panels) < 10 else 4
+            yield draw_page(runs, family, panels, columns, 11.69, 7.2 / columns)
 
 
 def save(figures, output):

@@ -74,16 +74,18 @@ def load_runs(log_dirs):
             raise ValueError(f"{path}: no complete line in its logs yet")
         args = read_args(path / "args.json")
         size = f"{in_words('parameters', args['parameters'])} parameters" if args.get("parameters") else None
-        model = "/".join(part for part in Path(args.get("model_name") or "").parts if part != "checkpoints")
-        about = ", ".join(str(part) for part in (in_words("", model), args.get("dataset_name"), size) if part)
+        about = ", ".join(
+            str(part)
+            for part in (os.path.basename(args.get("model_name") or ""), args.get("dataset_name"), size)
+            if part
+        )
         name = os.path.relpath(path, common)
         runs.append(Run(name, path, args, about, train, evaluations, (name,), name, len(runs)))
     return runs
 
 
-# Of runs that are pooled: what is meant to differ, and what changes nothing that is learnt.
 MAY_DIFFER = set("seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to "
-    "micro_batch_tokens max_concurrent_sequences judge_concurrency judge_timeout judge_max_retries".split())  # fmt: skip
+    "micro_batch_tokens max_concurrent_sequences judge_concurrency judge_timeout".split())  # of runs that are pooled  # fmt: skip
 
 
 def values_of(args, flags):
@@ -91,47 +93,42 @@ def values_of(args, flags):
     return tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
 
 
-def in_words(flag, value, others=()):
-    """A flag's value as a legend has it. A path: its last part, of those in which it differs from the others."""
+def in_words(flag, value, values=()):
+    """A flag's value as a legend has it; of a path the last part that none of the other values has."""
     if isinstance(value, bool):
         return f"with{'' if value else 'out'} {flag.removeprefix('use_').replace('_', ' ')}"
     if flag == "parameters" and not isinstance(value, str):
         return f"{value / 1e6:.2f} M" if value < 1e9 else f"{value / 1e9:.2f} B"
-    paths = [str(path).rstrip("/").split("/") for path in (value, *others)]
-    while len(paths) > 1 and all(len(path) > 1 and path[-1] == paths[0][-1] for path in paths):
-        paths = [path[:-1] for path in paths]
-    return paths[0][-1] if [path[-1] for path in paths].count(paths[0][-1]) == 1 else " ".join(paths[0])
+    path, *others = (str(v).rstrip("/").split("/")[::-1] for v in (value, *values) if v is value or v != value)
+    return next((part for i, part in enumerate(path) if all(other[i : i + 1] != [part] for other in others)), path[0])
 
 
 def group_by(runs, flags):
     """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag.
 
-    A group has its place among all runs in the folders that these lie in, so that it keeps its colour whichever are
-    drawn. Notes in which other flags the runs of a group differ.
+    A group's place is that among all runs of the folders these lie in: it keeps its colour whichever of them are drawn.
+    Notes in which other flags the runs of a group differ.
     """
     if not flags:
         return runs
-    study = set()
     for run in runs:
         if lacking := [flag for flag in flags if flag not in run.args]:
             raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
         run.group = values_of(run.args, flags)
-        study.add(run.group)
+    study = {run.group for run in runs}
     for path in {path for run in runs for path in run.path.parent.glob("*/args.json")}:
-        with suppress(ValueError, OSError, LookupError):  # not a run, or one without these flags
+        with suppress(ValueError, LookupError, OSError):  # not a run, or without these flags
             study.add(values_of(read_args(path), flags))
     order = sorted(study, key=lambda group: [(isinstance(value, str), value) for value in group])
-    columns = [dict.fromkeys(column) for column in zip(*order, strict=True)]
     for group, pooled in groups_of(runs).items():
-        every = zip(flags, group, columns, strict=True)
-        label = ", ".join(in_words(flag, value, column.keys() - {value}) for flag, value, column in every)
-        differs = []
-        for flag in sorted(set.union(*(set(run.args) for run in pooled)) - MAY_DIFFER - set(flags)):
+        columns = zip(flags, group, zip(*order, strict=True), strict=True)
+        label, differs = ", ".join(in_words(flag, value, set(column)) for flag, value, column in columns), []
+        for flag in sorted(set().union(*(run.args for run in pooled)) - MAY_DIFFER - set(flags)):
             values = dict.fromkeys(values_of({flag: None} | run.args, [flag])[0] for run in pooled)
             if len(values) > 1:
-                said = ", ".join(in_words(flag, value, values.keys() - {value}) for value in values)
-                print(f"note: the runs of {label} differ in --{flag}: {said}")
-                differs.append(f"{flag.replace('_', ' ')} {said}")
+                differs.append(f"{flag.replace('_', ' ')}: {', '.join(in_words(flag, v, values) for v in values)}")
+        if differs:
+            print(f"note: the runs of {label} differ in {'; '.join(differs)}")
         for run in pooled:
             run.label, run.place, run.differs = label, order.index(group), "; ".join(differs)
     return sorted(runs, key=lambda run: run.place)
@@ -185,11 +182,14 @@ def smooth(values):
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
-def pool(curves):
-    """Of several (x, y): every x, and there the mean, the least and the greatest of the curves that reach it."""
-    x = np.unique(np.concatenate([x for x, _ in curves]))
-    y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
-    return x, *(of(axis=0).filled(np.nan) for of in (y.mean, y.min, y.max))
+def pool(logs, *keys):
+    """Of several runs' rows, step by step over those that have the step: mean, least and greatest of each key."""
+    logs = [{row["step"]: row for row in rows} for rows in logs]
+    steps = sorted(set().union(*logs))
+    values = [
+        np.ma.masked_invalid([column([rows.get(step, {}) for step in steps], key) for rows in logs]) for key in keys
+    ]
+    return [[of(axis=0).filled(np.nan) for of in (of_key.mean, of_key.min, of_key.max)] for of_key in values]
 
 
 def transcripts(run, folder):
@@ -304,9 +304,8 @@ def first_reach(run, accuracy):
 
 def reach_table(runs, flags, accuracies):
     """Markdown: for each accuracy and group when each run first had it."""
-    lines = [
-        f"| {verdict('strict', runs, '{} accuracy')} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"
-    ]
+    what = verdict("strict", runs, "{} accuracy")
+    lines = [f"| {what} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
     lines.append("|---:|---|---|---|---|")
     for accuracy in accuracies:
         for same in groups_of(runs).values():

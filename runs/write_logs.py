@@ -174,7 +174,8 @@ def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> 
     run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
     shares = [f"{metrics[key]:6.1%}" for key in ("accuracy", "accuracy_flexible")]
     tqdm.write(
-        f"step {step:4d} | reward {metrics['reward']:.3f} | {run.evaluator.said_of_shares.format(*shares)} | {kl}length {metrics['response_length']:.1f} |"
+        f"step {step:4d} | reward {metrics['reward']:.3f} | {run.evaluator.said_of_shares.format(*shares)} |"
+        f" {kl}length {metrics['response_length']:.1f} |"
         f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
     )
     if metrics["skipped_updates"]:
