@@ -42,35 +42,29 @@ AXES = {
     "step": ("step", "step", 1), "tokens": ("total_tokens", "tokens, sampled or trained on", 1),
     "time": ("elapsed", "time (min)", 60),
 }  # fmt: skip
-# The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
+# The dashboard: the keys of each panel ("reward/" is a whole family). What no run has logged is left out.
 PANELS = (
-    ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
-    ("Reward and its parts", "train", ("reward", "rewards/")),
-    ("Response length", "train", ("response_length", "response_length_correct", "response_length_incorrect")),
-    ("Distinct bigrams", "train", ("distinct_2_batch", "distinct_2")), ("KL to the reference", "train", ("kl",)),
-    ("Loss", "train", ("loss",)), ("Entropy", "train", ("entropy",)), ("Gradient norm", "train", ("grad_norm",)),
-    ("Learning rate", "train", ("learning_rate",)), ("Truncated completions", "train", ("truncated_fraction",)),
-    ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction", "zero_std_fraction_trained")),
-    ("Time per iteration", "train", ("time/total",)),
+    "accuracy accuracy_flexible", "reward rewards/", "response_length response_length_correct response_length_incorrect",
+    "distinct_2_batch distinct_2", "kl", "loss", "entropy", "grad_norm", "learning_rate",
+    "zero_std_fraction zero_std_fraction_trained", "truncated_fraction", "time/total",
 )  # fmt: skip
 # The other pages: how the keys of a family begin. A key goes to the first that fits.
 FAMILIES = {
-    "Rewards": ("reward", "zero_std", "sampled_prompts"), "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
+    "Rewards": ("reward", "zero_std", "sampled_p"), "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
     "Verdicts and categories": ("accuracy", "pass@", "count/"), "Lengths": ("response_length", "truncated", "sampled_t"),
-    "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_logp"), "Times": ("time/",),
+    "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_"), "Times": ("time/",),
     "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
     "Judge and texts": ("judge/", "distinct", "below_floor"), "Others": ("",),
 }  # fmt: skip
 UNITS = {  # of a y axis: how the keys begin; any other key is its own
-    "tokens": ("response_length", "sampled_t"), "seconds": ("time/",), "nats": ("kl", "entropy", "sampling_logp"),
-    "share of completions": ("accuracy", "truncated"), "share of groups": ("zero_std",), "reward": ("reward",),
-    "share of texts": ("below_floor",), "share of tokens": ("clip",), "share of problems": ("pass@",),
-    "share of updates": ("skipped",), "distinct / all bigrams": ("distinct",), "policy / old policy": ("ratio",),
-    "completions": ("count/",), "stories or requests": ("judge/",), "2-norm": ("grad_norm",), "rate": ("learning_rate",),
+    "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"), "number": ("count/", "judge/"),
+    "tokens": ("response_length", "sampled_t"), "seconds": ("time/",), "nats": ("kl", "entropy", "sampling_"),
+    "reward": ("reward",), "distinct / all bigrams": ("distinct",), "policy / old policy": ("ratio",),
 }  # fmt: skip
-TITLES = {keys[0]: title for title, _, keys in PANELS} | {
-    "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward",
-    "kl_per_token": "KL per token", "sampling_logp_gap": "Gap of the sampler's log-probs"}  # fmt: skip
+TITLES = {"accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "kl": "KL to the reference",
+          "kl_per_token": "KL per token", "grad_norm": "Gradient norm", "truncated_fraction": "Truncated completions",
+          "zero_std_fraction": "Groups of equal rewards (zero std)", "time/total": "Time per iteration"}  # fmt: skip
+TOGETHER = {"accuracy": "Evaluation accuracy", "reward": "Reward and its parts", "distinct_2_batch": "Distinct bigrams"}
 LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "total", "response_length": "all",
           "response_length_correct": "correct", "response_length_incorrect": "incorrect",
           "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
@@ -87,13 +81,15 @@ def choose_axis(runs, name):
     return AXES[name]
 
 
-def title_of(key, log, runs):
-    title = read.verdict(TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize(), runs)
+def title_of(keys, log, runs):
+    if len(keys) > 1:
+        return read.said(TOGETHER.get(keys[0]) or title_of([keys[0].split("/")[0]], "train", runs), runs)
+    title = read.said(TITLES.get(keys[0]) or keys[0].replace("_", " ").replace("/", ": ").capitalize(), runs)
     return f"{title}, evaluation" if log == "eval" else title
 
 
 def label_of(key, runs):
-    return read.verdict(LABELS.get(key) or key.split("/", 1)[-1].replace("_", " "), runs)
+    return read.said(LABELS.get(key) or key.split("/", 1)[-1].replace("_", " "), runs)
 
 
 def look(i):
@@ -103,28 +99,6 @@ def look(i):
 def legend_columns(labels, width):
     """About as many as fit into `width` inches."""
     return max(1, int(17 * width / (max(map(len, labels)) + 7)))
-
-
-def new_page(runs, title, size, flags=()):
-    """A figure that says what was trained: in its title, or in its legend where the runs differ in it."""
-    fig, groups = Figure(size, layout="constrained"), read.groups_of(runs).values()
-    fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    about = runs[0].about if len({run.about for run in runs}) == 1 else ""
-    trained = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about]))
-    bands = "bold: running mean; bands: 95 % intervals"
-    if len(groups) < len(runs):
-        bands = "bold: mean over a group's runs; bands: from its least to its greatest run"
-    lines = trained, title, f"faint: every iteration; {bands}"
-    fig.suptitle("\n".join(textwrap.fill(line, int(11 * size[0])) for line in lines if line))
-    if len(runs) > 1:
-        labels = [f"{same[0].label} ({same[0].differs})".removesuffix(" ()") for same in groups]
-        if not about and not flags:
-            labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
-        labels = [textwrap.fill(label, int(13 * size[0])) for label in labels]
-        handles = [Line2D([], [], **look(same[0].place)) for same in groups]
-        columns, title = legend_columns(labels, size[0]), ", ".join(flags).replace("_", " ") or None
-        fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=title)
-    return fig
 
 
 def draw_curves(ax, runs, log, keys, axis, shared):
@@ -155,7 +129,7 @@ def draw_curves(ax, runs, log, keys, axis, shared):
             marked, label = alone if log == "train" else None, label_of(key, runs) if len(keys) > 1 else None
             ax.plot(x, bold, **style, markevery=marked, label=label)
     values = np.array([value for value in values if np.isfinite(value)])
-    if all(key.startswith(("accuracy", "pass", "skipped")) or "_fraction" in key for key in keys):  # from 0 to 1
+    if keys[0].startswith(UNITS["share"]):
         top = min(max(ax.get_ylim()[1], 0.05), 1.03)
         ax.set_ylim(max(ax.get_ylim()[0], -0.03 * top), top)
         ax.yaxis.set_major_formatter(PercentFormatter(1))
@@ -168,16 +142,16 @@ def draw_curves(ax, runs, log, keys, axis, shared):
 
 
 def choose_panels(runs, metrics):
-    """[(title, log, keys)] of the dashboard."""
-    families = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}
-    panels = []
-    for title, log, wanted in (*PANELS, *((name.capitalize(), "train", (f"{name}/",)) for name in sorted(families))):
+    """[(log, keys)] of the dashboard."""
+    families, panels = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}, []
+    for wanted in map(str.split, (*PANELS, *(f"{name}/" for name in sorted(families)))):
+        log = "eval" if wanted[0] == "accuracy" else "train"
         keys = [key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")]
         if len(runs) > 1:  # the colour tells the run, so a panel holds one metric
-            panels += [(title_of(key, log, runs), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
+            panels += [(log, [key]) for key in keys if log == "eval" or key == wanted[0]]
         elif keys:
-            panels.append((read.verdict(title, runs) if len(keys) > 1 else title_of(keys[0], log, runs), log, keys))
-    return panels or [(title_of(key, log, runs), log, [key]) for log in metrics for key in metrics[log]][:12]
+            panels.append((log, keys))
+    return panels or [(log, [key]) for log in metrics for key in metrics[log]][:12]
 
 
 def parts_of(items):
@@ -187,18 +161,39 @@ def parts_of(items):
 
 
 def draw_page(runs, title, panels, columns, width, height, flags=()):
-    """A page of panels (title, log, keys, axis). One with too many curves becomes several that share their y axis."""
+    """A page of panels (log, keys, axis), that says what was trained: in its title, or where runs differ in its legend.
+
+    A panel of too many curves becomes several that share their y axis.
+    """
     groups, first = list(read.groups_of(runs).values()), {}
-    pieces = [(*panel, i, keys, sum(same, []))
-              for i, panel in enumerate(panels) for keys in parts_of(panel[2]) for same in parts_of(groups)]  # fmt: skip
-    rows = math.ceil(len(pieces) / columns)
-    fig = new_page(runs, title, (width, height * rows + 0.9), flags)
-    for place, (title, log, _, axis, i, keys, same) in enumerate(pieces, 1):
+    parts = [
+        (*panel, keys, sum(same, [])) for panel in panels for keys in parts_of(panel[1]) for same in parts_of(groups)
+    ]
+    rows = math.ceil(len(parts) / columns)
+    fig = Figure((width, height * rows + 0.9), layout="constrained")
+    fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
+    about = runs[0].about if len({run.about for run in runs}) == 1 else ""
+    bold = "mean of a group's runs; bands: its least to its greatest" if len(groups) < len(runs) else (
+        "running mean; bands: 95 % intervals")  # fmt: skip
+    lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title
+    lines = *filter(None, lines), f"faint: every iteration; bold: {bold}"
+    fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines))
+    if len(runs) > 1:
+        labels = [f"{same[0].label} ({same[0].differs})".removesuffix(" ()") for same in groups]
+        if not about and not flags:
+            labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
+        labels, handles = (
+            [textwrap.fill(label, int(13 * width)) for label in labels],
+            [look(same[0].place) for same in groups],
+        )
+        fig.legend([Line2D([], [], **style) for style in handles], labels, ncols=legend_columns(labels, width),
+                   loc="outside lower center", title=", ".join(flags).replace("_", " ") or None)  # fmt: skip
+    for i, (log, keys, axis, part, same) in enumerate(parts, 1):
         units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [label_of(keys[0], runs)]
-        title = textwrap.fill(title, int(12 * width / columns))
-        ax = fig.add_subplot(rows, columns, place, title=title, ylabel=units[0], sharey=first.get(i))
-        first.setdefault(i, ax)
-        draw_curves(ax, same, log, keys, axis, len(runs) > 1)
+        title, panel = textwrap.fill(title_of(keys, log, runs), int(12 * width / columns)), (*keys, log, axis)
+        ax = fig.add_subplot(rows, columns, i, title=title, ylabel=units[0], sharey=first.get(panel))
+        first.setdefault(panel, ax)
+        draw_curves(ax, same, log, part, axis, len(runs) > 1)
         if labels := ax.get_legend_handles_labels()[1]:
             ncols = legend_columns(labels, 0.85 * width / columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
@@ -208,7 +203,7 @@ def draw_page(runs, title, panels, columns, width, height, flags=()):
 def draw_metrics(runs, keys, axes, flags):
     """A panel per metric and x axis on one page. ValueError: no such metric."""
     logs = {key: read.log_of(runs, key) for key in keys}
-    panels = [(title_of(key, logs[key], runs), logs[key], [key], axis) for axis in axes for key in keys]
+    panels = [(logs[key], [key], axis) for axis in axes for key in keys]
     columns = len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
     return draw_page(runs, "", panels, columns, max(3.9 * columns, 6), 2.8, flags)
 
@@ -218,11 +213,8 @@ def draw_last_accuracies(runs, flags):
     groups = read.last_evaluations(runs)
     about = f": {runs[0].about}" if len({run.about for run in runs}) == 1 else ""
     fig = Figure((6.5, 4), layout="constrained")
-    ax = fig.add_subplot(
-        title=f"{read.verdict('strict', runs, 'Accuracy').capitalize()} at the end of each run{about}",
-        ylabel="share of test problems",
-        xlabel=", ".join(flags).replace("_", " "),
-    )
+    title, x_label = f"{read.said('Accuracy', runs)} at the end of each run{about}", ", ".join(flags).replace("_", " ")
+    ax = fig.add_subplot(title=title, xlabel=x_label, ylabel="share")
     values = [group[0] for group in groups]
     is_scale = len(flags) == 1 and not any(isinstance(value, str) for value in values) and min(values) > 0
     places = values if is_scale else range(len(groups))
@@ -235,23 +227,13 @@ def draw_last_accuracies(runs, flags):
         ax.plot(places, [column(rows, key).mean() for rows in groups.values()], **style | mean)
         y, low, high = (column(sum(groups.values(), []), key + end) for end in ("", "_low", "_high"))
         ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
-        ax.plot(
-            x,
-            y,
-            **style | {"linestyle": ""},
-            label=f"{read.verdict(kind, runs)}: each run with its 95 % interval, and the mean",
-        )
+        label = f"{read.said(kind, runs)}: each run with its 95 % interval, and the mean"
+        ax.plot(x, y, **style | {"linestyle": ""}, label=label)
     starts = {run.group: row for run in runs for row in run.eval if row["step"] == 0}
     if starts:
         starts = column([starts.get(group, {}) for group in groups], "accuracy")
-        ax.plot(
-            places,
-            starts,
-            color="0.4",
-            linestyle=":",
-            marker="x",
-            label=f"{read.verdict('strict', runs)}, before training",
-        )
+        label = f"{read.said('strict', runs)}, before training"
+        ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label=label)
     if is_scale:
         ax.set_xscale("log")
     labels = [same[0].label + f"\n{same[0].differs}".rstrip() for same in read.groups_of(runs).values()]
@@ -269,9 +251,9 @@ def draw_pages(runs, axis):
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
     yield draw_page(runs, "", [(*panel, axis) for panel in choose_panels(runs, metrics)], 4, 11.69, 2.4)
-    left = [(title_of(key, log, runs), log, [key], axis) for log in ("train", "eval") for key in metrics[log]]
+    left = [(log, [key], axis) for log in ("train", "eval") for key in metrics[log]]
     for family, starts in FAMILIES.items():
-        if panels := [panel for panel in left if panel[2][0].startswith(starts)]:
+        if panels := [panel for panel in left if panel[1][0].startswith(starts)]:
             left = [panel for panel in left if panel not in panels]
             columns = 2 if len(panels) < 5 else 3 if len(panels) < 10 else 4
             yield draw_page(runs, family, panels, columns, 11.69, 7.2 / columns)

@@ -18,10 +18,9 @@ from logs.statistics import mcnemar
 
 COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
-STORIES = {
-    "strict": "above the floor and scored",
-    "flexible": "above the floor",
-}  # what a judge reads has no right answer
+# What stands for these words where runs wrote stories: no answer is right there.
+STORIES = {"strict": "above the floor and scored", "flexible": "above the floor", "Accuracy": "Stories scored",
+    "Evaluation accuracy": "Stories", "correct": "scored", "incorrect": "not scored"}  # fmt: skip
 
 
 @dataclass
@@ -74,18 +73,17 @@ def load_runs(log_dirs):
             raise ValueError(f"{path}: no complete line in its logs yet")
         args = read_args(path / "args.json")
         size = f"{in_words('parameters', args['parameters'])} parameters" if args.get("parameters") else None
-        about = ", ".join(
-            str(part)
-            for part in (os.path.basename(args.get("model_name") or ""), args.get("dataset_name"), size)
-            if part
-        )
+        model = os.path.basename(args.get("model_name") or "")
+        about = ", ".join(filter(None, (model, args.get("dataset_name"), size)))
         name = os.path.relpath(path, common)
         runs.append(Run(name, path, args, about, train, evaluations, (name,), name, len(runs)))
     return runs
 
 
-MAY_DIFFER = set("seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to "
-    "micro_batch_tokens max_concurrent_sequences judge_concurrency judge_timeout".split())  # of runs that are pooled  # fmt: skip
+MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or does not change what is learnt
+    "seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to"
+    " micro_batch_tokens max_concurrent_sequences judge_concurrency judge_timeout".split()
+)
 
 
 def values_of(args, flags):
@@ -139,10 +137,11 @@ def groups_of(runs):
     return {group: [run for run in runs if run.group == group] for group in dict.fromkeys(run.group for run in runs)}
 
 
-def verdict(kind, runs, form="{}"):
-    """What "strict" or "flexible" is called, and in `form` where it is an accuracy: of stories it is not."""
-    judged = all((run.args.get("evaluator") or run.args.get("dataset_name")) == "creative" for run in runs)
-    return STORIES[kind] if judged else form.format(kind)
+def said(words, runs):
+    """Those words, or what STORIES has for them."""
+    stories = all((run.args.get("evaluator") or run.args.get("dataset_name")) == "creative" for run in runs)
+    inner = words[words.find("(") + 1 :].rstrip(")")  # of "accuracy (strict)"
+    return STORIES.get(inner, words) if stories else words
 
 
 def number(value):
@@ -186,9 +185,8 @@ def pool(logs, *keys):
     """Of several runs' rows, step by step over those that have the step: mean, least and greatest of each key."""
     logs = [{row["step"]: row for row in rows} for rows in logs]
     steps = sorted(set().union(*logs))
-    values = [
-        np.ma.masked_invalid([column([rows.get(step, {}) for step in steps], key) for rows in logs]) for key in keys
-    ]
+    tables = [[column([rows.get(step, {}) for step in steps], key) for rows in logs] for key in keys]
+    values = map(np.ma.masked_invalid, tables)
     return [[of(axis=0).filled(np.nan) for of in (of_key.mean, of_key.min, of_key.max)] for of_key in values]
 
 
@@ -217,7 +215,7 @@ def compare(label, before, after, runs):
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
         if pairs:
             what, p = f"{fixed} fixed, {broken} broken of {len(pairs)} questions", mcnemar(fixed, broken)
-            lines.append(f"{label}, {verdict(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
+            lines.append(f"{label}, {said(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
     return lines or [f"note: {label}: no question in common, not compared"]
 
 
@@ -252,9 +250,8 @@ def accuracy_lines(run):
             n = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
             word = "interval" if len(ends) == 1 else "intervals"
             change = " -> ".join(f"{value} %" for value in values)
-            lines.append(
-                f"{verdict(kind, [run], 'accuracy ({})')}  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})"
-            )
+            what = said(f"accuracy ({kind})", [run])
+            lines.append(f"{what}  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})")
     return lines or ["not evaluated yet"]
 
 
@@ -268,7 +265,7 @@ def last_evaluations(runs):
 
 def accuracy_table(runs, flags):
     """Markdown: a row per group, each run's strict accuracy with its interval, and the means over the runs."""
-    strict, flexible = (verdict(kind, runs) for kind in ACCURACIES)
+    strict, flexible = (said(kind, runs) for kind in ACCURACIES)
     lines = [f"| {', '.join(flags)} | {strict}, each run (%) | mean | {flexible}, mean |", "|---|---|---:|---:|"]
     for same, rows in zip(groups_of(runs).values(), last_evaluations(runs).values(), strict=True):
         each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
@@ -304,8 +301,7 @@ def first_reach(run, accuracy):
 
 def reach_table(runs, flags, accuracies):
     """Markdown: for each accuracy and group when each run first had it."""
-    what = verdict("strict", runs, "{} accuracy")
-    lines = [f"| {what} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
+    lines = [f"| {said('strict', runs)} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
     lines.append("|---:|---|---|---|---|")
     for accuracy in accuracies:
         for same in groups_of(runs).values():
