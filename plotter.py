@@ -6,9 +6,8 @@
     python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
-Every number in a log gets a panel, so a new metric or reward needs no edit here; what no family below knows stands on
-the last page. A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py reads the logs,
-compares the runs and writes the tables.
+Every number in a log gets a panel: a new metric or reward needs no edit here. A null is a gap in the curve; where a line
+lacks a key, the curve goes on. logs/read.py reads the logs, compares the runs and writes the tables.
 """
 
 import argparse
@@ -44,22 +43,22 @@ AXES = {
 }  # fmt: skip
 # The dashboard: the keys of each panel ("reward/" is a whole family). What no run has logged is left out.
 PANELS = (
-    "accuracy accuracy_flexible", "reward rewards/", "response_length response_length_correct response_length_incorrect",
-    "distinct_2_batch distinct_2", "kl", "loss", "entropy", "grad_norm", "learning_rate",
+    "accuracy accuracy_flexible", "reward rewards/", "distinct_2_batch distinct_2", "kl", "loss", "entropy", "grad_norm",
+    "response_length response_length_correct response_length_incorrect", "learning_rate",
     "zero_std_fraction zero_std_fraction_trained", "truncated_fraction", "time/total",
 )  # fmt: skip
 # The other pages: how the keys of a family begin. A key goes to the first that fits.
 FAMILIES = {
     "Rewards": ("reward", "zero_std", "sampled_p"), "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
-    "Verdicts and categories": ("accuracy", "pass@", "count/"), "Lengths": ("response_length", "truncated", "sampled_t"),
+    "Verdicts and categories": ("accuracy", "pass@", "count/"), "Lengths": ("response", "truncated", "sampled_t"),
     "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_"), "Times": ("time/",),
     "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
     "Judge and texts": ("judge/", "distinct", "below_floor"), "Others": ("",),
 }  # fmt: skip
 UNITS = {  # of a y axis: how the keys begin; any other key is its own
-    "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"), "number": ("count/", "judge/"),
-    "tokens": ("response_length", "sampled_t"), "seconds": ("time/",), "nats": ("kl", "entropy", "sampling_"),
-    "reward": ("reward",), "distinct / all bigrams": ("distinct",), "policy / old policy": ("ratio",),
+    "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
+    "number": ("count/", "judge/"), "tokens": ("response_length", "sampled_t"), "seconds": ("time/",),
+    "nats": ("kl", "entropy", "sampling_"), "reward": ("reward",), "distinct / all bigrams": ("distinct",), "policy / old policy": ("ratio",),
 }  # fmt: skip
 TITLES = {"accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "kl": "KL to the reference",
           "kl_per_token": "KL per token", "grad_norm": "Gradient norm", "truncated_fraction": "Truncated completions",
@@ -154,40 +153,31 @@ def choose_panels(runs, metrics):
     return panels or [(log, [key]) for log in metrics for key in metrics[log]][:12]
 
 
-def parts_of(items):
-    """At most MOST items in each, as equal as can be."""
-    n = math.ceil(len(items) / MOST)
-    return [items[len(items) * i // n : len(items) * (i + 1) // n] for i in range(n)]
-
-
 def draw_page(runs, title, panels, columns, width, height, flags=()):
     """A page of panels (log, keys, axis), that says what was trained: in its title, or where runs differ in its legend.
 
     A panel of too many curves becomes several that share their y axis.
     """
     groups, first = list(read.groups_of(runs).values()), {}
-    parts = [
-        (*panel, keys, sum(same, [])) for panel in panels for keys in parts_of(panel[1]) for same in parts_of(groups)
-    ]
+    parts = [(*panel, panel[1][k : k + MOST], sum(groups[g : g + MOST], [])) for panel in panels
+             for k in range(0, len(panel[1]), MOST) for g in range(0, len(groups), MOST)]  # fmt: skip
     rows = math.ceil(len(parts) / columns)
     fig = Figure((width, height * rows + 0.9), layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     about = runs[0].about if len({run.about for run in runs}) == 1 else ""
-    bold = "mean of a group's runs; bands: its least to its greatest" if len(groups) < len(runs) else (
-        "running mean; bands: 95 % intervals")  # fmt: skip
+    bold = "running mean; bands: 95 % intervals"
+    if len(groups) < len(runs):
+        bold = "mean of a group's runs; bands: its least to its greatest"
     lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title
     lines = *filter(None, lines), f"faint: every iteration; bold: {bold}"
     fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines))
     if len(runs) > 1:
-        labels = [f"{same[0].label} ({same[0].differs})".removesuffix(" ()") for same in groups]
-        if not about and not flags:
-            labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
-        labels, handles = (
-            [textwrap.fill(label, int(13 * width)) for label in labels],
-            [look(same[0].place) for same in groups],
-        )
-        fig.legend([Line2D([], [], **style) for style in handles], labels, ncols=legend_columns(labels, width),
-                   loc="outside lower center", title=", ".join(flags).replace("_", " ") or None)  # fmt: skip
+        more = "" if about or flags else ": {}"
+        labels = [same[0].label + more.format(same[0].about).removesuffix(": ") for same in groups]
+        labels = [textwrap.fill(label, int(13 * width)) for label in labels]
+        handles = [Line2D([], [], **look(same[0].place)) for same in groups]
+        per_row, title = legend_columns(labels, width), ", ".join(flags).replace("_", " ") or None
+        fig.legend(handles, labels, ncols=per_row, loc="outside lower center", title=title)
     for i, (log, keys, axis, part, same) in enumerate(parts, 1):
         units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [label_of(keys[0], runs)]
         title, panel = textwrap.fill(title_of(keys, log, runs), int(12 * width / columns)), (*keys, log, axis)
@@ -236,7 +226,7 @@ def draw_last_accuracies(runs, flags):
         ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label=label)
     if is_scale:
         ax.set_xscale("log")
-    labels = [same[0].label + f"\n{same[0].differs}".rstrip() for same in read.groups_of(runs).values()]
+    labels = [textwrap.fill(same[0].label, 30) for same in read.groups_of(runs).values()]
     tilt = {"rotation": 20, "ha": "right"} if sum(map(len, labels)) > 80 else {}  # side by side they would overlap
     ax.set_xticks(places, labels, **tilt)
     ax.set_xticks([], minor=True)

@@ -33,8 +33,7 @@ class Run:
     eval: list[dict]
     group: tuple  # what its colour and label stand for: its name, or after group_by the values of flags
     label: str  # that group in words
-    place: int  # that group's among all of a study: its colour
-    differs: str = ""  # where group_by pooled runs: in which other flags, in words
+    place: int  # that group's among all of a study, for its colour
 
 
 def read_log(path, key="step"):
@@ -80,10 +79,9 @@ def load_runs(log_dirs):
     return runs
 
 
-MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or does not change what is learnt
-    "seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to"
-    " micro_batch_tokens max_concurrent_sequences judge_concurrency judge_timeout".split()
-)
+MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or changes nothing that is learnt
+    "seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to judge_timeout"
+    " micro_batch_tokens max_concurrent_sequences judge_concurrency".split())  # fmt: skip
 
 
 def values_of(args, flags):
@@ -104,8 +102,8 @@ def in_words(flag, value, values=()):
 def group_by(runs, flags):
     """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag.
 
-    A group's place is that among all runs of the folders these lie in: it keeps its colour whichever of them are drawn.
-    Notes in which other flags the runs of a group differ.
+    A group's place is that among all runs of these folders: it keeps its colour whichever are drawn. Where its runs
+    differ in other flags, its label says so.
     """
     if not flags:
         return runs
@@ -120,15 +118,13 @@ def group_by(runs, flags):
     order = sorted(study, key=lambda group: [(isinstance(value, str), value) for value in group])
     for group, pooled in groups_of(runs).items():
         columns = zip(flags, group, zip(*order, strict=True), strict=True)
-        label, differs = ", ".join(in_words(flag, value, set(column)) for flag, value, column in columns), []
-        for flag in sorted(set().union(*(run.args for run in pooled)) - MAY_DIFFER - set(flags)):
-            values = dict.fromkeys(values_of({flag: None} | run.args, [flag])[0] for run in pooled)
-            if len(values) > 1:
-                differs.append(f"{flag.replace('_', ' ')}: {', '.join(in_words(flag, v, values) for v in values)}")
-        if differs:
-            print(f"note: the runs of {label} differ in {'; '.join(differs)}")
+        label = ", ".join(in_words(flag, value, set(column)) for flag, value, column in columns)
+        others = sorted(set().union(*(run.args for run in pooled)) - MAY_DIFFER - set(flags))
+        seen = {flag: {values_of({flag: None} | run.args, [flag])[0]: run for run in pooled} for flag in others}
+        said = {flag: ", ".join(in_words(flag, v, vs) for v in vs) for flag, vs in seen.items() if len(vs) > 1}
+        differs = "; ".join(f"{flag.replace('_', ' ')}: {words}" for flag, words in said.items())
         for run in pooled:
-            run.label, run.place, run.differs = label, order.index(group), "; ".join(differs)
+            run.label, run.place = f"{label} ({differs})".removesuffix(" ()"), order.index(group)
     return sorted(runs, key=lambda run: run.place)
 
 
@@ -269,8 +265,8 @@ def accuracy_table(runs, flags):
     lines = [f"| {', '.join(flags)} | {strict}, each run (%) | mean | {flexible}, mean |", "|---|---|---:|---:|"]
     for same, rows in zip(groups_of(runs).values(), last_evaluations(runs).values(), strict=True):
         each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
-        strict, flexible = (100 * column(rows, key).mean() for key in ACCURACIES.values())
-        lines.append(f"| {same[0].label} | {each} | {strict:.1f} | {flexible:.1f} |")
+        means = (f"{100 * column(rows, key).mean():.1f}" for key in ACCURACIES.values())
+        lines.append(f"| {same[0].label} | {each} | {' | '.join(means)} |")
     return "\n".join(lines)
 
 
