@@ -6,8 +6,8 @@
     python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
-Every number in a log gets a panel: a new metric or reward needs no edit here. A null is a gap in the curve; where a line
-lacks a key, the curve goes on. logs/read.py reads the logs, compares the runs and writes the tables.
+Every number in a log gets a panel: a new metric or reward needs no edit here. A null is a gap in the curve; where a
+line lacks a key, the curve goes on. logs/read.py reads the logs, compares the runs and writes the tables.
 """
 
 import argparse
@@ -43,8 +43,8 @@ AXES = {
 }  # fmt: skip
 # The dashboard: the keys of each panel ("reward/" is a whole family). What no run has logged is left out.
 PANELS = (
-    "accuracy accuracy_flexible", "reward rewards/", "distinct_2_batch distinct_2", "kl", "loss", "entropy", "grad_norm",
-    "response_length response_length_correct response_length_incorrect", "learning_rate",
+    "accuracy accuracy_flexible", "reward rewards/", "distinct_2_batch distinct_2", "kl", "loss", "entropy",
+    "response_length response_length_correct response_length_incorrect", "grad_norm", "learning_rate",
     "zero_std_fraction zero_std_fraction_trained", "truncated_fraction", "time/total",
 )  # fmt: skip
 # The other pages: how the keys of a family begin. A key goes to the first that fits.
@@ -58,7 +58,8 @@ FAMILIES = {
 UNITS = {  # of a y axis: how the keys begin; any other key is its own
     "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
     "number": ("count/", "judge/"), "tokens": ("response_length", "sampled_t"), "seconds": ("time/",),
-    "nats": ("kl", "entropy", "sampling_"), "reward": ("reward",), "distinct / all bigrams": ("distinct",), "policy / old policy": ("ratio",),
+    "nats": ("kl", "entropy", "sampling_"), "reward": ("reward",), "distinct / all bigrams": ("distinct",),
+    "policy / old policy": ("ratio",),
 }  # fmt: skip
 TITLES = {"accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "kl": "KL to the reference",
           "kl_per_token": "KL per token", "grad_norm": "Gradient norm", "truncated_fraction": "Truncated completions",
@@ -84,7 +85,7 @@ def title_of(keys, log, runs):
     if len(keys) > 1:
         return read.said(TOGETHER.get(keys[0]) or title_of([keys[0].split("/")[0]], "train", runs), runs)
     title = read.said(TITLES.get(keys[0]) or keys[0].replace("_", " ").replace("/", ": ").capitalize(), runs)
-    return f"{title}, evaluation" if log == "eval" else title
+    return title[0].upper() + title[1:] + (", evaluation" if log == "eval" else "")
 
 
 def label_of(key, runs):
@@ -171,7 +172,7 @@ def draw_page(runs, title, panels, columns, width, height, flags=()):
     lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title
     lines = *filter(None, lines), f"faint: every iteration; bold: {bold}"
     fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines))
-    if len(runs) > 1:
+    if len(runs) > 1 or flags:
         more = "" if about or flags else ": {}"
         labels = [same[0].label + more.format(same[0].about).removesuffix(": ") for same in groups]
         labels = [textwrap.fill(label, int(13 * width)) for label in labels]
@@ -183,7 +184,7 @@ def draw_page(runs, title, panels, columns, width, height, flags=()):
         title, panel = textwrap.fill(title_of(keys, log, runs), int(12 * width / columns)), (*keys, log, axis)
         ax = fig.add_subplot(rows, columns, i, title=title, ylabel=units[0], sharey=first.get(panel))
         first.setdefault(panel, ax)
-        draw_curves(ax, same, log, part, axis, len(runs) > 1)
+        draw_curves(ax, same, log, part, axis, len(runs) > 1 or flags)
         if labels := ax.get_legend_handles_labels()[1]:
             ncols = legend_columns(labels, 0.85 * width / columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)

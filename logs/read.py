@@ -20,7 +20,9 @@ COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
 # What stands for these words where runs wrote stories: no answer is right there.
 STORIES = {"strict": "above the floor and scored", "flexible": "above the floor", "Accuracy": "Stories scored",
-    "Evaluation accuracy": "Stories", "correct": "scored", "incorrect": "not scored"}  # fmt: skip
+    "Evaluation accuracy": "Stories", "correct": "scored", "incorrect": "not scored",
+    "Response length correct": "Response length, scored",
+    "Response length incorrect": "Response length, not scored"}  # fmt: skip
 
 
 @dataclass
@@ -95,7 +97,7 @@ def in_words(flag, value, values=()):
         return f"with{'' if value else 'out'} {flag.removeprefix('use_').replace('_', ' ')}"
     if flag == "parameters" and not isinstance(value, str):
         return f"{value / 1e6:.2f} M" if value < 1e9 else f"{value / 1e9:.2f} B"
-    path, *others = (str(v).rstrip("/").split("/")[::-1] for v in (value, *values) if v is value or v != value)
+    path, *others = (str(v).rstrip("/").split("/")[::-1] for v in (value, *(v for v in values if v != value)))
     return next((part for i, part in enumerate(path) if all(other[i : i + 1] != [part] for other in others)), path[0])
 
 
@@ -135,9 +137,8 @@ def groups_of(runs):
 
 def said(words, runs):
     """Those words, or what STORIES has for them."""
-    stories = all((run.args.get("evaluator") or run.args.get("dataset_name")) == "creative" for run in runs)
-    inner = words[words.find("(") + 1 :].rstrip(")")  # of "accuracy (strict)"
-    return STORIES.get(inner, words) if stories else words
+    stories = all("creative" == (run.args.get("evaluator") or run.args.get("dataset_name")) for run in runs)
+    return STORIES.get(words[words.find("(") + 1 :].rstrip(")"), words) if stories else words
 
 
 def number(value):
@@ -180,10 +181,10 @@ def smooth(values):
 def pool(logs, *keys):
     """Of several runs' rows, step by step over those that have the step: mean, least and greatest of each key."""
     logs = [{row["step"]: row for row in rows} for rows in logs]
-    steps = sorted(set().union(*logs))
-    tables = [[column([rows.get(step, {}) for step in steps], key) for rows in logs] for key in keys]
-    values = map(np.ma.masked_invalid, tables)
-    return [[of(axis=0).filled(np.nan) for of in (of_key.mean, of_key.min, of_key.max)] for of_key in values]
+    for key in keys:
+        table = [column([rows.get(step, {}) for step in sorted(set().union(*logs))], key) for rows in logs]
+        table = np.ma.masked_invalid(table)
+        yield [of(axis=0).filled(np.nan) for of in (table.mean, table.min, table.max)]
 
 
 def transcripts(run, folder):
@@ -264,8 +265,8 @@ def accuracy_table(runs, flags):
     strict, flexible = (said(kind, runs) for kind in ACCURACIES)
     lines = [f"| {', '.join(flags)} | {strict}, each run (%) | mean | {flexible}, mean |", "|---|---|---:|---:|"]
     for same, rows in zip(groups_of(runs).values(), last_evaluations(runs).values(), strict=True):
-        each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
         means = (f"{100 * column(rows, key).mean():.1f}" for key in ACCURACIES.values())
+        each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
         lines.append(f"| {same[0].label} | {each} | {' | '.join(means)} |")
     return "\n".join(lines)
 
