@@ -109,9 +109,8 @@ def draw_curves(ax, runs, log, keys, axis, shared):
     (x_key, x_label, x_scale), values = axis, []
     for same in read.groups_of(runs).values():
         for i, key in enumerate(keys):
-            logs = [read.with_number(getattr(run, log), x_key) for run in same]
-            logs = [rows for rows in ([row for row in rows if key in row] for rows in logs) if rows]
-            if not logs:
+            logs = [[row for row in read.with_number(getattr(run, log), x_key) if key in row] for run in same]
+            if not (logs := list(filter(None, logs))):
                 continue
             style = look(same[0].place if shared else i)
             (x, _, _), (y, low, high) = read.pool(logs, x_key, key)
@@ -166,19 +165,16 @@ def draw_page(runs, title, panels, columns, width, height, flags=()):
     fig = Figure((width, height * rows + 0.9), layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     about = runs[0].about if len({run.about for run in runs}) == 1 else ""
-    bold = "running mean; bands: 95 % intervals"
-    if len(groups) < len(runs):
-        bold = "mean of a group's runs; bands: its least to its greatest"
-    lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title
-    lines = *filter(None, lines), f"faint: every iteration; bold: {bold}"
-    fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines))
+    pooled = "mean of a group's runs; bands: its least to its greatest" if len(groups) < len(runs) else ""
+    caption = f"faint: every iteration; bold: {pooled or 'running mean; bands: 95 % intervals'}"
+    lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title, caption
+    fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines if line))
     if len(runs) > 1 or flags:
-        more = "" if about or flags else ": {}"
-        labels = [same[0].label + more.format(same[0].about).removesuffix(": ") for same in groups]
+        labels = [f"{same[0].label}: {'' if about or flags else same[0].about}".removesuffix(": ") for same in groups]
         labels = [textwrap.fill(label, int(13 * width)) for label in labels]
         handles = [Line2D([], [], **look(same[0].place)) for same in groups]
-        per_row, title = legend_columns(labels, width), ", ".join(flags).replace("_", " ") or None
-        fig.legend(handles, labels, ncols=per_row, loc="outside lower center", title=title)
+        legend = fig.legend(handles, labels, ncols=legend_columns(labels, width), loc="outside lower center")
+        legend.set_title(", ".join(flags).replace("_", " ") or None)
     for i, (log, keys, axis, part, same) in enumerate(parts, 1):
         units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [label_of(keys[0], runs)]
         title, panel = textwrap.fill(title_of(keys, log, runs), int(12 * width / columns)), (*keys, log, axis)

@@ -176,8 +176,8 @@ def test_a_spike_is_not_hidden(tmp_path, drawn):
 def test_stories_are_not_called_right_or_wrong(tmp_path, drawn, capsys):
     """Their strict verdict, above the floor and scored, was called accuracy."""
     rows = train_rows(3, accuracy=0.9, accuracy_flexible=0.9, response_length_incorrect=3)
-    paths = [write_run(tmp_path / name, rows, [eval_row(0), eval_row(3)], dataset_name="creative", evaluator=None, seed=i)
-             for i, name in enumerate("ab")]  # fmt: skip
+    evaluations, stories = [eval_row(0), eval_row(3)], dict(dataset_name="creative", evaluator=None)
+    paths = [write_run(tmp_path / name, rows, evaluations, **stories, seed=name) for name in "ab"]
     for path in paths:
         write_answers(path, 0, [True, False])
         write_answers(path, 3, [True, True])
