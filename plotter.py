@@ -177,7 +177,8 @@ def draw_page(runs, title, panels, columns, width, height, flags=()):
         legend.set_title(", ".join(flags).replace("_", " ") or None)
     for i, (log, keys, axis, part, same) in enumerate(parts, 1):
         units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [label_of(keys[0], runs)]
-        title, panel = textwrap.fill(title_of(keys, log, runs), int(12 * width / columns)), (*keys, log, axis)
+        which = f": {same[0].label} to {same[-1].label}" if len(same) < len(runs) else ""
+        title, panel = textwrap.fill(title_of(keys, log, runs) + which, int(12 * width / columns)), (*keys, log, axis)
         ax = fig.add_subplot(rows, columns, i, title=title, ylabel=units[0], sharey=first.get(panel))
         first.setdefault(panel, ax)
         draw_curves(ax, same, log, part, axis, len(runs) > 1 or flags)
