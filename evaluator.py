@@ -47,6 +47,7 @@ class RewardEvaluator(ABC):
 
     reward_names: tuple[str, ...]
     reward_weights: tuple[float, ...]  # of each in the total reward; by default all 1
+    said_of_shares = "accuracy {} strict, {} flexible"  # what the shares with those verdicts are called on a console
 
     def __init_subclass__(cls):
         if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
@@ -248,6 +249,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
     """
 
     reward_names = ("judge", "floor")
+    said_of_shares = "{} above the floor and scored, {} above the floor"
     min_words = 10
     rubric = Rubric(
         task="Continue an opening line into a short story of one paragraph.",

@@ -1,4 +1,4 @@
-"""Plots of finished or running runs, from their log files alone: a dashboard, then a page per metric.
+"""Plots of finished or running runs, from their log files alone: a dashboard, then a page per family of metrics.
 
     python plotter.py --log_dir output/run              writes training_plots.pdf and report.html into output/run
     python plotter.py --log_dir output/run --show 10    the worst and best completions of iteration 10, here
@@ -6,9 +6,8 @@
     python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
 
-Every number in a log gets a page, so a new metric or reward needs no edit here. Keys that share a prefix before "/" are
-a family (rewards/, judge/). A null is a gap in the curve; where a line lacks a key, the curve goes on. logs/read.py
-reads the logs, compares the runs and writes the tables.
+Every number in a log gets a panel: a new metric or reward needs no edit here. A null is a gap in the curve; where a
+line lacks a key, the curve goes on. logs/read.py reads the logs, compares the runs and writes the tables.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from logs import read, report
-from logs.read import column, group_label
+from logs.read import column
 
 # Okabe and Ito's colour-blind-safe palette without its yellow, too pale for paper. Markers tell runs apart in grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
@@ -42,26 +41,34 @@ AXES = {
     "step": ("step", "step", 1), "tokens": ("total_tokens", "tokens, sampled or trained on", 1),
     "time": ("elapsed", "time (min)", 60),
 }  # fmt: skip
-# The dashboard: title, log, keys (a key that ends in "/" is a whole family). What no run has logged is left out.
+# The dashboard: the keys of each panel ("reward/" is a whole family). What no run has logged is left out.
 PANELS = (
-    ("Evaluation accuracy", "eval", ("accuracy", "accuracy_flexible")),
-    ("Reward and its parts", "train", ("reward", "rewards/")),
-    ("Response length (tokens)", "train", ("response_length", "response_length_correct", "response_length_incorrect")),
-    ("Distinct bigrams", "train", ("distinct_2_batch", "distinct_2")),
-    ("KL to the reference (nats)", "train", ("kl",)),
-    ("Loss", "train", ("loss",)),
-    ("Entropy (nats per token)", "train", ("entropy",)),
-    ("Gradient norm", "train", ("grad_norm",)),
-    ("Learning rate", "train", ("learning_rate",)),
-    ("Groups of equal rewards (zero std)", "train", ("zero_std_fraction", "zero_std_fraction_trained")),
-    ("Truncated completions", "train", ("truncated_fraction",)),
-    ("Time per iteration (s)", "train", ("time/total",)),
-)
-TITLES = {keys[0]: title for title, _, keys in PANELS} | {
-    "accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "reward": "Reward"}  # fmt: skip
+    "accuracy accuracy_flexible", "reward rewards/", "distinct_2_batch distinct_2", "kl", "loss", "entropy",
+    "response_length response_length_correct response_length_incorrect", "grad_norm", "learning_rate",
+    "zero_std_fraction zero_std_fraction_trained", "truncated_fraction", "time/total",
+)  # fmt: skip
+# The other pages: how the keys of a family begin. A key goes to the first that fits.
+FAMILIES = {
+    "Rewards": ("reward", "zero_std", "sampled_p"), "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
+    "Verdicts and categories": ("accuracy", "pass@", "count/"), "Lengths": ("response", "truncated", "sampled_t"),
+    "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_"), "Times": ("time/",),
+    "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
+    "Judge and texts": ("judge/", "distinct", "below_floor"), "Others": ("",),
+}  # fmt: skip
+UNITS = {  # of a y axis: how the keys begin; any other key is its own
+    "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
+    "number": ("count/", "judge/"), "tokens": ("response_length", "sampled_t"), "seconds": ("time/",),
+    "nats": ("kl", "entropy", "sampling_"), "reward": ("reward",), "distinct / all bigrams": ("distinct",),
+    "policy / old policy": ("ratio",),
+}  # fmt: skip
+TITLES = {"accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "kl": "KL to the reference",
+          "kl_per_token": "KL per token", "grad_norm": "Gradient norm", "truncated_fraction": "Truncated completions",
+          "zero_std_fraction": "Groups of equal rewards (zero std)", "time/total": "Time per iteration"}  # fmt: skip
+TOGETHER = {"accuracy": "Evaluation accuracy", "reward": "Reward and its parts", "distinct_2_batch": "Distinct bigrams"}
 LABELS = {"accuracy": "strict", "accuracy_flexible": "flexible", "reward": "total", "response_length": "all",
           "response_length_correct": "correct", "response_length_incorrect": "incorrect",
           "distinct_2": "within a text", "distinct_2_batch": "over the batch"}  # fmt: skip
+MOST = 8  # curves in a panel; more are shared out among several
 
 
 def choose_axis(runs, name):
@@ -74,14 +81,15 @@ def choose_axis(runs, name):
     return AXES[name]
 
 
-def title_of(key, log="train"):
-    unit = " (s)" if key.startswith("time/") else " (tokens)" if key.startswith("response_length") else ""
-    title = TITLES.get(key) or key.replace("_", " ").replace("/", ": ").capitalize() + unit
-    return f"{title}, evaluation" if log == "eval" else title
+def title_of(keys, log, runs):
+    if len(keys) > 1:
+        return read.said(TOGETHER.get(keys[0]) or title_of([keys[0].split("/")[0]], "train", runs), runs)
+    title = read.said(TITLES.get(keys[0]) or keys[0].replace("_", " ").replace("/", ": ").capitalize(), runs)
+    return title[0].upper() + title[1:] + (", evaluation" if log == "eval" else "")
 
 
-def label_of(key):
-    return LABELS.get(key) or key.split("/", 1)[-1].replace("_", " ")
+def label_of(key, runs):
+    return read.said(LABELS.get(key) or key.split("/", 1)[-1].replace("_", " "), runs)
 
 
 def look(i):
@@ -93,51 +101,39 @@ def legend_columns(labels, width):
     return max(1, int(17 * width / (max(map(len, labels)) + 7)))
 
 
-def new_page(runs, title, size=(8.5, 5.5), flags=()):
-    """A figure that says what was trained: in its title, or in its legend where the runs differ in it."""
-    fig = Figure(size, layout="constrained")
-    fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    about = runs[0].about if len({run.about for run in runs}) == 1 else ""
-    trained = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about]))
-    fig.suptitle("\n".join(textwrap.fill(line, int(9 * size[0])) for line in (trained, title) if line))
-    if len(runs) > 1:
-        labels = [group_label(group) for group in read.groups_of(runs)]
-        if not about and not flags:
-            labels = [f"{run.name}: {run.about}".removesuffix(": ") for run in runs]
-        handles = [Line2D([], [], **look(i)) for i in range(len(labels))]
-        columns, title = legend_columns(labels, size[0]), ", ".join(flags).replace("_", " ") or None
-        fig.legend(handles, labels, ncols=columns, loc="outside lower center", title=title)
-    return fig
+def draw_curves(ax, runs, log, keys, axis, shared):
+    """A colour per group of runs, or per key of a single run: every iteration and, bold, the running mean.
 
-
-def draw_curves(ax, runs, log, keys, axis):
-    """A colour per run, or per key of a single run. Training: raw and smoothed. Evaluation: with its interval."""
-    x_key, x_label, x_scale = axis
-    groups, crowded = list(read.groups_of(runs)), len(runs) > 3  # bands and raw curves would hide everything
-    for run in runs:
+    Of several runs in a group the mean, and a band from the least to the greatest. Evaluation: with its interval.
+    """
+    (x_key, x_label, x_scale), values = axis, []
+    for same in read.groups_of(runs).values():
         for i, key in enumerate(keys):
-            rows = [row for row in read.with_number(getattr(run, log), x_key) if key in row]
-            if not rows:
+            logs = [[row for row in read.with_number(getattr(run, log), x_key) if key in row] for run in same]
+            if not (logs := list(filter(None, logs))):
                 continue
-            x, y = column(rows, x_key) / x_scale, column(rows, key)
-            style = look(groups.index(run.group) if len(runs) > 1 else i)
-            label = label_of(key) if len(keys) > 1 else None
+            style = look(same[0].place if shared else i)
+            (x, _, _), (y, low, high) = read.pool(logs, x_key, key)
+            if len(logs) == 1:
+                low, high = (column(logs[0], key + end) for end in ("_low", "_high"))
+            values += [*y, *high]
+            x /= x_scale
             finite = np.pad(np.isfinite(y), 1)
             alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])  # no line would show these points
-            if log == "eval":
-                low, high = column(rows, f"{key}_low"), column(rows, f"{key}_high")
-                ax.fill_between(x, low, high, color=style["color"], alpha=0 if crowded else 0.15, linewidth=0)
-                ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
-                ax.plot(x, y, **style, label=label)
-                continue
-            if not crowded:
+            ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
+            if log == "train" and len(logs) == 1:
                 ax.plot(x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6)
-            bold = y if key == "learning_rate" else read.smooth(y)  # a schedule has no noise to smooth away
-            ax.plot(x, bold, **style, markevery=alone, label=label)
-    if all(key.startswith(("accuracy", "pass")) or "_fraction" in key for key in keys):  # shares, from 0 to 1
+            bold = y if log == "eval" or key == "learning_rate" else read.smooth(y)  # what has no noise to smooth away
+            marked, label = alone if log == "train" else None, label_of(key, runs) if len(keys) > 1 else None
+            ax.plot(x, bold, **style, markevery=marked, label=label)
+    values = np.array([value for value in values if np.isfinite(value)])
+    if keys[0].startswith(UNITS["share"]):
         top = min(max(ax.get_ylim()[1], 0.05), 1.03)
         ax.set_ylim(max(ax.get_ylim()[0], -0.03 * top), top)
         ax.yaxis.set_major_formatter(PercentFormatter(1))
+    elif len(values) and values.min() > 0 and values.max() > 50 * np.median(values):
+        ax.set_yscale("log")  # a spike would flatten the rest
     ax.set_xlabel(x_label)
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=x_key == "step", min_n_ticks=1))
     if x_key == "total_tokens":
@@ -145,49 +141,68 @@ def draw_curves(ax, runs, log, keys, axis):
 
 
 def choose_panels(runs, metrics):
-    """[(title, log, keys)] of the dashboard."""
-    families = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}
-    panels = []
-    for title, log, wanted in (*PANELS, *((name.capitalize(), "train", (f"{name}/",)) for name in sorted(families))):
+    """[(log, keys)] of the dashboard."""
+    families, panels = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}, []
+    for wanted in map(str.split, (*PANELS, *(f"{name}/" for name in sorted(families)))):
+        log = "eval" if wanted[0] == "accuracy" else "train"
         keys = [key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")]
         if len(runs) > 1:  # the colour tells the run, so a panel holds one metric
-            panels += [(title_of(key, log), log, [key]) for key in keys if log == "eval" or key == wanted[0]]
+            panels += [(log, [key]) for key in keys if log == "eval" or key == wanted[0]]
         elif keys:
-            panels.append((title if len(keys) > 1 else title_of(keys[0]), log, keys))
-    return panels or [(title_of(key, log), log, [key]) for log in metrics for key in metrics[log]][:12]
+            panels.append((log, keys))
+    return panels or [(log, [key]) for log in metrics for key in metrics[log]][:12]
 
 
-def draw_dashboard(runs, metrics, axis):
-    panels, size = choose_panels(runs, metrics), (11.69, 8.27)  # A4 landscape, in inches
-    fig = new_page(runs, "faint: every iteration; bold: running mean; bands: 95 % intervals", size)
-    rows = max(math.ceil(len(panels) / 4), round(0.85 * math.sqrt(len(panels))))
-    columns = math.ceil(len(panels) / rows)
-    for i, (title, log, keys) in enumerate(panels, 1):
-        ax = fig.add_subplot(rows, columns, i, title=textwrap.fill(title, 140 // columns))
-        draw_curves(ax, runs, log, keys, axis)
+def draw_page(runs, title, panels, columns, width, height, flags=()):
+    """A page of panels (log, keys, axis), that says what was trained: in its title, or where runs differ in its legend.
+
+    A panel of too many curves becomes several that share their y axis.
+    """
+    groups, first = list(read.groups_of(runs).values()), {}
+    parts = [(*panel, panel[1][k : k + MOST], sum(groups[g : g + MOST], [])) for panel in panels
+             for k in range(0, len(panel[1]), MOST) for g in range(0, len(groups), MOST)]  # fmt: skip
+    rows = math.ceil(len(parts) / columns)
+    fig = Figure((width, height * rows + 0.9), layout="constrained")
+    fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
+    about = runs[0].about if len({run.about for run in runs}) == 1 else ""
+    pooled = "mean of a group's runs; bands: its least to its greatest" if len(groups) < len(runs) else ""
+    caption = f"faint: every iteration; bold: {pooled or 'running mean; bands: 95 % intervals'}"
+    lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title, caption
+    fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines if line))
+    if len(runs) > 1 or flags:
+        labels = [f"{same[0].label}: {'' if about or flags else same[0].about}".removesuffix(": ") for same in groups]
+        labels = [textwrap.fill(label, int(13 * width)) for label in labels]
+        handles = [Line2D([], [], **look(same[0].place)) for same in groups]
+        legend = fig.legend(handles, labels, ncols=legend_columns(labels, width), loc="outside lower center")
+        legend.set_title(", ".join(flags).replace("_", " ") or None)
+    for i, (log, keys, axis, part, same) in enumerate(parts, 1):
+        units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [label_of(keys[0], runs)]
+        which = f": {same[0].label} to {same[-1].label}" if len(same) < len(runs) else ""
+        title, panel = textwrap.fill(title_of(keys, log, runs) + which, int(12 * width / columns)), (*keys, log, axis)
+        ax = fig.add_subplot(rows, columns, i, title=title, ylabel=units[0], sharey=first.get(panel))
+        first.setdefault(panel, ax)
+        draw_curves(ax, same, log, part, axis, len(runs) > 1 or flags)
         if labels := ax.get_legend_handles_labels()[1]:
-            ncols = legend_columns(labels, 0.85 * size[0] / columns)
+            ncols = legend_columns(labels, 0.85 * width / columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
     return fig
 
 
 def draw_metrics(runs, keys, axes, flags):
     """A panel per metric and x axis on one page. ValueError: no such metric."""
-    panels = [(key, read.log_of(runs, key), axis) for axis in axes for key in keys]
+    logs = {key: read.log_of(runs, key) for key in keys}
+    panels = [(logs[key], [key], axis) for axis in axes for key in keys]
     columns = len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
-    rows = math.ceil(len(panels) / columns)
-    about = "a line per run; training metrics are running means" if len(runs) > 1 else ""
-    fig = new_page(runs, about, (max(3.9 * columns, 6), 2.8 * rows + 0.7), flags)
-    for i, (key, log, axis) in enumerate(panels, 1):
-        draw_curves(fig.add_subplot(rows, columns, i, title=title_of(key, log)), runs, log, [key], axis)
-    return fig
+    return draw_page(runs, "", panels, columns, max(3.9 * columns, 6), 2.8, flags)
 
 
-def draw_last_accuracies(runs, groups, flags):
+def draw_last_accuracies(runs, flags):
     """Strict and flexible accuracy at the end of every run, with their intervals, against the flags; means joined."""
+    groups = read.last_evaluations(runs)
     about = f": {runs[0].about}" if len({run.about for run in runs}) == 1 else ""
     fig = Figure((6.5, 4), layout="constrained")
-    ax = fig.add_subplot(title=f"Accuracy at the end of each run{about}", xlabel=", ".join(flags).replace("_", " "))
+    title, x_label = f"{read.said('Accuracy', runs)} at the end of each run{about}", ", ".join(flags).replace("_", " ")
+    ax = fig.add_subplot(title=title, xlabel=x_label, ylabel="share")
     values = [group[0] for group in groups]
     is_scale = len(flags) == 1 and not any(isinstance(value, str) for value in values) and min(values) > 0
     places = values if is_scale else range(len(groups))
@@ -200,14 +215,16 @@ def draw_last_accuracies(runs, groups, flags):
         ax.plot(places, [column(rows, key).mean() for rows in groups.values()], **style | mean)
         y, low, high = (column(sum(groups.values(), []), key + end) for end in ("", "_low", "_high"))
         ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
-        ax.plot(x, y, **style | {"linestyle": ""}, label=f"{kind}: each run with its 95 % interval, and the mean")
+        label = f"{read.said(kind, runs)}: each run with its 95 % interval, and the mean"
+        ax.plot(x, y, **style | {"linestyle": ""}, label=label)
     starts = {run.group: row for run in runs for row in run.eval if row["step"] == 0}
     if starts:
         starts = column([starts.get(group, {}) for group in groups], "accuracy")
-        ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label="strict, before training")
+        label = f"{read.said('strict', runs)}, before training"
+        ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label=label)
     if is_scale:
         ax.set_xscale("log")
-    labels = [group_label(group) for group in groups]
+    labels = [textwrap.fill(same[0].label, 30) for same in read.groups_of(runs).values()]
     tilt = {"rotation": 20, "ha": "right"} if sum(map(len, labels)) > 80 else {}  # side by side they would overlap
     ax.set_xticks(places, labels, **tilt)
     ax.set_xticks([], minor=True)
@@ -217,16 +234,17 @@ def draw_last_accuracies(runs, groups, flags):
 
 
 def draw_pages(runs, axis):
-    """The figures of the PDF: dashboard, evaluation metrics, training metrics."""
+    """The figures of the PDF: the dashboard, and a page per family of metrics."""
     metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
-    yield draw_dashboard(runs, metrics, axis)
-    for log, name in (("eval", "evaluation"), ("train", "training")):
-        for key in metrics[log]:
-            fig = new_page(runs, f"{title_of(key)}, {name}")
-            draw_curves(fig.add_subplot(), runs, log, [key], axis)
-            yield fig
+    yield draw_page(runs, "", [(*panel, axis) for panel in choose_panels(runs, metrics)], 4, 11.69, 2.4)
+    left = [(log, [key], axis) for log in ("train", "eval") for key in metrics[log]]
+    for family, starts in FAMILIES.items():
+        if panels := [panel for panel in left if panel[1][0].startswith(starts)]:
+            left = [panel for panel in left if panel not in panels]
+            columns = 2 if len(panels) < 5 else 3 if len(panels) < 10 else 4
+            yield draw_page(runs, family, panels, columns, 11.69, 7.2 / columns)
 
 
 def save(figures, output):
@@ -278,9 +296,8 @@ def main(argv=None):
                 save([draw_metrics(runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by)], output)
                 lines = [read.end_table(runs, args.by, args.metrics)]
             elif args.by:
-                groups = read.last_evaluations(runs)
-                save([draw_last_accuracies(runs, groups, args.by)], output)
-                lines = [read.accuracy_table(groups, args.by)]
+                save([draw_last_accuracies(runs, args.by)], output)
+                lines = [read.accuracy_table(runs, args.by)]
             else:
                 save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))), output)
                 found = read.compare_runs(runs)

@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from logs.read import group_by, group_label, load_runs  # noqa: E402
+from logs.read import group_by, load_runs  # noqa: E402
 
 
 def fit(x, right, n):
@@ -52,7 +52,7 @@ def main(paths, samples=2000):
         (first, *_), last = [run for run in runs if np.log10(run.group[0]) == value], (right / n)[x == value]
         start = first.eval[0]["accuracy"]
         gain = ", ".join(f"{100 * (end - start):+.1f}" for end in last)
-        print(f"{group_label(first.group)}: strict {100 * start:.1f} % at the start, gain of each run {gain} points")
+        print(f"{first.label}: strict {100 * start:.1f} % at the start, gain of each run {gain} points")
     slopes = []
     for _ in range(samples):
         drawn = np.concatenate([rng.choice(np.flatnonzero(x == v), (x == v).sum()) for v in np.unique(x)])

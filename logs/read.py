@@ -7,17 +7,22 @@ Reads train_log.jsonl and eval_log.jsonl and, where they exist, args.json (for t
 import json
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import EngFormatter
 
 from logs import jsonl
 from logs.statistics import mcnemar
 
 COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
+# What stands for these words where runs wrote stories: no answer is right there.
+STORIES = {"strict": "above the floor and scored", "flexible": "above the floor", "Accuracy": "Stories scored",
+    "Evaluation accuracy": "Stories", "correct": "scored", "incorrect": "not scored",
+    "Response length correct": "Response length, scored",
+    "Response length incorrect": "Response length, not scored"}  # fmt: skip
 
 
 @dataclass
@@ -29,6 +34,8 @@ class Run:
     train: list[dict]
     eval: list[dict]
     group: tuple  # what its colour and label stand for: its name, or after group_by the values of flags
+    label: str  # that group in words
+    place: int  # that group's among all of a study, for its colour
 
 
 def read_log(path, key="step"):
@@ -66,33 +73,61 @@ def load_runs(log_dirs):
         if not train and not evaluations:
             raise ValueError(f"{path}: no complete line in its logs yet")
         args = read_args(path / "args.json")
-        size = f"{group_label([args['parameters']])} parameters" if args.get("parameters") else None
-        about = ", ".join(str(part) for part in (args.get("model_name"), args.get("dataset_name"), size) if part)
+        size = f"{in_words('parameters', args['parameters'])} parameters" if args.get("parameters") else None
+        model = os.path.basename(args.get("model_name") or "")
+        about = ", ".join(filter(None, (model, args.get("dataset_name"), size)))
         name = os.path.relpath(path, common)
-        runs.append(Run(name, path, args, about, train, evaluations, (name,)))
+        runs.append(Run(name, path, args, about, train, evaluations, (name,), name, len(runs)))
     return runs
 
 
-MAY_DIFFER = {"seed", "output_dir", "resume", "device", "parameters", "keep_checkpoints"}  # of runs that are pooled
+MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or changes nothing that is learnt
+    "seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to judge_timeout"
+    " micro_batch_tokens max_concurrent_sequences judge_concurrency".split())  # fmt: skip
+
+
+def values_of(args, flags):
+    values = [{"num_examples": "all"}.get(flag, "default") if args[flag] is None else args[flag] for flag in flags]
+    return tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
+
+
+def in_words(flag, value, values=()):
+    """A flag's value as a legend has it; of a path the last part that none of the other values has."""
+    if isinstance(value, bool):
+        return f"with{'' if value else 'out'} {flag.removeprefix('use_').replace('_', ' ')}"
+    if flag == "parameters" and not isinstance(value, str):
+        return f"{value / 1e6:.2f} M" if value < 1e9 else f"{value / 1e9:.2f} B"
+    path, *others = (str(v).rstrip("/").split("/")[::-1] for v in (value, *(v for v in values if v != value)))
+    return next((part for i, part in enumerate(path) if all(other[i : i + 1] != [part] for other in others)), path[0])
 
 
 def group_by(runs, flags):
     """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag.
 
-    Notes in which other flags the runs of a group differ.
+    A group's place is that among all runs of these folders: it keeps its colour whichever are drawn. Where its runs
+    differ in other flags, its label says so.
     """
     if not flags:
         return runs
     for run in runs:
         if lacking := [flag for flag in flags if flag not in run.args]:
             raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
-        values = ["default" if run.args[flag] is None else run.args[flag] for flag in flags]
-        run.group = tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
+        run.group = values_of(run.args, flags)
+    study = {run.group for run in runs}
+    for path in {path for run in runs for path in run.path.parent.glob("*/args.json")}:
+        with suppress(ValueError, LookupError, OSError):  # not a run, or without these flags
+            study.add(values_of(read_args(path), flags))
+    order = sorted(study, key=lambda group: [(isinstance(value, str), value) for value in group])
     for group, pooled in groups_of(runs).items():
-        for flag in sorted(set.union(*(set(run.args) for run in pooled)) - MAY_DIFFER - set(flags)):
-            if len(values := dict.fromkeys(str(run.args.get(flag)) for run in pooled)) > 1:
-                print(f"note: the runs of {group_label(group)} differ in --{flag}: {', '.join(values)}")
-    return sorted(runs, key=lambda run: [(isinstance(value, str), value) for value in run.group])
+        columns = zip(flags, group, zip(*order, strict=True), strict=True)
+        label = ", ".join(in_words(flag, value, set(column)) for flag, value, column in columns)
+        others = sorted(set().union(*(run.args for run in pooled)) - MAY_DIFFER - set(flags))
+        seen = {flag: {values_of({flag: None} | run.args, [flag])[0]: run for run in pooled} for flag in others}
+        said = {flag: ", ".join(in_words(flag, v, vs) for v in vs) for flag, vs in seen.items() if len(vs) > 1}
+        differs = "; ".join(f"{flag.replace('_', ' ')}: {words}" for flag, words in said.items())
+        for run in pooled:
+            run.label, run.place = f"{label} ({differs})".removesuffix(" ()"), order.index(group)
+    return sorted(runs, key=lambda run: run.place)
 
 
 def groups_of(runs):
@@ -100,9 +135,10 @@ def groups_of(runs):
     return {group: [run for run in runs if run.group == group] for group in dict.fromkeys(run.group for run in runs)}
 
 
-def group_label(group):
-    """Its values as words, numbers above 10,000 with a unit."""
-    return ", ".join(EngFormatter(places=2)(v) if isinstance(v, int) and v > 10_000 else str(v) for v in group)
+def said(words, runs):
+    """Those words, or what STORIES has for them."""
+    stories = all("creative" == (run.args.get("evaluator") or run.args.get("dataset_name")) for run in runs)
+    return STORIES.get(words[words.find("(") + 1 :].rstrip(")"), words) if stories else words
 
 
 def number(value):
@@ -142,6 +178,15 @@ def smooth(values):
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
+def pool(logs, *keys):
+    """Of several runs' rows, step by step over those that have the step: mean, least and greatest of each key."""
+    logs = [{row["step"]: row for row in rows} for rows in logs]
+    for key in keys:
+        table = [column([rows.get(step, {}) for step in sorted(set().union(*logs))], key) for rows in logs]
+        table = np.ma.masked_invalid(table)
+        yield [of(axis=0).filled(np.nan) for of in (table.mean, table.min, table.max)]
+
+
 def transcripts(run, folder):
     """{step: file} of rollouts/ or eval/; the file of an evaluation without a row is not finished."""
     files = {int(path.stem[5:]): path for path in run.path.glob(f"{folder}/step_*.jsonl") if path.stem[5:].isdecimal()}
@@ -157,8 +202,8 @@ def first_answers(path):
     return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_log(path, "id"))}
 
 
-def compare(label, before, after):
-    """Paired comparison of two eval/step_*.jsonl: a line each for strict and flexible accuracy."""
+def compare(label, before, after, runs):
+    """Paired comparison of two eval/step_*.jsonl of these runs: a line each for strict and flexible accuracy."""
     before, after, lines = first_answers(before), first_answers(after), []
     for kind in ACCURACIES:
         key = f"correct_{kind}"
@@ -167,7 +212,7 @@ def compare(label, before, after):
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
         if pairs:
             what, p = f"{fixed} fixed, {broken} broken of {len(pairs)} questions", mcnemar(fixed, broken)
-            lines.append(f"{label}, {kind}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
+            lines.append(f"{label}, {said(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
     return lines or [f"note: {label}: no question in common, not compared"]
 
 
@@ -178,11 +223,11 @@ def compare_runs(runs):
         files = transcripts(run, "eval")
         steps = list(files)
         if len(steps) > 1:
-            lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]])
+            lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]], [run])
         if steps:
-            last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]]))
-    for name, path in last[1:]:
-        lines += compare(f"{last[0][0]} -> {name}", last[0][1], path)
+            last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]], run))
+    for name, path, run in last[1:]:
+        lines += compare(f"{last[0][0]} -> {name}", last[0][1], path, [last[0][2], run])
     return lines
 
 
@@ -202,8 +247,9 @@ def accuracy_lines(run):
             n = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
             word = "interval" if len(ends) == 1 else "intervals"
             change = " -> ".join(f"{value} %" for value in values)
-            lines.append(f"accuracy ({kind})  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})")
-    return lines or ["accuracy: not evaluated yet"]
+            what = said(f"accuracy ({kind})", [run])
+            lines.append(f"{what}  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})")
+    return lines or ["not evaluated yet"]
 
 
 def last_evaluations(runs):
@@ -214,13 +260,14 @@ def last_evaluations(runs):
     return {group: [with_number(run.eval, "accuracy")[-1] for run in same] for group, same in groups_of(runs).items()}
 
 
-def accuracy_table(groups, flags):
+def accuracy_table(runs, flags):
     """Markdown: a row per group, each run's strict accuracy with its interval, and the means over the runs."""
-    lines = [f"| {', '.join(flags)} | strict, each run (%) | mean | flexible, mean |", "|---|---|---:|---:|"]
-    for group, rows in groups.items():
+    strict, flexible = (said(kind, runs) for kind in ACCURACIES)
+    lines = [f"| {', '.join(flags)} | {strict}, each run (%) | mean | {flexible}, mean |", "|---|---|---:|---:|"]
+    for same, rows in zip(groups_of(runs).values(), last_evaluations(runs).values(), strict=True):
+        means = (f"{100 * column(rows, key).mean():.1f}" for key in ACCURACIES.values())
         each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
-        strict, flexible = (100 * column(rows, key).mean() for key in ACCURACIES.values())
-        lines.append(f"| {group_label(group)} | {each} | {strict:.1f} | {flexible:.1f} |")
+        lines.append(f"| {same[0].label} | {each} | {' | '.join(means)} |")
     return "\n".join(lines)
 
 
@@ -234,9 +281,9 @@ def end_table(runs, flags, keys):
         last = values[-1:] if logs[key] == "eval" else values[-math.ceil(len(values) / 10) :]
         return f"{last.mean():.3g}" if len(last) else "none"
 
-    for group, same in groups_of(runs).items():
+    for same in groups_of(runs).values():
         cells = [", ".join(end(run, key) for run in same) for key in keys]
-        lines.append(f"| {group_label(group)} | {' | '.join(cells)} |")
+        lines.append(f"| {same[0].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -251,10 +298,10 @@ def first_reach(run, accuracy):
 
 def reach_table(runs, flags, accuracies):
     """Markdown: for each accuracy and group when each run first had it."""
-    lines = [f"| strict accuracy | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
+    lines = [f"| {said('strict', runs)} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
     lines.append("|---:|---|---|---|---|")
     for accuracy in accuracies:
-        for group, same in groups_of(runs).items():
+        for same in groups_of(runs).values():
             cells = map(", ".join, zip(*(first_reach(run, accuracy) for run in same), strict=True))
-            lines.append(f"| {100 * accuracy:g} % | {group_label(group)} | {' | '.join(cells)} |")
+            lines.append(f"| {100 * accuracy:g} % | {same[0].label} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -166,9 +166,10 @@ def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> 
     run.mark()
     kl = f"kl {metrics['kl']:.4f} | " if "kl" in metrics else ""
     run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
+    shares = [f"{metrics[key]:6.1%}" for key in ("accuracy", "accuracy_flexible")]
     tqdm.write(
-        f"step {step:4d} | reward {metrics['reward']:.3f} | accuracy {metrics['accuracy']:6.1%} strict"
-        f" {metrics['accuracy_flexible']:6.1%} flexible | {kl}length {metrics['response_length']:.1f} |"
+        f"step {step:4d} | reward {metrics['reward']:.3f} | {run.evaluator.said_of_shares.format(*shares)} |"
+        f" {kl}length {metrics['response_length']:.1f} |"
         f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
     )
     if metrics["skipped_updates"]:
@@ -187,10 +188,10 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
     run.evaluated_step, run.accuracy = run.step, metrics["accuracy"]
     samples = "1 sample" if args.eval_samples == 1 else f"{args.eval_samples} samples"
     how = f"{samples} at temperature {args.eval_temperature:g}" if args.eval_temperature else "greedy"
+    keys = "accuracy", "accuracy_flexible"
+    shares = [f"{metrics[key]:.1%} [{metrics[f'{key}_low']:.1%}, {metrics[f'{key}_high']:.1%}]" for key in keys]
     tqdm.write(
-        f"evaluation at step {run.step}: accuracy {metrics['accuracy']:.1%}"
-        f" [{metrics['accuracy_low']:.1%}, {metrics['accuracy_high']:.1%}] strict, {metrics['accuracy_flexible']:.1%}"
-        f" [{metrics['accuracy_flexible_low']:.1%}, {metrics['accuracy_flexible_high']:.1%}] flexible"
+        f"evaluation at step {run.step}: {run.evaluator.said_of_shares.format(*shares)}"
         f" (n = {metrics['n']}, {how}, {metrics['time/total']:.1f} s)"
     )
 

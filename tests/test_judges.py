@@ -7,6 +7,7 @@ import random
 import re
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import anyio
 import fake_openai_server as fake
@@ -25,6 +26,7 @@ import selfcheck
 from evaluator import CreativeWritingEvaluator, get_evaluator
 from grading import endpoint, judge_report, judges, stories
 from logs import jsonl
+from runs import write_logs
 from runs.signals import Halted
 
 NAMES = ("creativity", "coherence", "engagement")
@@ -572,6 +574,22 @@ def test_a_judge_without_spread_is_refused_unless_forced(model_folder, tmp_path,
     judge_report.check_spread({"spread": math.nan}, 0)
     with pytest.raises(ValueError, match="spread by nan"):
         judge_report.check_spread({"spread": math.nan}, 0.1)
+
+
+@pytest.mark.parametrize("name, said", [
+    ("creative", "evaluation at step 7: 50.0% [30.0%, 70.0%] above the floor and scored, 60.0% [40.0%, 80.0%] above"
+     " the floor (n = 9, greedy, 1.5 s)\n"),
+    ("gsm8k", "evaluation at step 7: accuracy 50.0% [30.0%, 70.0%] strict, 60.0% [40.0%, 80.0%] flexible (n = 9,"
+     " greedy, 1.5 s)\n"),
+])  # fmt: skip
+def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(tmp_path, capsys, name, said):
+    """It said "accuracy 50.0% strict" of stories that were above the floor and scored."""
+    run = SimpleNamespace(step=7, total_tokens=0, start=0.0, evaluator=evaluator.EVALUATORS[name])
+    args = SimpleNamespace(output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0)
+    metrics = dict(accuracy=0.5, accuracy_low=0.3, accuracy_high=0.7, accuracy_flexible=0.6, accuracy_flexible_low=0.4)
+    write_logs.save_evaluation(args, run, metrics | {"accuracy_flexible_high": 0.8, "n": 9, "time/total": 1.5}, [])
+    assert capsys.readouterr().out == said
+    assert jsonl.read(tmp_path / "eval_log.jsonl")[0]["accuracy"] == 0.5, "the keys stay"
 
 
 def test_a_judge_can_be_checked_without_training(model_folder, tmp_path, lenient, capsys):

@@ -66,8 +66,8 @@ def drawn(monkeypatch):
 
 
 def axes_of(figures, title):
-    """The panels, and the panels of the pages, with that title."""
-    return [ax for fig in figures for ax in fig.axes if title in (ax.get_title(), fig.get_suptitle().split("\n")[-1])]
+    """The panels with that title."""
+    return [ax for fig in figures for ax in fig.axes if ax.get_title() == title]
 
 
 def texts(legend):
@@ -95,19 +95,21 @@ def test_what_a_run_prints_and_writes(tmp_path, capsys):
 def test_every_number_is_plotted_and_a_new_metric_needs_no_edit(tmp_path, drawn):
     extra = {"rewards/brevity": 1, "judge/agreement": 0.5, "judge/failures": 2, "note": "text", "novelty": 3}
     figures = drawn(write_run(tmp_path / "run", train_rows(3, **extra), [eval_row(0)]))
-    for title in ("Rewards: brevity", "Judge: agreement", "Novelty", "Truncated completions"):
-        assert axes_of(figures, f"{title}, training"), title
-    assert not axes_of(figures, "Note, training") and not axes_of(figures, "Accuracy low, evaluation")
+    pages = {"Rewards: brevity": "Rewards", "Judge: agreement": "Judge and texts", "Novelty": "Others"}
+    for title, page in pages.items():
+        (figure,) = (figure for figure in figures[1:] if axes_of([figure], title))
+        assert page in figure.get_suptitle().split("\n")
+    assert not axes_of(figures, "Note") and not axes_of(figures, "Accuracy low, evaluation")
     (reward,), (judge,) = (axes_of(figures[:1], title) for title in ("Reward and its parts", "Judge"))
     assert texts(reward.get_legend()) == ["total", "correctness", "brevity"]
     assert texts(judge.get_legend()) == ["agreement", "failures"], "a new family is a panel of the dashboard"
-    assert "tiny/1m, arithmetic, 1.05 M parameters" in figures[0].get_suptitle()
+    assert "run: 1m, arithmetic, 1.05 M parameters" in figures[0].get_suptitle()
 
 
 def test_absent_metrics_and_those_without_any_number_are_not_drawn(tmp_path, drawn):
     rows = [{"step": t, "loss": 1.0, "kl": None} for t in range(3)]
     figures = drawn(write_run(tmp_path / "run", rows))
-    assert [ax.get_title() for ax in figures[0].axes] == ["Loss"] and not axes_of(figures, "Kl, training")
+    assert [ax.get_title() for ax in figures[0].axes] == ["Loss"] and not axes_of(figures, "KL to the reference")
 
 
 @pytest.mark.parametrize("gap", ["null", "NaN", "Infinity", '"text"'])
@@ -117,7 +119,7 @@ def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path, drawn, gap):
             '{"step": 4, "a": 4}\n']  # fmt: skip
     (run / "train_log.jsonl").write_text("\n".join(rows))
     figures = drawn(run)
-    with_gap, whole = (axes_of(figures, f"{name}, training")[0].lines[-1] for name in "AB")
+    with_gap, whole = (axes_of(figures[1:], name)[0].lines[-1] for name in "AB")
     np.testing.assert_array_equal(with_gap.get_ydata(), [1, np.nan, 3, 4])
     np.testing.assert_array_equal(whole.get_xdata(), [1, 3])
     assert list(with_gap.get_markevery()) == [0], "the point that no line would show has a marker"
@@ -148,7 +150,64 @@ def test_x_axis(tmp_path, drawn, x, last, label):
     assert (ax.lines[-1].get_xdata()[-1], ax.get_xlabel()) == (last, label)
 
 
+def test_many_keys_of_a_judged_run_are_ten_pages_at_most(tmp_path, drawn):
+    """A ten-iteration run had 53."""
+    keys = "reward_std kl_per_token ratio_mean clip_fraction_low skipped_updates below_floor_fraction sampled_tokens "
+    keys += "accuracy accuracy_flexible response_length_incorrect accuracy_level/1 accuracy_subject/algebra pass@4 "
+    keys += " ".join(f"judge/failed_HTTP_{status} novelty_{status}" for status in range(400, 420))
+    run = write_run(tmp_path / "run", train_rows(3, **dict.fromkeys(keys.split(), 1.0)), [eval_row(0) | {"new": 1}],
+                    dataset_name="creative", evaluator=None)  # fmt: skip
+    figures = drawn(run)
+    assert 8 < len(figures) <= 10
+    titles = [ax.get_title() for figure in figures[1:] for ax in figure.axes]
+    assert len(titles) == len(set(titles)) == len(set(keys.split()) | train_rows(1)[0].keys()) - 3 + 3  # 3 counters
+    assert all(ax.get_ylabel() for figure in figures for ax in figure.axes)
+
+
+def test_a_spike_is_not_hidden(tmp_path, drawn):
+    rows = [{"step": t, "grad_norm": 300.0 if t == 50 else 1.0, "loss": 9.0 if t == 50 else 1.0} for t in range(100)]
+    figures = drawn(write_run(tmp_path / "run", rows))
+    (spike,), (flat,) = (axes_of(figures[:1], title) for title in ("Gradient norm", "Loss"))
+    assert (spike.get_yscale(), flat.get_yscale()) == ("log", "linear")
+    for ax, top in ((spike, 300), (flat, 9)):
+        assert ax.lines[0].get_ydata().max() == top and ax.get_ylim()[1] > top
+
+
+def test_stories_are_not_called_right_or_wrong(tmp_path, drawn, capsys):
+    """Their strict verdict, above the floor and scored, was called accuracy."""
+    rows = train_rows(3, accuracy=0.9, accuracy_flexible=0.9, response_length_incorrect=3)
+    evaluations, stories = [eval_row(0), eval_row(3)], dict(dataset_name="creative", evaluator=None)
+    paths = [write_run(tmp_path / name, rows, evaluations, **stories, seed=name) for name in "ab"]
+    for path in paths:
+        write_answers(path, 0, [True, False])
+        write_answers(path, 3, [True, True])
+    figures = drawn(paths[0]) + drawn(*paths) + drawn(*paths, flags="--by seed")
+    figures += drawn(*paths, flags="--by seed --metrics accuracy --reach 0.5")
+    out, words = capsys.readouterr().out, []
+    assert "above the floor and scored  30.0 % -> 30.0 %" in out and "above the floor  40.0 % -> 40.0 %" in out
+    assert (
+        "step 0 -> 3, above the floor and scored: 1 fixed" in out and "-> b (step 3), above the floor: 0 fixed" in out
+    )
+    for figure in figures:
+        legends = [legend for ax in figure.axes if (legend := ax.get_legend())] + figure.legends
+        words += [ax.get_title() for ax in figure.axes] + sum(map(texts, legends), [])
+    assert {"Above the floor and scored, evaluation", "Above the floor", "scored", "not scored"} <= set(words)
+    said = "\n".join([*words, out.replace("| seed | accuracy |", "")]).lower().replace("correctness", "")
+    assert not re.search("accuracy|strict|flexible|correct", said)
+
+
 # ---- several runs
+
+
+def test_many_runs_and_many_parts_become_small_multiples(tmp_path, drawn):
+    """21 lines in one panel."""
+    paths = [write_run(tmp_path / f"run{i:02}", train_rows(2)) for i in range(21)]
+    (figure,) = drawn(*paths, flags="--metrics loss")
+    assert [len(ax.lines) for ax in figure.axes] == [16, 16, 10] and len(texts(figure.legends[0])) == 21
+    assert len({ax.get_ylim() for ax in figure.axes}) == 1
+    extra = {f"rewards/part{i}": i for i in range(20)}
+    panels = axes_of(drawn(write_run(tmp_path / "parts", train_rows(2, **extra)))[:1], "Reward and its parts")
+    assert [len(texts(ax.get_legend())) for ax in panels] == [8, 8, 6]
 
 
 def test_overlaid_runs_are_told_apart(tmp_path, drawn):
@@ -158,8 +217,8 @@ def test_overlaid_runs_are_told_apart(tmp_path, drawn):
     figures = drawn(*paths)
     legend = texts(figures[0].legends[0])
     assert [label.split(":")[0] for label in legend] == ["a/seed0", "b/seed0", "_c$x$"]
-    assert legend[2].endswith("tiny/2m, arithmetic, 1.05 M parameters")
-    bold = axes_of(figures, "Loss, training")[0].lines[1::2]
+    assert legend[2].endswith("2m, arithmetic, 1.05 M parameters")
+    bold = axes_of(figures, "Loss")[0].lines[1::2]
     assert len({line.get_color() for line in bold}) == len({line.get_marker() for line in bold}) == 3
 
 
@@ -167,8 +226,8 @@ def test_a_run_may_lack_what_another_has_and_args_json(tmp_path, drawn):
     a, b = write_run(tmp_path / "a", train_rows(40)), write_run(tmp_path / "b", [{"step": 1, "loss": 2}])
     (b / "args.json").unlink()
     figures = drawn(a, b)
-    assert {len(line.get_xdata()) for line in axes_of(figures, "KL to the reference (nats)")[0].lines} == {40}
-    assert texts(figures[0].legends[0]) == ["a: tiny/1m, arithmetic, 1.05 M parameters", "b"]
+    assert {len(line.get_xdata()) for line in axes_of(figures, "KL to the reference")[0].lines} == {40}
+    assert texts(figures[0].legends[0]) == ["a: 1m, arithmetic, 1.05 M parameters", "b"]
 
 
 def test_run_is_compared_with_its_own_first_evaluation(tmp_path, capsys):
@@ -240,16 +299,15 @@ def notes_and_table(capsys):
 
 @pytest.mark.parametrize("flags, groups, scale", [
     ("group_size", {"4": "50.0 [46.0, 54.0], 60.0 [56.0, 64.0] | 55.0 | 40.0",
-                    "16": "40.0 [36.0, 44.0], 70.0 [66.0, 74.0] | 55.0 | 40.0"}, "log"),
+                    "16 (loss type: a, b)": "40.0 [36.0, 44.0], 70.0 [66.0, 74.0] | 55.0 | 40.0"}, "log"),
     ("loss_type group_size", {"a, 4": "50.0 [46.0, 54.0], 60.0 [56.0, 64.0] | 55.0 | 40.0",
                               "a, 16": "40.0 [36.0, 44.0] | 40.0 | 40.0",
                               "b, 16": "70.0 [66.0, 74.0] | 70.0 | 40.0"}, "linear"),
 ])  # fmt: skip
 def test_last_accuracies_by_flags(four_runs, drawn, capsys, flags, groups, scale):
+    """Runs that differ in another flag were pooled without a word."""
     (figure,) = drawn(*four_runs, flags=f"--by {flags}")
-    notes, table = notes_and_table(capsys)
-    pooled = ["note: the runs of 16 differ in --loss_type: a, b"]  # they were pooled without a word
-    assert notes == (pooled if flags == "group_size" else [])
+    _, table = notes_and_table(capsys)
     assert table[0] == f"| {flags.replace(' ', ', ')} | strict, each run (%) | mean | flexible, mean |"
     assert table[2:-1] == [f"| {group} | {cells} |" for group, cells in groups.items()]
     (ax,) = figure.axes
@@ -258,28 +316,70 @@ def test_last_accuracies_by_flags(four_runs, drawn, capsys, flags, groups, scale
     assert [label.get_text() for label in ax.get_xticklabels()] == list(groups) and ax.get_xscale() == scale
 
 
-def test_curves_of_equal_flags_have_one_colour(four_runs, drawn):
+def test_runs_of_equal_flags_are_one_curve_with_a_band(four_runs, drawn):
     by = "--by group_size parameters --metrics accuracy entropy --x step tokens"
     (figure,) = drawn(*four_runs, flags=by)
-    assert [ax.get_title() for ax in figure.axes] == 2 * ["Accuracy (strict), evaluation", "Entropy (nats per token)"]
+    assert [ax.get_title() for ax in figure.axes] == 2 * ["Accuracy (strict), evaluation", "Entropy"]
+    assert [ax.get_ylabel() for ax in figure.axes] == 2 * ["share", "nats"]
     for ax in figure.axes:
-        first, second, third, fourth = (line.get_color() for line in ax.lines)
-        assert first == second != third == fourth
-    np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), [0.2, 0.4, 0.6])  # run 2: the smaller size first
+        assert [line.get_color() for line in ax.lines] == list(plotter.COLORS[:2])
+    np.testing.assert_allclose(
+        figure.axes[0].lines[0].get_ydata(), [0.15, 0.35, 0.55]
+    )  # runs 1 and 2: the smaller size
+    band = figure.axes[0].collections[0].get_paths()[0].vertices
+    assert {tuple(point) for point in band.round(6)} >= {(0, 0.1), (0, 0.2), (10, 0.5), (10, 0.6)}
+    assert "bands: its least to its greatest" in figure.get_suptitle().replace("\n", " ")
     assert list(figure.axes[2].lines[0].get_xdata()) == [0, 25_000, 50_000]
     (legend,) = figure.legends
-    assert texts(legend) == ["4, 20.00 k", "16, 20.00 k"] and legend.get_title().get_text() == "group size, parameters"
+    assert texts(legend) == ["4, 0.02 M", "16, 0.02 M (loss type: a, b)"]
+    assert legend.get_title().get_text() == "group size, parameters"
+
+
+def test_pooled_runs_may_end_early_and_keep_their_gaps():
+    logs = [[{"step": t, "x": 10 * t, "y": y} for t, y in enumerate(values)] for values in ([1, None, 3], [3, None])]
+    (x, _, _), (mean, low, high) = read.pool(logs, "x", "y")
+    np.testing.assert_array_equal([x, mean, low, high], [[0, 10, 20], [2, np.nan, 3], [1, np.nan, 3], [3, np.nan, 3]])
+
+
+def test_a_group_keeps_its_colour_over_the_figures_of_a_study(four_runs, drawn):
+    """16 was the first colour where it was drawn alone, and the second beside 4."""
+    colors = [drawn(*paths, flags="--by group_size --metrics entropy")[0].axes[0].lines[-1].get_color()
+              for paths in (four_runs, [four_runs[0]], [four_runs[3]])]  # fmt: skip
+    assert colors == 3 * [plotter.COLORS[1]]
+
+
+@pytest.mark.parametrize("flag, values, labels", [
+    ("use_std_normalization", [False, True], ["without std normalization", "with std normalization"]),
+    ("cliprange_high", [0.28, None], ["0.28", "default"]), ("num_examples", [10_000, None], ["10000", "all"]),
+    ("parameters", [91_920, 7_615_616_512], ["0.09 M", "7.62 B"]),
+    ("model_name", ["out/sft_50/", "out/sft_9"], ["sft_50", "sft_9"]),
+    ("model_name", ["out/a/checkpoints/step_9", "out/b/checkpoints/step_9"], ["a", "b"]),
+])  # fmt: skip
+def test_labels_are_words(tmp_path, drawn, flag, values, labels):
+    paths = []
+    for i, value in enumerate(values):
+        flags = {"parameters": value} if flag == "parameters" else {flag: value}
+        paths.append(write_run(tmp_path / f"run{i}", train_rows(3), [eval_row(0)], **flags))
+    (figure,) = drawn(*paths, flags=f"--by {flag} --metrics loss")
+    assert texts(figure.legends[0]) == labels
+    (figure,) = drawn(*paths, flags=f"--by {flag}")
+    assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_xticklabels()] == labels
 
 
 def test_when_an_accuracy_was_first_reached(four_runs, drawn, capsys):
     drawn(*four_runs, flags="--by group_size --metrics accuracy --reach 0.35 0.6")
     _, table = notes_and_table(capsys)
-    assert table[:4] == ["| group_size | accuracy |", "|---|---|", "| 4 | 0.5, 0.6 |", "| 16 | 0.4, 0.7 |"]
+    assert table[:4] == [
+        "| group_size | accuracy |",
+        "|---|---|",
+        "| 4 | 0.5, 0.6 |",
+        "| 16 (loss type: a, b) | 0.4, 0.7 |",
+    ]
     assert table[6:10] == [
         "| 35 % | 4 | 10, 5 | 50, 25 | 30, 15 |",
-        "| 35 % | 16 | 10, 5 | 50, 25 | 30, 15 |",
+        "| 35 % | 16 (loss type: a, b) | 10, 5 | 50, 25 | 30, 15 |",
         "| 60 % | 4 | never, 10 | never, 50 | never, 30 |",
-        "| 60 % | 16 | never, 10 | never, 50 | never, 30 |",
+        "| 60 % | 16 (loss type: a, b) | never, 10 | never, 50 | never, 30 |",
     ]
 
 

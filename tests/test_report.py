@@ -94,7 +94,7 @@ def test_what_the_page_of_a_run_holds(run, capsys):
     assert plot(run) == 0
     assert f"report: {run}/report.html\nplots: {run}/training_plots.pdf\n" in capsys.readouterr().out
     data = data_of(run)
-    assert data["name"] == "run" and data["about"] == "tiny/1m, arithmetic, 1.05 M parameters"
+    assert data["name"] == "run" and data["about"] == "1m, arithmetic, 1.05 M parameters"
     assert [row["accuracy"] for row in data["ends"]] == [0.3, 0.5]
     assert [line.split(", exact")[0] for line in data["lines"]] == [
         "run, step 0 -> 3, strict: 3 fixed, 1 broken of 6 questions",
