@@ -228,8 +228,7 @@ def generate(
         completion_ids=torch.full((B, max_new_tokens), tokenizer.pad_token_id, device=device),
         sampled_logps=torch.zeros((B, max_new_tokens), device=device),
         # Drawn at once, so that a sample depends neither on who else is sampled with it nor on who has left.
-        # In (0, 1], for a token of probability 0 could meet 0; in float32 one draw in 16 million would be 1.
-        uniforms=1 - torch.rand((B, max_new_tokens), dtype=torch.float64, device=device),
+        uniforms=1 - torch.rand((B, max_new_tokens), dtype=torch.float64, device=device),  # never 0, which p = 0 meets
         lengths=torch.full((B,), max_new_tokens, device=device),
         finished=torch.zeros(B, dtype=torch.bool, device=device),
     )

@@ -134,6 +134,8 @@ def draw_curves(ax, runs, log, keys, axis, shared):
         ax.yaxis.set_major_formatter(PercentFormatter(1))
     elif len(values) and values.min() > 0 and values.max() > 50 * np.median(values):
         ax.set_yscale("log")  # a spike would flatten the rest
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("")
     ax.set_xlabel(x_label)
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=x_key == "step", min_n_ticks=1))
     if x_key == "total_tokens":

@@ -164,10 +164,8 @@ class Decoder:
         self.logps[:R].index_copy_(1, self.slot, probs.gather(1, token).log())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CUDA graphs: one launch for a step instead of thousands. None of these lines has run on a GPU yet: benchmarks/gpu.py
-# and selfcheck.py compare captured steps with others there
-# ---------------------------------------------------------------------------------------------------------------------
+# --- CUDA graphs: one launch for a step instead of thousands ----------------------------------------------------------
+# None of these lines has run on a GPU yet: benchmarks/gpu.py and selfcheck.py compare captured steps with others there.
 
 
 class Captured(Decoder):
