@@ -207,8 +207,8 @@ def generate(
     """Sample num_samples completions of each prompt from softmax(logits / temperature): the project's one sampler.
 
     The whole distribution is sampled (no top-k, top-p or penalties, whatever the model's own generation_config says),
-    so that its log-probs are those that the loss recomputes. Each prompt runs once and its cache is shared by its
-    samples; sequences that have ended leave the batch.
+    so that its log-probs are those that the loss recomputes. Each prompt runs once, for all of its samples;
+    sequences that have ended leave the batch.
 
     Args:
         prompts: texts, chat template already applied.
@@ -239,14 +239,14 @@ def generate(
     parts = [numbers[j : j + most] for j in range(0, num_samples, most)]
     per_turn = max(1, most // num_samples)
     turns = [(order[i : i + per_turn], part) for i in range(0, len(order), per_turn) for part in parts]
-    for turn, part in turns:
-        ids, mask = left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
-        rows = torch.tensor([i * num_samples + j for i in turn for j in part], device=device)
-        # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
-        with utils.autocast(device if model.dtype == torch.float32 else "cpu"), _sampling(model):
+    # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
+    with utils.autocast(device if model.dtype == torch.float32 else "cpu"), _sampling(model):
+        for turn, part in turns:
+            ids, mask = left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
+            rows = torch.tensor([i * num_samples + j for i in turn for j in part], device=device)
             _decode(model, ids, mask, rows, len(part), temperature, stop, out)
-        if progress:
-            progress(len(rows))
+            if progress:
+                progress(len(rows))
 
     C = int(out.lengths.max())
     completion_mask = (torch.arange(C, device=device) < out.lengths.unsqueeze(1)).long()

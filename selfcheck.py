@@ -166,16 +166,14 @@ def run_checks(args, run):
     return failed
 
 
-def check_judge(args, lines):
+def check_judge(args):
     """The report of main.py's judge on a group of stories for each of so many opening lines: printed, and kept."""
-    if lines < 1:
-        raise ValueError("--check_judge takes a number of opening lines, at least 1")
     args.eval_only = True  # so that the setup of a training run makes no report of its own
     prepared = main.setup(args)
     if not isinstance(prepared.evaluator, CreativeWritingEvaluator):
         raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
     lock = Lock(args.output_dir)  # the report of a run that lives is not written over
-    judge_report.make(args, prepared, main.sample, lines)
+    judge_report.make(args, prepared, main.sample, args.check_judge)
     lock.release()
     print(f"kept in {args.output_dir / 'judge_report.json'}")
 
@@ -185,10 +183,11 @@ def run(argv=None):
     parser.add_argument("--check_judge", type=int, metavar="LINES", help="only the report of the judge of stories")
     own, rest = parser.parse_known_args(argv)
     args = flags.parse_args(rest)
+    args.check_judge = own.check_judge
     try:
         processes.init(args.device, several=False)
-        if own.check_judge is not None:
-            return check_judge(args, own.check_judge)
+        if args.check_judge is not None:
+            return check_judge(args)
         prepared = main.setup(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,20 +1,16 @@
 """What only a GPU can show, for random weights in the shapes of given models: Markdown tables, from one command.
 
-    python benchmarks/gpu.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
+  python benchmarks/gpu.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
 
-  decode     ms of a decode step by rows and room, captured in a CUDA graph and not; whether both draw the same tokens,
-             with the same log-probs, bit for bit; and how long weights, keys and values take to be read once, at the
-             speed of a copy here
-  iteration  main.py's iteration by stage, at the README's flags, and `sampling_logp_gap`; the peak memory of each stage
-             beside what benchmarks/memory_table.py computes
-  nccl       a sum over a process group of one
-
-On a CPU (`tiny/1m --device cpu`) it shows only that it runs.
+decode     ms of a decode step by rows and room, captured in a CUDA graph and not; whether both draw the same, bit for
+           bit; and how long weights, keys and values take to be read once, at the speed of a copy here
+iteration  main.py's iteration by stage, at the README's flags, and `sampling_logp_gap`; the peak memory of each stage
+           beside what benchmarks/memory_table.py computes
+nccl       a sum over a process group of one
 """
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,10 +20,11 @@ import benchmark
 import memory_table
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, __version__
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, __version__
 
 import llms
 from flags import ArgumentParser
+from runs.write_logs import Stages
 from sampling import decoding
 
 GB, SIZES = 10**9, ((64, 512), (256, 512), (256, 1024), (512, 1024))  # rows, room
@@ -35,14 +32,12 @@ GB, SIZES = 10**9, ((64, 512), (256, 512), (256, 1024), (512, 1024))  # rows, ro
 
 def seconds(device, run, times=10):
     """The mean time of a call, after two to warm up."""
+    stages = Stages(device)
     run(), run()
-    synchronize = torch.cuda.synchronize if device != "cpu" else lambda: None
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        run()
-    synchronize()
-    return (time.perf_counter() - start) / times
+    with stages("run"):
+        for _ in range(times):
+            run()
+    return stages.flush()["time/run"] / times
 
 
 @torch.no_grad()
@@ -87,7 +82,7 @@ def iteration(device, config):
     limits = dict(max_completion_length=length, max_concurrent_sequences=8 * prompts, max_prompt_length=100)
     if device != "cpu":
         limits["gpu_memory"] = torch.cuda.get_device_properties(0).total_memory / GB
-    own = memory_table.parse_args(["-", *benchmark.as_flags(limits)])
+    own = memory_table.parse_args([config.name_or_path, *benchmark.as_flags(limits)])
     part = memory_table.parts(config, 1, own, memory_table.activation_bytes(config, 8, False))
     computed = memory_table.stages(part, own.gpu_memory * GB)
     print(f"\nmain.py, {prompts} x 8 completions of {length} tokens\n\n| | measured | computed |\n|---|---|---|")
@@ -98,25 +93,24 @@ def iteration(device, config):
 
 def main(argv=None):
     parser = ArgumentParser(description="Sampling, step time and memory on one GPU.")
-    parser.add_argument("configs", nargs="+", help="hub names or folders with a config.json")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu")
+    parser.add_argument("configs", nargs="+", type=memory_table.read_config, help="hub names, or folders of configs")
+    parser.add_argument("--device", default="cuda", help="cuda; cpu shows only that it runs")
     args = parser.parse_args(argv)
-    device = torch.cuda.get_device_name() if args.device != "cpu" else "cpu"
-    print(f"{device}, torch {torch.__version__}, transformers {__version__}")
-    for name in args.configs:
-        config = AutoConfig.from_pretrained(name)
-        print(f"\n## {name}")
+    if args.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {args.device} cannot be used here; use cpu")
+    print(torch.cuda.get_device_name() if args.device != "cpu" else "cpu", torch.__version__, __version__, sep=", ")
+    for config in args.configs:
+        print(f"\n## {config.name_or_path}")
         decode(args.device, config)
         torch.cuda.empty_cache()  # the iteration runs in another process
         try:
             iteration(args.device, config)
         except (RuntimeError, AssertionError) as error:
-            print(f"\nno iteration of {name} here: {error!r}")
-    backend = "nccl" if args.device != "cpu" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            print(f"\nno iteration of {config.name_or_path} here: {error!r}")
+    dist.init_process_group("nccl" if args.device != "cpu" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     total = torch.ones(4, device=args.device)
     dist.all_reduce(total)
-    print(f"\n{backend}: the sum over one process of 1 is {total[0].item():g}")
+    print(f"\n{dist.get_backend()}: the sum over one process of 1 is {total[0].item():g}")
     dist.destroy_process_group()
 
 

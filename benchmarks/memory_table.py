@@ -31,10 +31,18 @@ import utils  # noqa: E402
 GB = 10**9
 
 
+def read_config(name):
+    """A model's config by its hub name or folder, as the type of an argument."""
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise flags.argparse.ArgumentTypeError(f"{name}: no config of a model can be read there") from error
+
+
 def parse_args(argv=None):
     parser = flags.ArgumentParser(description="The memory that main.py needs on each GPU; other flags are main.py's.")
     add = parser.add_argument
-    add("configs", nargs="+", help="hub names or folders with a config.json")
+    add("configs", nargs="+", type=read_config, help="hub names or folders with a config.json")
     add("--processes", type=int, nargs="+", default=[1, 2, 4])
     add("--gpu_memory", type=float, default=80, help="GB; a tenth of it is left to CUDA, NCCL and fragmentation")
     own, rest = parser.parse_known_args(argv)
@@ -125,8 +133,7 @@ def stages(part, gpu_memory):
 
 def main(argv=None):
     args, header = parse_args(argv), None
-    for name in args.configs:
-        config = AutoConfig.from_pretrained(name)
+    for config in args.configs:
         activation = activation_bytes(config, args.group_size, args.gradient_checkpointing)
         for processes in args.processes:
             part = parts(config, processes, args, activation)
@@ -135,7 +142,7 @@ def main(argv=None):
                 print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
             peak = max(stages(part, args.gpu_memory * GB).values())
             fits = "yes" if peak < 0.9 * args.gpu_memory * GB else "**no**"
-            cells = [Path(name).name, processes, *(f"{value / GB:.1f}" for value in part.values())]
+            cells = [Path(config.name_or_path).name, processes, *(f"{value / GB:.1f}" for value in part.values())]
             print("| " + " | ".join(map(str, [*cells, f"{peak / GB:.1f}", fits])) + " |")
 
 

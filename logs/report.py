@@ -99,7 +99,7 @@ def show(run, step):
     files, width = read.transcripts(run, "rollouts"), shutil.get_terminal_size().columns
     step = max(files, default=-1) if step == -1 else step
     if step not in files:
-        raise ValueError(f"--show {step}: rollouts/ has {', '.join(map(str, sorted(files))) or 'no iteration'}")
+        raise ValueError(f"--show {step}: no such iteration in rollouts/; the last one is {max(files, default=None)}")
     rows = read.with_number(read.read_log(files[step], "id"), "reward")
     rows.sort(key=lambda row: (row["reward"], read.number(row.get("advantage"))))
     text = f"iteration {step}: the worst and the best of {len(rows)} completions by reward, the best at the end"

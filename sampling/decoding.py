@@ -229,8 +229,8 @@ def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: in
         return kept
     states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
     place = sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)  # bytes of a row's slot
-    grown = (max(rows, kept.rows), max(room, kept.rooms[-1])) if kept else (rows, room)
-    for size in (grown, (rows, room)):
+    grown = [(max(rows, kept.rows), max(room, kept.rooms[-1]))] if kept else []
+    for size in (*grown, (rows, room)):
         decoder = Captured(model, *size)
         if decoder.reserve * place <= torch.cuda.get_device_properties(model.device).total_memory / 8:
             KEPT[model] = decoder  # its memory stays while the loss runs, and so must not be too much

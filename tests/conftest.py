@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from rl_datasets import PROMPTS, ArithmeticLoader
 
 ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
 torch.set_num_threads(1)  # as in the subprocesses: what is compared bit by bit must be added up in one order
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, where a run would rightly ignore it as well
 VOCAB = 48
 
 

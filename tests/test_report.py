@@ -261,9 +261,9 @@ def test_the_worst_and_the_best_completions_in_a_terminal(run, capsys, monkeypat
 
 def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
     assert plot(run, flags="--show 7") == 2
-    assert capsys.readouterr().err == "error: --show 7: rollouts/ has 1, 2, 3\n"
+    assert capsys.readouterr().err == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
     assert plot(write_run(tmp_path / "bare", train_rows(1)), flags="--show") == 2
-    assert "rollouts/ has no iteration" in capsys.readouterr().err
+    assert "the last one is None" in capsys.readouterr().err
 
 
 # ---- trackers
