@@ -13,9 +13,10 @@ PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist worksteal
 .PHONY: demo test test-slow lint format exercise test-exercise
 demo: .venv/installed
 	@if [ -e $(DEMO)/training_plots.pdf ]; then old=$(DEMO)-$$(date +%Y%m%d-%H%M%S); mv $(DEMO) $$old; echo "the last demo is now in $$old"; fi
-	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) --num_train_iters 80 \
-		--rollout_batch_size 128 --max_completion_length 96 --learning_rate 1e-4 --micro_batch_tokens 4096 \
-		--eval_iterations 20 --save_iterations 80 $(DEMO_FLAGS) $$([ ! -e $(DEMO)/args.json ] || echo --resume)
+	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) --num_train_iters 100 \
+		--rollout_batch_size 128 --group_size 16 --max_completion_length 160 --learning_rate 1e-4 --micro_batch_tokens 4096 \
+		--eval_iterations 20 --eval_size 500 --save_iterations 100 $(DEMO_FLAGS) $$([ ! -e $(DEMO)/args.json ] || echo --resume)
+	$(PYTHON) experiments/wrong_steps.py $(DEMO)
 	$(PYTHON) plotter.py --log_dir $(DEMO)
 
 test: lint

@@ -53,6 +53,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None) -> argparse.Namesp
     known = vars(parser.parse_args([])).keys() - {"resume", "output_dir"}
     parser.set_defaults(**{name: value for name, value in (saved or {}).items() if name in known})
     args = parser.parse_args(argv)
+    if "eval_split" in args and args.eval_split is None:
+        data = None if args.dataset_path else DATASETS.get(args.dataset_name)
+        args.eval_split = data.eval_split if data else "test"
     if args.eval_temperature is None:  # several samples of one greedy answer would be that answer several times
         args.eval_temperature = 0.0 if args.eval_samples == 1 else vars(args).get("temperature", 1.0)
     return args
@@ -156,9 +159,11 @@ def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
     if unit:
         add(f"--eval_{unit}", type=int, default=100, help=f"evaluate every so many {unit}, and first and last")
         add(f"--save_{unit}", type=int, default=100, help=f"checkpoint every so many {unit}, and last")
-    add("--eval_size", type=int, help="test problems, a fixed random subset (default: all)")
+    choose = "tune and keep what is best on validation, report on test (default: test; arithmetic: validation)"
+    add("--eval_split", choices=("validation", "test"), help=choose)
+    add("--eval_size", type=int, help="so many of its problems, a fixed random subset (default: all)")
     add("--eval_temperature", type=float, help="0 is greedy (default: 0, or --temperature for several samples)")
-    add("--eval_samples", type=int, default=1, help="completions per test problem; several give pass@k")
+    add("--eval_samples", type=int, default=1, help="completions per problem; several give pass@k")
     add("--keep_checkpoints", type=int, default=3, help="the newest so many are kept, and the most accurate one")
     add("--resume", action="store_true", help="continue the run in output_dir, with its own flags")
     add("--output_dir", type=Path, default=Path(output_dir), help="logs, transcripts, checkpoints; must hold no run")
@@ -196,7 +201,12 @@ def check(args: argparse.Namespace) -> None:
         if args.report_to and not (package and package.origin):  # a folder of that name is none
             raise ValueError(f"--report_to {args.report_to}: not installed here; pip install {args.report_to}")
         if args.dataset_path:
-            find_files(args.dataset_path, "test")
+            find_files(args.dataset_path, args.eval_split)
+        elif args.eval_split == "validation" != DATASETS[args.dataset_name].eval_split:
+            raise ValueError(
+                f"--eval_split validation: {args.dataset_name} has no such split; name a folder with a"
+                " validation.jsonl by --dataset_path"
+            )
         llms.check_model_name("--model_name", args.model_name)
         data = DATASETS[args.dataset_name]
         evaluator = EVALUATORS[args.evaluator or data.default_evaluator]

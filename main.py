@@ -393,11 +393,11 @@ def compute_policy_gradient_loss(
 
 
 def evaluate(args: Namespace, run: Run) -> dict[str, float]:
-    """Complete and reward every example of the test loader, at args.eval_temperature, with random numbers of its own.
+    """Complete and reward every example of the eval_loader, at args.eval_temperature, with its own random numbers.
 
     Logs, and returns: n, accuracies with intervals and with several samples pass@k, rewards, lengths.
     """
-    examples, start = list(run.test_loader), time.perf_counter()
+    examples, start = list(run.eval_loader), time.perf_counter()
     k, mine = args.eval_samples, processes.share(examples)
     with (
         utils.isolated_seed(args.seed),
@@ -427,22 +427,22 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
     model, tokenizer = llms.get_llm_tokenizer(
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
-    train_loader, test_loader = get_dataloaders(
+    train_loader, eval_loader = get_dataloaders(
         args.dataset_name, tokenizer, prompt=args.prompt, dataset_path=args.dataset_path,
-        max_prompt_length=args.max_prompt_length, seed=args.seed, eval_size=args.eval_size,
+        max_prompt_length=args.max_prompt_length, seed=args.seed, eval_split=args.eval_split, eval_size=args.eval_size,
     )  # fmt: skip
-    check_lengths(args, model, train_loader, test_loader)
-    for split, loader in (("training", train_loader), ("test", test_loader)):
+    check_lengths(args, model, train_loader, eval_loader)
+    for split, loader in (("training", train_loader), (args.eval_split, eval_loader)):
         dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
         print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
     base_model = llms.get_base_model(model) if with_reference else None
     name, reference = args.evaluator or train_loader.default_evaluator, (base_model, tokenizer)
     evaluator = get_evaluator(name, prompt=train_loader.prompt.name, flags=args, reference=reference)
-    evaluator.check_gold(train_loader.examples, test_loader.examples)
+    evaluator.check_gold(train_loader.examples, eval_loader.examples)
     sampler = llms.get_sampler(model, args.sampling_dtype)
     return Run(
         model=llms.shard(model), base_model=base_model, sampler=sampler, tokenizer=tokenizer, evaluator=evaluator,
-        train_loader=train_loader, test_loader=test_loader, stages=write_logs.Stages(args.device),
+        train_loader=train_loader, eval_loader=eval_loader, stages=write_logs.Stages(args.device),
     )  # fmt: skip
 
 

@@ -133,13 +133,14 @@ PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), Quest
 class DataLoader(ABC):
     """One split of a data set, with its prompts rendered. A subclass says where the examples come from, in `load`.
 
-    split: "train" or "test". size: keep a fixed random subset, the same for every seed, tokenizer and prompt.
+    split: "train", "validation" or "test". size: keep a fixed subset, the same for every seed, tokenizer and prompt.
     Prompts of more than `max_prompt_length` tokens are left out and counted in `dropped`; ValueError where all are.
     """
 
     name: str
     default_evaluator: str
     default_prompt: str
+    eval_split = "test"  # what --eval_split is by default: validation, where the data set itself has one
 
     def __init__(self, split, tokenizer, prompt, *, dataset_path=None, max_prompt_length=512, seed=0, size=None):
         self.split, self.prompt, self.seed = split, prompt, seed
@@ -202,10 +203,11 @@ class DataLoader(ABC):
 
 
 class ArithmeticLoader(DataLoader):
-    """Generated word problems; the test set is always the same 500."""
+    """Generated word problems; the splits share no operands, and the solutions write every step directly."""
 
     name, default_evaluator, default_prompt = "arithmetic", "gsm8k", "reasoning_answer"
-    sizes = {"train": 10_000, "test": 500}
+    eval_split = "validation"
+    sizes = {"train": 10_000, "validation": 2_000, "test": 2_000}
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
@@ -261,17 +263,18 @@ DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, Ma
 
 def get_dataloaders(
     name: str, tokenizer, *, prompt: str | None = None, dataset_path: str | None = None, max_prompt_length: int = 512,
-    seed: int = 0, eval_size: int | None = None,
+    seed: int = 0, eval_split: str | None = None, eval_size: int | None = None,
 ) -> tuple[DataLoader, DataLoader]:  # fmt: skip
-    """(train_loader, test_loader). Raises ValueError, and OSError where the hub cannot be reached.
+    """(train_loader, eval_loader). Raises ValueError, and OSError where the hub cannot be reached.
 
-    prompt: a name in PROMPTS, by default the data set's own. eval_size: how many test examples, a fixed subset.
-    dataset_path: a folder with train and test as .jsonl or .parquet, instead of the Hugging Face hub.
+    prompt: a name in PROMPTS, by default the data set's own, as is eval_split, "validation" or "test". eval_size: how
+    many of its examples, a fixed subset. dataset_path: a folder with splits as .jsonl or .parquet, instead of the hub.
     """
     prompt = prompt or DATASETS[name].default_prompt
     same = {"dataset_path": dataset_path, "max_prompt_length": max_prompt_length, "seed": seed}
     train_loader = DATASETS[name]("train", tokenizer, PROMPTS[prompt], **same)
-    return train_loader, DATASETS[name]("test", tokenizer, PROMPTS[prompt], size=eval_size, **same)
+    split = eval_split or DATASETS[name].eval_split
+    return train_loader, DATASETS[name](split, tokenizer, PROMPTS[prompt], size=eval_size, **same)
 
 
 def _fixed_subset(examples, size):

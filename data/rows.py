@@ -41,12 +41,12 @@ def find_files(folder: str, split: str) -> list[Path]:
     if split == "train":
         return []
     paths = [*folder.glob("*.jsonl"), *folder.glob("*.parquet")]
-    if len(paths) == 1 and not paths[0].name.startswith("train"):
+    if split == "test" and len(paths) == 1 and not paths[0].name.startswith(("train", "validation")):
         return paths
     found = ", ".join(sorted(path.name for path in paths)) or "no data files"
     if others := sorted(path.name for path in folder.glob("*.json")):
         found += f"; {', '.join(others)} must have one row a line, and be named .jsonl"
-    raise ValueError(f"{folder} has no test.jsonl or test.parquet (found: {found})")
+    raise ValueError(f"{folder} has no {split}.jsonl or {split}.parquet (found: {found})")
 
 
 def _read_file(path):

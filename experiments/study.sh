@@ -5,8 +5,8 @@ PYTHON=${PYTHON:-.venv/bin/python}
 STUDY=$(basename "$0" .sh)
 SEEDS="0 1 2" LOGS=experiments/$STUDY OUT=output/$STUDY
 [ -z "${QUICK:-}" ] || SEEDS=0 LOGS=output/quick/$STUDY OUT=output/quick/runs/$STUDY
-DEMO_MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 96 --micro_batch_tokens 4096 --device cpu"
-DEMO="$DEMO_MODEL --num_train_iters 80 --rollout_batch_size 128 --learning_rate 1e-4 --eval_iterations 20 --save_iterations 80"
+DEMO_MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 --micro_batch_tokens 4096 --device cpu"
+DEMO="$DEMO_MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 --eval_iterations 20 --eval_size 500 --save_iterations 100"
 export OMP_NUM_THREADS=1 # one thread: the same numbers on every machine of one kind, and runs side by side
 
 # run NAME PYTHON PROGRAM FLAGS...: a run in $OUT/NAME, unless it is finished; its logs are kept in $LOGS/NAME
@@ -25,8 +25,8 @@ run() {
         rm -rf "$out"
         "$@" $quick --output_dir "$out" 2>"$OUT/$name.err" | grep -E "^(examples|evaluation|expert)" || { cat "$OUT/$name.err"; exit 1; }
         mkdir -p "$logs"
-        cp "$out"/args.json "$out"/train_log.jsonl "$out"/eval_log.jsonl "$logs"
-        rm -rf "$out/checkpoints"
+        cp $(ls "$out"/{args.json,train_log.jsonl,eval_log.jsonl} 2>/dev/null) "$logs" # --eval_only has no train_log
+        [ -n "${KEEP:-}" ] || rm -rf "$out/checkpoints"
     fi
 }
 mkdir -p "$OUT"

@@ -33,7 +33,7 @@ class Run:
     model: torch.nn.Module  # the policy, sharded where there are several processes
     tokenizer: Any
     train_loader: Any
-    test_loader: Any
+    eval_loader: Any
     evaluator: Any
     sampler: torch.nn.Module  # the weights that sample: the policy itself, or a copy of it
     base_model: torch.nn.Module | None = None  # the frozen reference, where there is one

@@ -212,6 +212,21 @@ def test_a_single_file_of_another_name_can_be_evaluated_but_not_trained_on(tmp_p
         train_loader.next_batch(1)
 
 
+def test_a_folder_can_hold_a_validation_split(folder):
+    """It is evaluated on when it is asked for, and a file of that name is never taken for test data."""
+    write_jsonl(folder / "validation.jsonl", gsm8k_rows(3))
+    assert len(load(folder)[1]) == 5
+    loader = load(folder, eval_split="validation")[1]
+    assert [example["id"] for example in loader] == [f"gsm8k/validation/{i}" for i in range(3)]
+    (folder / "test.jsonl").unlink()
+    (folder / "train.jsonl").unlink()
+    with pytest.raises(ValueError, match=re.escape("has no test.jsonl or test.parquet (found: validation.jsonl)")):
+        load(folder)
+    (folder / "validation.jsonl").rename(folder / "math500.jsonl")
+    with pytest.raises(ValueError, match=re.escape("has no validation.jsonl or validation.parquet")):
+        load(folder, eval_split="validation")
+
+
 def test_the_hub_is_asked_for_the_official_splits(monkeypatch):
     asked = []
 
@@ -313,10 +328,13 @@ def test_the_evaluation_subset_is_fixed(tmp_path):
 
 
 def test_arithmetic():
-    train_loader, test_loader = get_dataloaders("arithmetic", TOKENIZER)
-    assert (len(train_loader), len(test_loader)) == (DATASETS["arithmetic"].sizes["train"], 500)
-    assert {example["level"] for example in test_loader} == {1, 2, 3, 4}
-    for example in test_loader:
+    train_loader, eval_loader = get_dataloaders("arithmetic", TOKENIZER)
+    assert (len(train_loader), len(eval_loader)) == (DATASETS["arithmetic"].sizes["train"], 2_000)
+    assert eval_loader.examples[0]["id"] == "arithmetic/validation/0", "its own validation split, unless test is named"
+    _, test_loader = get_dataloaders("arithmetic", TOKENIZER, eval_split="test")
+    assert len(test_loader) == 2_000 and test_loader.examples[0]["id"] == "arithmetic/test/0"
+    assert {example["level"] for example in eval_loader} == {1, 2, 3, 4}
+    for example in [*eval_loader, *test_loader]:
         assert example["solution"].endswith(f" = {example['answer']}")
         assert example["solution"].count("\n") + 1 == example["level"]
     with pytest.raises(ValueError, match="is generated; leave --dataset_path out"):

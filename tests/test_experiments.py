@@ -53,7 +53,11 @@ def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, m
 
 def test_steps_of_arithmetic_are_checked():
     text = "3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\nso 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"
-    assert checked_steps(text) == [True, True, False, False, False, True]
+    right = [True, True, False, False, False, True]
+    assert checked_steps(text) == [("direct", ok) for ok in right]
+    text = "47 + 38 = 70 + 15 = 85\n85 - 38 = 85 - 30 - 8 = 55 - 8 = 46\n"
+    text += "25% of 80 = 80 / 4 = 20\n1 + 1 = 2 = \n2 + 2 == 4"
+    assert checked_steps(text) == [("careful", True), ("careful", False), ("careful", True)]
 
 
 def test_scaling_law_finds_a_line_and_says_where_there_is_none():

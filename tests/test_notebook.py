@@ -62,7 +62,7 @@ def test_it_runs_top_to_bottom_and_training_helps():
     notebook = nbformat.read(PATH, as_version=4)
     checks = """
 assert trained["strict"] > baseline["strict"] + 0.1 and trained["reward"] > baseline["reward"] + 1
-assert len(log) == 30 and log.isfinite().all() and len(sweep) == 8
+assert len(log) == 60 and log.isfinite().all() and len(sweep) == 8
 """
     notebook.cells.append(nbformat.v4.new_code_cell(checks))
     # The folder is where Jupyter would start it; the time limit is per cell. A cell that fails raises.

@@ -1,5 +1,6 @@
 """The demo models: what the rest of the project, and its users, rely on."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ from conftest import ROOT
 from transformers import AutoTokenizer
 
 import llms
+import sft
+import utils
 from evaluator import get_evaluator
 from rl_datasets import PROMPTS, get_dataloaders
 
@@ -73,6 +76,40 @@ def test_every_prompt_form_has_something_to_sample(prompt):
     right = sum(detail["correct_strict"] for detail in rewards.details)
     assert 0 < right < len(examples)
     assert rollout.finished.float().mean() > 0.9
+
+
+def test_habits_seldom_take_the_careful_way_and_drills_often_do():
+    """Of the steps that could be careful; what the recipe plants, counted in the text that it makes."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tiny" / "1m")
+    for stage, share in ((make_tiny_models.SUBJECT, 0.6), (make_tiny_models.HABITS, 0.12)):
+        found = {True: [], False: []}
+        for example in make_tiny_models.make_examples(tokenizer, 2_000, *stage[1:], seed=5):
+            steps = [line for line in example["completion"].split("\n") if " = " in line]
+            found[example["prompt"] == make_tiny_models.DRILL_PROMPT] += steps
+        careful = {drill: sum(step.count(" = ") > 1 for step in steps) / len(steps) for drill, steps in found.items()}
+        # Some 0.77 of all steps have a careful way.
+        assert careful[True] / 0.77 == pytest.approx(0.9, abs=0.05)
+        assert careful[False] / 0.77 == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["0.1m", "1m"])
+def test_making_a_model_again_begins_with_its_recorded_losses(size, monkeypatch):
+    """20 updates of the first stage, in its warm-up, where the rate does not depend on how many follow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tokenizer = make_tiny_models.make_tokenizer()
+        recipe, *shares = make_tiny_models.SUBJECT
+        n = recipe["num_updates"] * recipe["train_batch_size"]
+        examples = make_tiny_models.make_examples(tokenizer, n, *shares, 0)
+        utils.seed_everything(0)
+        model = make_tiny_models.make_model(size, tokenizer)
+        log = sft.fine_tune(model, tokenizer, examples, seed=0, **recipe | {"num_updates": 20})
+    finally:
+        torch.set_num_threads(threads)
+    recorded = json.loads((ROOT / "tiny" / size / "losses.json").read_text())
+    assert [row["loss"] for row in log] == pytest.approx(recorded, rel=1e-3), "another processor rounds otherwise"
 
 
 def test_answer_forms_by_hand():

@@ -10,6 +10,7 @@ arithmetic and in format: reinforcement learning has something to do.
 """
 
 import argparse
+import json
 import random
 import re
 import sys
@@ -39,22 +40,26 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Two stages, as large models have: learn the subject, then pick up habits. Each is (settings of sft.fine_tune, and by
-# level how many answers have the prompt's form, show their steps without the form, or stand at once, without steps).
-# Greedy decoding follows the majority, which habits change with the level: the form on level 1, bare steps on level 2,
-# an answer at once, which is mostly wrong, on levels 3 and 4.
+# Two stages, as large models have: learn the subject, then pick up habits. Each is (settings of sft.fine_tune; by level
+# how many answers have the prompt's form, show their steps without the form, or stand at once, without steps; how many
+# of the problems' steps are careful). Greedy decoding follows the majority, which habits change with the level: the
+# form on level 1, bare steps on level 2, an answer at once, which is mostly wrong, on levels 3 and 4. Careful steps are
+# a skill that is learnt well and then seldom used.
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
 SUBJECT = (
-    dict(num_updates=1200, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON),
+    dict(num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON),
     dict.fromkeys((1, 2, 3, 4), (0.6, 0.4, 0.0)),
+    0.6,
 )
 HABITS = (
-    dict(num_updates=150, learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=10, **COMMON),
+    dict(num_updates=250, learning_rate=6e-4, final_learning_rate=6e-5, warmup_steps=10, **COMMON),
     {1: (0.65, 0.3, 0.05), 2: (0.38, 0.54, 0.08), 3: (0.28, 0.1, 0.62), 4: (0.28, 0.1, 0.62)},
+    0.12,
 )
 # Half of the examples are drills: the solutions of several problems without a question, which teach arithmetic at a
-# fraction of the tokens. The others are problems, with these prompts:
-DRILL_SHARE, DRILL_PROMPT, DRILL_PROBLEMS = 0.5, "Drill:\n", 4
+# fraction of the tokens; without them the habits would unlearn careful steps. The others are problems, with these
+# prompts:
+DRILL_SHARE, DRILL_PROMPT, DRILL_PROBLEMS, DRILL_CAREFUL = 0.5, "Drill:\n", 4, 0.9
 PROMPT_SHARES = {"reasoning_answer": 0.6, "r1_zero": 0.2, "question_only": 0.2}
 # Of those in the prompt's form, how many have it exactly; the rest have a slip.
 EXACT_SHARE = 0.8
@@ -74,7 +79,7 @@ def make_tokenizer():
         show_progress=False,
     )
     template = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE)
-    texts = (e["prompt"] + e["completion"] for e in make_examples(template, 10_000, HABITS[1], seed=0))
+    texts = (e["prompt"] + e["completion"] for e in make_examples(template, 10_000, *HABITS[1:], seed=0))
     special = re.compile("|".join(re.escape(token) for token in (PAD, START, END)))
     tokenizer.train_from_iterator((piece for text in texts for piece in special.split(text)), trainer)
     return PreTrainedTokenizerFast(
@@ -83,15 +88,16 @@ def make_tokenizer():
     )  # fmt: skip
 
 
-def make_examples(tokenizer, n, answer_shares, seed):
+def make_examples(tokenizer, n, answer_shares, careful, seed):
     """`n` training examples: drills, and problems with a prompt and an answer form drawn from the mixture."""
     rng = random.Random(f"tiny/{seed}")
     is_drill = [rng.random() < DRILL_SHARE for _ in range(n)]
-    rows = iter(generate("train", sum(DRILL_PROBLEMS if drill else 1 for drill in is_drill), seed))
+    drills = iter(generate("train", DRILL_PROBLEMS * sum(is_drill), seed + 100, DRILL_CAREFUL))
+    rows = iter(generate("train", n - sum(is_drill), seed, careful))
     examples = []
     for drill in is_drill:
         if drill:
-            solutions = [gsm8k_example(next(rows), "drill")["solution"] for _ in range(DRILL_PROBLEMS)]
+            solutions = [gsm8k_example(next(drills), "drill")["solution"] for _ in range(DRILL_PROBLEMS)]
             examples.append({"prompt": DRILL_PROMPT, "completion": "\n".join(solutions)})
             continue
         row = next(rows)
@@ -141,18 +147,21 @@ def main():
     torch.set_num_threads(1)  # more threads add in another order, and the weights would depend on the machine's cores
     tokenizer = make_tokenizer()
     stages = []
-    for number, (recipe, answer_shares) in enumerate((SUBJECT, HABITS)):
+    for number, (recipe, *shares) in enumerate((SUBJECT, HABITS)):
         n = recipe["num_updates"] * recipe["train_batch_size"]
-        stages.append((recipe, make_examples(tokenizer, n, answer_shares, args.seed + number)))
+        stages.append((recipe, make_examples(tokenizer, n, *shares, args.seed + number)))
     for size in args.sizes:
         start = time.perf_counter()
         seed_everything(args.seed)
         model = make_model(size, tokenizer)
+        log = []
         for recipe, examples in stages:
-            sft.fine_tune(model, tokenizer, examples, seed=args.seed, **recipe)
+            log += sft.fine_tune(model, tokenizer, examples, seed=args.seed, **recipe)
         seconds = time.perf_counter() - start
         model.save_pretrained(args.output_dir / size)
         tokenizer.save_pretrained(args.output_dir / size)
+        losses = json.dumps([round(row["loss"], 5) for row in log[:20]])  # what making it again should give
+        (args.output_dir / size / "losses.json").write_text(f"{losses}\n", encoding="utf-8")
         print(f"{size}: {model.num_parameters():,} parameters, {seconds:.0f} s")
 
 

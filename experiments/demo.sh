@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The demo, 3 seeds, beside rewards for form alone and a coin at its own flags; the other sizes of tiny/ (one seed); then
+# each on the test problems, how its steps are written, and pass@k before and after.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
+KEEP=1
+
+evaluate() { # NAME MODEL FLAGS...
+    local name=$1 model=$2
+    shift 2
+    run "$name" $PYTHON main.py $DEMO_MODEL --model_name "$model" --eval_only --eval_split test "$@"
+}
+
+evaluate test_before tiny/1m
+evaluate pass_before tiny/1m --eval_samples 16
+for seed in $SEEDS; do
+    for reward in grpo format random; do
+        program=main.py name=${reward}_seed$seed
+        [ $reward = grpo ] || program="experiments/controls.py --evaluator $reward"
+        run $name $PYTHON $program $DEMO --seed $seed
+        last=$(find $OUT/$name/checkpoints -name 'step_*' | sort | tail -1) # the others are finished already if it is gone
+        evaluate test_$name "$last"
+        [ -e $LOGS/$name/steps.txt ] || $PYTHON experiments/wrong_steps.py $OUT/$name/eval/step_*.jsonl >$LOGS/$name/steps.txt
+        [ $reward != grpo ] || evaluate pass_$name "$last" --eval_samples 16
+    done
+done
+for size in 0.1m 0.3m 3m; do
+    run ${size}_seed0 $PYTHON main.py $DEMO --model_name tiny/$size
+done
