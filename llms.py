@@ -304,7 +304,9 @@ def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
                 keep = (~alive).int().argsort(stable=True)[:size]
                 decoder.keep(keep, P + n - 1)
                 rows, alive = rows[keep], alive[keep]
-        decoder.advance(model, P + n, temperature)
+        if P + n == decoder.size[1]:  # the room is full
+            decoder.fit(decoder.cache, P + n)
+        decoder.step(model, temperature)
 
 
 @torch.no_grad()

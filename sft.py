@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
 
 import flags
 import llms
@@ -27,6 +26,7 @@ from logs import jsonl
 from rl_datasets import DATASETS
 from runs import processes, write_logs
 from runs.run import Run, run_to_the_end, save_checkpoint
+from sampling.rollout import as_rollout
 
 Sequences = list[tuple[list[int], list[int]]]  # (prompt ids, completion ids) of each example
 
@@ -107,18 +107,15 @@ def accumulate_sft_gradient(
     Returns:
         {"loss": of the whole update, "entropy": mean over its completion tokens, if asked for}
     """
-    num_tokens = sum(len(completion) for _, completion in batch)
-    mine = processes.share(batch)
-    lengths = [len(prompt) for prompt, _ in mine], [len(completion) for _, completion in mine]
+    rollout, mine = as_rollout(batch, pad_token_id, model.device), processes.share(range(len(batch)))
+    num_tokens = int(rollout.lengths.sum())
     metrics = {"loss": 0.0} | ({"entropy": 0.0} if log_entropy else {})
-    pieces = utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=micro_batch_tokens)
-    pieces = [[mine[i] for i in rows] for rows in pieces]
-    for piece, counts in processes.equal_passes(pieces, batch[:1]):
-        ids, attention_mask, C = collate(piece, pad_token_id, model.device)
+    for _, piece, counts in rollout.micro_batches(mine, 1, micro_batch_tokens, processes.is_sharded(model)):
+        ids, C = piece.prompt_completion_ids, piece.completion_ids.shape[1]
         with utils.autocast(model.device):
-            logps = utils.get_per_token_logps(model, ids, attention_mask, C, return_entropy=log_entropy)
+            logps = utils.get_per_token_logps(model, ids, piece.attention_mask, C, return_entropy=log_entropy)
         logps, entropies = logps if log_entropy else (logps, None)
-        completion_mask = attention_mask[:, -C:] if counts else torch.zeros_like(attention_mask[:, -C:])
+        completion_mask = piece.completion_mask if counts else torch.zeros_like(piece.completion_mask)
         # Negative log-likelihood: a share of the whole update's mean, so that shares simply add whatever the split.
         loss = utils.aggregate_tokens(
             -logps, completion_mask, length_normalization, normalization_constant, len(batch), num_tokens
@@ -146,18 +143,6 @@ def encode(tokenizer, examples: list[dict]) -> Sequences:
     prompts = tokenizer([example["prompt"] for example in examples], add_special_tokens=False)["input_ids"]
     completions = tokenizer([example["completion"] for example in examples], add_special_tokens=False)["input_ids"]
     return [(p, c + [tokenizer.eos_token_id]) for p, c in zip(prompts, completions, strict=True)]
-
-
-def collate(sequences: Sequences, pad_token_id: int, device="cpu") -> tuple[Tensor, Tensor, int]:
-    """Prompts left-padded and completions right-padded: prompt_completion_ids (B, T), attention_mask (B, T) and C."""
-    P, C = (max(len(part) for part in parts) for parts in zip(*sequences, strict=True))
-    ids = torch.full((len(sequences), P + C), pad_token_id)
-    attention_mask = torch.zeros_like(ids)
-    for row, (prompt, completion) in enumerate(sequences):
-        columns = slice(P - len(prompt), P + len(completion))
-        ids[row, columns] = torch.tensor(prompt + completion)
-        attention_mask[row, columns] = 1
-    return ids.to(device), attention_mask.to(device), C
 
 
 def example_order(n: int, seed: int) -> Iterator[int]:

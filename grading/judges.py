@@ -28,6 +28,7 @@ from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_
 from logs import jsonl
 from runs import processes
 from runs.signals import Halted
+from sampling.rollout import as_rollout
 
 GRADES = (1, 2, 3, 4, 5)
 
@@ -254,22 +255,11 @@ class EndpointJudge(Judge):
         self.said.add(kind)
 
 
-def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> llms.Rollout:
-    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
-    prompt_ids, prompt_mask = llms.left_pad([prompt for prompt, _ in rows], pad_token_id, device)
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    C = max(1, int(lengths.max()))
-    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
-    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
-    return llms.Rollout(
-        prompt_ids=prompt_ids, completion_ids=ids, attention_mask=torch.cat([prompt_mask, mask], dim=1),
-        completion_mask=mask, sampled_logps=torch.zeros(ids.shape, device=device),
-        finished=torch.ones(len(rows), dtype=torch.bool, device=device), texts=[""] * len(rows),
-    )  # fmt: skip
-
-
 def compute_logps(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
-    """(N, C) float64 log-probs of the completions in rows as above, of which group_size in a row share a prompt."""
+    """(N, C) float64 log-probs of completions, in rows of (prompt ids, completion ids).
+
+    group_size rows on end share a prompt, which has at least one token.
+    """
     rollout = as_rollout(rows, tokenizer.pad_token_id, model.device)
     settings = dict(group_size=group_size, temperature=1.0, micro_batch_tokens=16384)
     return llms.compute_logps(model, rollout, **settings).double().cpu()
