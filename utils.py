@@ -5,7 +5,7 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -43,19 +43,17 @@ def get_per_token_logps(
     return compute(prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy)
 
 
-def per_token_logps(
-    model, prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy
-):
+def per_token_logps(model, ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy):
     """get_per_token_logps of a model whose embedding, norm and output layer are whole."""
-    B, T = prompt_completion_ids.shape
+    B, T = ids.shape
     group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < logits_to_keep < T and B % group_size == 0, (logits_to_keep, T, B, group_size)
 
-    hidden = _completion_hidden_states(model, prompt_completion_ids, attention_mask, logits_to_keep, group_size)
+    hidden = _completion_hidden_states(model, ids, attention_mask, logits_to_keep, group_size)
     real = attention_mask[:, -logits_to_keep:].bool()  # (B, C)
     states = hidden[real]  # (N, H): padding never meets the output layer
-    targets = prompt_completion_ids[:, -logits_to_keep:][real]  # (N,)
+    targets = ids[:, -logits_to_keep:][real]  # (N,)
 
     layer = model.get_output_embeddings()
     logps, entropy = _ChunkedLogps.apply(states, layer.weight, layer.bias, targets, temperature, return_entropy)
@@ -252,7 +250,6 @@ def autocast(device: str | torch.device) -> AbstractContextManager:
     return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
 
 
-@cache
 def has_bfloat16() -> bool:
     """Whether the GPU computes in bfloat16 itself: an emulation is slower than float32."""
     return torch.cuda.is_bf16_supported(including_emulation=False)

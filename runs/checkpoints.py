@@ -3,7 +3,6 @@
 On several processes the first one writes and reads, in the same form as on one.
 """
 
-import json
 import os
 import shutil
 import zlib
@@ -89,8 +88,8 @@ def find(output_dir: Path) -> tuple[Path, dict] | None:
 def _manifest(path: Path) -> dict:
     """What a checkpoint says of itself; {} where that cannot be read."""
     try:
-        return dict(json.loads((path / "manifest.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        return jsonl.parse((path / "manifest.json").read_bytes(), path)
+    except (OSError, ValueError):
         return {}
 
 

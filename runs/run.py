@@ -98,9 +98,8 @@ def claim(args) -> Lock | None:
     lock = Lock(folder)
     try:
         before = read_flags(folder)
-        left = [
-            name for name in (*checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints") if (folder / name).exists()
-        ]
+        written = *checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints"
+        left = [name for name in written if (folder / name).exists()]
         if left and not before:
             raise ValueError(
                 f"--output_dir {folder} holds {', '.join(left)} without the args.json of their run; move them away, or"
@@ -223,10 +222,9 @@ def start(args, run: Run) -> None:
 
 def run_description(args, model) -> dict:
     """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
-    root = Path(__file__).parent.parent
     commit = None
     with suppress(OSError):  # no git here
-        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=root)
+        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
         commit = git.stdout.strip() or None
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's
