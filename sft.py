@@ -81,9 +81,8 @@ def fine_tune(
                 group["lr"] = rate
             metrics |= grpo.clip_and_step(model, optimizer, max_grad_norm, metrics["loss"])
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
-        row = {"step": step, **metrics, "learning_rate": rate}
-        row |= {"examples": step * train_batch_size, "total_tokens": tokens}
-        row |= {**stages.flush(), "elapsed": time.perf_counter() - start_time}
+        row = {"step": step, **metrics, "learning_rate": rate, "examples": step * train_batch_size}
+        row |= {"total_tokens": tokens, **stages.flush(), "elapsed": time.perf_counter() - start_time}
         log.append(row)
         progress.set_postfix(loss=f"{metrics['loss']:.3f}")
         if after_update:
@@ -153,9 +152,6 @@ def example_order(n: int, seed: int) -> Iterator[int]:
         yield from order
 
 
-# --- The command line -------------------------------------------------------------------------------------------------
-
-
 def read_gold(path: str, prompt_name: str) -> list[dict]:
     """Rows of generate_gold.py's file: question, completion, answer. Raises ValueError, with the line of a bad one."""
     try:
@@ -178,9 +174,8 @@ def select_examples(rows: list[dict], args, prompt, tokenizer, evaluator) -> lis
     """The examples to train on: filtered, shuffled by the seed, cut to num_examples (so that subsets are nested)."""
     counts = {"read": len(rows)}
     if args.filter_correct:
-        verdicts = evaluator.compute_rewards(
-            [row["question"] for row in rows], [row["completion"] for row in rows], [row["answer"] for row in rows]
-        ).details
+        columns = ([row[key] for row in rows] for key in ("question", "completion", "answer"))
+        verdicts = evaluator.compute_rewards(*columns).details
         rows = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict["correct_strict"]]
         counts["incorrect, left out"] = counts["read"] - len(rows)
     filled = [row for row in rows if row["completion"].strip()]
@@ -202,9 +197,7 @@ def select_examples(rows: list[dict], args, prompt, tokenizer, evaluator) -> lis
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.ArgumentParser(
-        description="Fine-tune a language model on worked solutions, and evaluate it as main.py does."
-    )
+    parser = flags.ArgumentParser(description="Fine-tune a model on worked solutions, and evaluate it as main.py does.")
     add = flags.add_model_and_data(parser)
     add("--train_file", help="the .jsonl that generate_gold.py writes: question, completion, answer")
     add("--num_examples", type=int, help="so many, drawn by the seed; smaller sets are inside larger (default: all)")
@@ -230,8 +223,7 @@ def setup(args: argparse.Namespace) -> Run:
     flags.check(args)
     rows = read_gold(args.train_file, args.prompt or DATASETS[args.dataset_name].default_prompt)
     run = grpo.load(args)
-    prompt = run.train_loader.prompt
-    run.examples = select_examples(rows, args, prompt, run.tokenizer, run.evaluator)
+    run.examples = select_examples(rows, args, run.train_loader.prompt, run.tokenizer, run.evaluator)
     run.optimizer = get_optimizer(run.model, args.weight_decay)
     return run
 

@@ -113,10 +113,8 @@ def read_grades(reply: str, names) -> dict[str, tuple[float, int, int]]:
     objects = [m.span() for m in re.finditer(r"\{[^{}]*\}", reply) if _is_answer(m[0], names)]
     grades = {}
     for name in names:
-        found = []
-        for start, end in objects or [(0, len(reply))]:
-            pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE_PATTERN}", re.IGNORECASE)
-            found += pattern.finditer(reply, start, end)
+        pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE_PATTERN}", re.IGNORECASE)
+        found = [match for span in objects or [(0, len(reply))] for match in pattern.finditer(reply, *span)]
         if not found or len({float(m[1]) for m in found}) > 1 or any(m[2] and int(m[2]) != max(GRADES) for m in found):
             raise Unreadable("no rating")
         grade = float(found[0][1])
@@ -202,13 +200,10 @@ class EndpointJudge(Judge):
         async with self.connect() as endpoint:
             await endpoint.check()
 
-    def key(self, messages):
-        content = json.dumps([self.model, self.OPTIONS, messages], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
-
     def score(self, prompts, stories, fresh=False):
         chats = [rating_messages(self.rubric, *pair) for pair in zip(prompts, stories, strict=True)]
-        keys = [self.key(chat) for chat in chats]
+        asked = [json.dumps([self.model, self.OPTIONS, chat], sort_keys=True) for chat in chats]
+        keys = [hashlib.sha256(text.encode()).hexdigest() for text in asked]
         answers = {} if fresh else {key: self.cache[key] for key in keys if key in self.cache}
         new = {key: chat for key, chat in zip(keys, chats, strict=True) if key not in answers}
         self.counts += Counter(cached=len(answers), asked=len(new))
@@ -331,8 +326,6 @@ class LikelihoodJudge(Judge):
         means = (compute_logps(self.model, self.tokenizer, rows).sum(1) / lengths).tolist()  # NaN without any token
         return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [{} for _ in means]
 
-
-# --- Flags ------------------------------------------------------------------------------------------------------------
 
 ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  # 0 means something
 
