@@ -6,7 +6,6 @@ N completions, R rewards.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ def collect(rows: list[tuple[list[float], dict]], reward_names: tuple[str, ...])
     return Rewards(rewards.view(len(rows), len(reward_names)), [details for _, details in rows])
 
 
-class RewardEvaluator(ABC):
+class RewardEvaluator:
     """Rewards completions. A subclass names its rewards, and takes from get_evaluator's context what it needs."""
 
     reward_names: tuple[str, ...]
@@ -53,7 +52,7 @@ class RewardEvaluator(ABC):
         if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
             cls.reward_weights = (1.0,) * len(cls.reward_names)
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check_flags(cls, args, prompt: str) -> None:
         """Raise ValueError, before anything is loaded, for flags that this evaluator cannot work with.
 
@@ -73,12 +72,13 @@ class RewardEvaluator(ABC):
         """What the gold answer means. Raises ValueError where it means nothing to this evaluator."""
         return answer
 
-    @abstractmethod
     def compute_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
         """Reward N completions of N prompts (repeated where several completions share one) against N gold answers.
 
-        prompts: the questions as the data set has them, without the form that a model was given them in.
+        prompts: the questions as the data set has them, without the form that a model was given them in. A subclass
+        defines this, or `reward`: the rewards of one completion, and its details.
         """
+        return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
 
     def check_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
         """compute_rewards, with what it returns held to its contract: ValueError names what is wrong."""
@@ -110,7 +110,7 @@ class RewardEvaluator(ABC):
         breakdown = {f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)}
         return breakdown | rewards.counts | rewards.means
 
-    def before_training(self, args, run, sample: Callable) -> None:  # noqa: B027
+    def before_training(self, args, run, sample: Callable) -> None:
         """Called once before the first update of a run, with main.py's flags, the run and main.sample.
 
         The place to measure what the rewards come from, and to raise ValueError where training makes no sense.
@@ -164,9 +164,6 @@ class GSM8kEvaluator(RewardEvaluator):
             raise ValueError(f"the gold answer {answer!r} is not a number: use --evaluator math")
         return number
 
-    def compute_rewards(self, prompts, completions, answers):
-        return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
-
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
         target = self.read_gold(gold)
@@ -215,9 +212,6 @@ class MathEvaluator(RewardEvaluator):
     def check_flags(cls, args, prompt):
         if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
             raise ValueError(f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}")
-
-    def compute_rewards(self, prompts, completions, answers):
-        return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
 
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The two rewards of one completion, and its details."""

@@ -239,9 +239,6 @@ def read_solution(text, prompt):
     return Sample(text, choice.get("finish_reason") == "length", *tokens)
 
 
-# --- The command ------------------------------------------------------------------------------------------------------
-
-
 def parse_args(argv=None):
     parser = flags.ArgumentParser(description="Collect verified solutions for supervised fine-tuning.")
     add = parser.add_argument_group("source, one of three").add_argument

@@ -43,6 +43,7 @@ def get_llm_tokenizer(
         ValueError: in one line, when the model can't be found, loaded, or served exactly.
     """
     check_model_name("--model_name", model_name)
+    flag = f"--model_name {model_name}:"
     attention = "flash_attention_2" if torch.device(device).type == "cuda" and is_flash_attn_2_available() else "sdpa"
     try:
         config = AutoConfig.from_pretrained(model_name)
@@ -55,18 +56,16 @@ def get_llm_tokenizer(
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"--model_name {model_name}: cannot be loaded ({reason}). Give a directory with safetensors weights and a"
+            f"{flag} cannot be loaded ({reason}). Give a directory with safetensors weights and a"
             " tokenizer, or the name of a model on a hub that this machine can reach"
         ) from error
     if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:  # what transformers makes where there is no file
-        raise ValueError(f"--model_name {model_name}: there are no tokenizer files (tokenizer.json)")
+        raise ValueError(f"{flag} there are no tokenizer files (tokenizer.json)")
     known = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:
-        raise ValueError(
-            f"--model_name {model_name}: its tokenizer knows {len(tokenizer)} tokens, the model only {known}"
-        )
+        raise ValueError(f"{flag} its tokenizer knows {len(tokenizer)} tokens, the model only {known}")
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"--model_name {model_name}: its tokenizer has no EOS token, so a completion could never end")
+        raise ValueError(f"{flag} its tokenizer has no EOS token, so a completion could never end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # harmless: masks here go by position, never by token id
     tokenizer.padding_side = "left"
@@ -75,7 +74,7 @@ def get_llm_tokenizer(
         torch.cuda.set_device(model.device)  # a graph is captured and replayed on the current one
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape, which each batch has
     if reason := why_not_served(model):
-        raise ValueError(f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take another")
+        raise ValueError(f"{flag} {reason}, so it cannot be trained exactly here; take another")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     print(f"{model_name}: {sum(p.numel() for p in model.parameters()):,} parameters, attention {attention}, {device}")
@@ -167,9 +166,6 @@ def refresh_sampler(sampler: PreTrainedModel, model: PreTrainedModel) -> None:
             copied.copy_(processes.whole(part.to(copied.dtype)))
     elif sampler is not model:
         torch._foreach_copy_(list(sampler.parameters()), list(model.parameters()))
-
-
-# --- Sharding ---------------------------------------------------------------------------------------------------------
 
 
 def shard(model: PreTrainedModel) -> PreTrainedModel:
@@ -304,7 +300,9 @@ def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
                 keep = (~alive).int().argsort(stable=True)[:size]
                 decoder.keep(keep, P + n - 1)
                 rows, alive = rows[keep], alive[keep]
-        decoder.advance(model, P + n, temperature)
+        if P + n == decoder.size[1]:  # the room is full
+            decoder.fit(decoder.cache, P + n)
+        decoder.step(model, temperature)
 
 
 @torch.no_grad()

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
 
 import flags
 import llms
@@ -27,6 +26,7 @@ from logs import jsonl
 from rl_datasets import DATASETS
 from runs import processes, write_logs
 from runs.run import Run, run_to_the_end, save_checkpoint
+from sampling.rollout import as_rollout
 
 Sequences = list[tuple[list[int], list[int]]]  # (prompt ids, completion ids) of each example
 
@@ -81,9 +81,8 @@ def fine_tune(
                 group["lr"] = rate
             metrics |= grpo.clip_and_step(model, optimizer, max_grad_norm, metrics["loss"])
         tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
-        row = {"step": step, **metrics, "learning_rate": rate}
-        row |= {"examples": step * train_batch_size, "total_tokens": tokens}
-        row |= {**stages.flush(), "elapsed": time.perf_counter() - start_time}
+        row = {"step": step, **metrics, "learning_rate": rate, "examples": step * train_batch_size}
+        row |= {"total_tokens": tokens, **stages.flush(), "elapsed": time.perf_counter() - start_time}
         log.append(row)
         progress.set_postfix(loss=f"{metrics['loss']:.3f}")
         if after_update:
@@ -107,18 +106,15 @@ def accumulate_sft_gradient(
     Returns:
         {"loss": of the whole update, "entropy": mean over its completion tokens, if asked for}
     """
-    num_tokens = sum(len(completion) for _, completion in batch)
-    mine = processes.share(batch)
-    lengths = [len(prompt) for prompt, _ in mine], [len(completion) for _, completion in mine]
+    rollout, mine = as_rollout(batch, pad_token_id, model.device), processes.share(range(len(batch)))
+    num_tokens = int(rollout.lengths.sum())
     metrics = {"loss": 0.0} | ({"entropy": 0.0} if log_entropy else {})
-    pieces = utils.split_into_micro_batches(*lengths, group_size=1, max_tokens=micro_batch_tokens)
-    pieces = [[mine[i] for i in rows] for rows in pieces]
-    for piece, counts in processes.equal_passes(pieces, batch[:1]):
-        ids, attention_mask, C = collate(piece, pad_token_id, model.device)
+    for _, piece, counts in rollout.micro_batches(mine, 1, micro_batch_tokens, processes.is_sharded(model)):
+        ids, C = piece.prompt_completion_ids, piece.completion_ids.shape[1]
         with utils.autocast(model.device):
-            logps = utils.get_per_token_logps(model, ids, attention_mask, C, return_entropy=log_entropy)
+            logps = utils.get_per_token_logps(model, ids, piece.attention_mask, C, return_entropy=log_entropy)
         logps, entropies = logps if log_entropy else (logps, None)
-        completion_mask = attention_mask[:, -C:] if counts else torch.zeros_like(attention_mask[:, -C:])
+        completion_mask = piece.completion_mask if counts else torch.zeros_like(piece.completion_mask)
         # Negative log-likelihood: a share of the whole update's mean, so that shares simply add whatever the split.
         loss = utils.aggregate_tokens(
             -logps, completion_mask, length_normalization, normalization_constant, len(batch), num_tokens
@@ -148,27 +144,12 @@ def encode(tokenizer, examples: list[dict]) -> Sequences:
     return [(p, c + [tokenizer.eos_token_id]) for p, c in zip(prompts, completions, strict=True)]
 
 
-def collate(sequences: Sequences, pad_token_id: int, device="cpu") -> tuple[Tensor, Tensor, int]:
-    """Prompts left-padded and completions right-padded: prompt_completion_ids (B, T), attention_mask (B, T) and C."""
-    P, C = (max(len(part) for part in parts) for parts in zip(*sequences, strict=True))
-    ids = torch.full((len(sequences), P + C), pad_token_id)
-    attention_mask = torch.zeros_like(ids)
-    for row, (prompt, completion) in enumerate(sequences):
-        columns = slice(P - len(prompt), P + len(completion))
-        ids[row, columns] = torch.tensor(prompt + completion)
-        attention_mask[row, columns] = 1
-    return ids.to(device), attention_mask.to(device), C
-
-
 def example_order(n: int, seed: int) -> Iterator[int]:
     """Endless row numbers: every epoch is its own permutation of range(n)."""
     for epoch in itertools.count():
         order = list(range(n))
         random.Random(f"sft/{seed}/{epoch}").shuffle(order)
         yield from order
-
-
-# --- The command line -------------------------------------------------------------------------------------------------
 
 
 def read_gold(path: str, prompt_name: str) -> list[dict]:
@@ -193,9 +174,8 @@ def select_examples(rows: list[dict], args, prompt, tokenizer, evaluator) -> lis
     """The examples to train on: filtered, shuffled by the seed, cut to num_examples (so that subsets are nested)."""
     counts = {"read": len(rows)}
     if args.filter_correct:
-        verdicts = evaluator.compute_rewards(
-            [row["question"] for row in rows], [row["completion"] for row in rows], [row["answer"] for row in rows]
-        ).details
+        columns = ([row[key] for row in rows] for key in ("question", "completion", "answer"))
+        verdicts = evaluator.compute_rewards(*columns).details
         rows = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict["correct_strict"]]
         counts["incorrect, left out"] = counts["read"] - len(rows)
     filled = [row for row in rows if row["completion"].strip()]
@@ -217,9 +197,7 @@ def select_examples(rows: list[dict], args, prompt, tokenizer, evaluator) -> lis
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.ArgumentParser(
-        description="Fine-tune a language model on worked solutions, and evaluate it as main.py does."
-    )
+    parser = flags.ArgumentParser(description="Fine-tune a model on worked solutions, and evaluate it as main.py does.")
     add = flags.add_model_and_data(parser)
     add("--train_file", help="the .jsonl that generate_gold.py writes: question, completion, answer")
     add("--num_examples", type=int, help="so many, drawn by the seed; smaller sets are inside larger (default: all)")
@@ -245,8 +223,7 @@ def setup(args: argparse.Namespace) -> Run:
     flags.check(args)
     rows = read_gold(args.train_file, args.prompt or DATASETS[args.dataset_name].default_prompt)
     run = grpo.load(args)
-    prompt = run.train_loader.prompt
-    run.examples = select_examples(rows, args, prompt, run.tokenizer, run.evaluator)
+    run.examples = select_examples(rows, args, run.train_loader.prompt, run.tokenizer, run.evaluator)
     run.optimizer = get_optimizer(run.model, args.weight_decay)
     return run
 

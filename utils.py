@@ -3,16 +3,14 @@
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size, V vocabulary.
 """
 
-import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, set_seed
 
 from runs import processes
 
@@ -45,19 +43,17 @@ def get_per_token_logps(
     return compute(prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy)
 
 
-def per_token_logps(
-    model, prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy
-):
+def per_token_logps(model, ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy):
     """get_per_token_logps of a model whose embedding, norm and output layer are whole."""
-    B, T = prompt_completion_ids.shape
+    B, T = ids.shape
     group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < logits_to_keep < T and B % group_size == 0, (logits_to_keep, T, B, group_size)
 
-    hidden = _completion_hidden_states(model, prompt_completion_ids, attention_mask, logits_to_keep, group_size)
+    hidden = _completion_hidden_states(model, ids, attention_mask, logits_to_keep, group_size)
     real = attention_mask[:, -logits_to_keep:].bool()  # (B, C)
     states = hidden[real]  # (N, H): padding never meets the output layer
-    targets = prompt_completion_ids[:, -logits_to_keep:][real]  # (N,)
+    targets = ids[:, -logits_to_keep:][real]  # (N,)
 
     layer = model.get_output_embeddings()
     logps, entropy = _ChunkedLogps.apply(states, layer.weight, layer.bias, targets, temperature, return_entropy)
@@ -117,30 +113,29 @@ def _chunks(n: int, vocabulary: int) -> list[slice]:
 
 def _completion_hidden_states(model, ids: Tensor, attention_mask: Tensor, C: int, group_size: int) -> Tensor:
     """(B, C, H): the last hidden state before each completion token, which predicts that token."""
-    body = model.get_decoder()
     P = ids.shape[1] - C
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+
+    def run(rows, start, end, cache):  # the given columns, on top of those in the cache
+        return model.get_decoder()(
+            ids[rows, start:end], attention_mask=attention_mask[rows, :end], position_ids=position_ids[rows, start:end],
+            past_key_values=cache, use_cache=cache is not None,
+        ).last_hidden_state  # fmt: skip
+
     # Checkpointing drops the cache, so nothing can be shared. Sharded, every process runs a prompt and its completions
     # apart, in two passes whatever the size of its groups, since all must make equally many.
     sharded = processes.is_sharded(model)
     if model.is_activation_checkpointing or (group_size == 1 and not sharded):
-        hidden = body(ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False).last_hidden_state
-        return hidden[:, P - 1 : -1]
+        return run(slice(None), 0, P + C, None)[:, P - 1 : -1]
 
     # The prompt once per group, with its keys and values kept in the graph; then only the completions, on top of it.
     # The cache has plain layers: a model's own would keep no more of a prompt than a sliding window, which begins
     # elsewhere for another token. Who is inside the window, the mask says.
     cache = DynamicCache()
-    prompt = body(
-        ids[::group_size, :P],
-        attention_mask=attention_mask[::group_size, :P],
-        position_ids=position_ids[::group_size, :P],
-        past_key_values=cache,
-        use_cache=True,
-    )
+    prompt = run(slice(None, None, group_size), 0, P, cache)
     assert cache.get_seq_length() == P, "the prompt pass filled no cache to share"
-    hidden = prompt.last_hidden_state.new_zeros(len(ids), C, prompt.last_hidden_state.shape[-1])
-    hidden[:, 0] = prompt.last_hidden_state[:, -1].repeat_interleave(group_size, dim=0)  # predicts the first token
+    hidden = prompt.new_zeros(len(ids), C, prompt.shape[-1])
+    hidden[:, 0] = prompt[:, -1].repeat_interleave(group_size, dim=0)  # predicts the first token
 
     # Completions of similar length run together, so that little is padded.
     lengths = attention_mask[:, P:].sum(1)  # (B,)
@@ -149,14 +144,7 @@ def _completion_hidden_states(model, ids: Tensor, attention_mask: Tensor, C: int
         own = DynamicCache()  # index_select: plain indexing adds gradients up in no fixed order on several threads
         for i, layer in enumerate(cache.layers):
             own.update(*(x.index_select(0, rows // group_size) for x in (layer.keys, layer.values)), i)
-        states = body(
-            ids[rows, P : P + end],
-            attention_mask=attention_mask[rows, : P + end],
-            position_ids=position_ids[rows, P : P + end],
-            past_key_values=own,
-            use_cache=True,
-        ).last_hidden_state
-        hidden[rows, 1 : end + 1] = states[:, : C - 1]
+        hidden[rows, 1 : end + 1] = run(rows, P, P + end, own)[:, : C - 1]
     return hidden
 
 
@@ -164,24 +152,6 @@ def compute_entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v, stable for any shift."""
     z = logits - logits.amax(-1, keepdim=True)
     return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
-
-
-def tokenize_prompt_and_output(prompt_strs: list[str], output_strs: list[str], tokenizer) -> dict[str, Tensor]:
-    """Tokenize prompts and outputs apart and join them, so that no token spans the border (CS336 A5, section 4.2).
-
-    Returns:
-        dict of input_ids (B, L - 1), labels (B, L - 1: input_ids shifted by one) and response_mask (B, L - 1: True
-        where the label is an output token), right-padded; L is the longest prompt plus output.
-    """
-    prompts = tokenizer(list(prompt_strs), add_special_tokens=False)["input_ids"]
-    outputs = tokenizer(list(output_strs), add_special_tokens=False)["input_ids"]
-    L = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
-    ids = torch.full((len(prompts), L), tokenizer.pad_token_id)
-    mask = torch.zeros((len(prompts), L), dtype=torch.bool)
-    for i, (p, o) in enumerate(zip(prompts, outputs, strict=True)):
-        ids[i, : len(p) + len(o)] = torch.tensor(p + o)
-        mask[i, len(p) : len(p) + len(o)] = True
-    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
 
 # --- Masked reductions ------------------------------------------------------------------------------------------------
@@ -263,10 +233,7 @@ def split_into_micro_batches(
 
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch (every device), each process with a stream of its own."""
-    seed = processes.own_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    set_seed(processes.own_seed(seed) % 2**32)  # NumPy takes no more
 
 
 @contextmanager
@@ -283,7 +250,6 @@ def autocast(device: str | torch.device) -> AbstractContextManager:
     return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
 
 
-@cache
 def has_bfloat16() -> bool:
     """Whether the GPU computes in bfloat16 itself: an emulation is slower than float32."""
     return torch.cuda.is_bf16_supported(including_emulation=False)

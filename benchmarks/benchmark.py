@@ -39,9 +39,6 @@ HERE = Path(__file__).parent
 MIB = 2**20
 
 
-# --- Whole step -------------------------------------------------------------------------------------------------------
-
-
 def step(args, folder):
     """Iterations of main.py and of TRL, in a fresh process per turn whose first iteration only warms up."""
     ours, theirs = [], []
@@ -116,24 +113,19 @@ class StagesWithMemory(write_logs.Stages):
 def run_trl(args, output):
     """The same iterations on the same prompts by trl_step.py, in the environment that --trl_python belongs to."""
     loader, _ = get_dataloaders("arithmetic", AutoTokenizer.from_pretrained(args.model_name))
-    batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
-    examples, sequences = output.with_suffix(".examples"), args.num_prompts * args.group_size
-    examples.write_text(json.dumps([{"prompt": e["prompt"], "answer": e["answer"]} for e in batch]), "utf-8")
-    flags = dict(
-        model=args.model_name, examples=examples, output=output, device=args.device, steps=args.iterations + 1,
-        sequences=sequences, batch_size=args.trl_batch_size or sequences, group_size=args.group_size,
-        max_completion_length=args.max_completion_length, beta=args.beta,
-    )  # fmt: skip
-    command = [args.trl_python, HERE / "trl_step.py", *as_flags(flags)]
+    batch, sequences = loader.next_batch(args.num_prompts * (args.iterations + 1)), args.num_prompts * args.group_size
+    settings = vars(args) | {
+        "examples": [{"prompt": e["prompt"], "answer": e["answer"]} for e in batch], "output": str(output),
+        "sequences": sequences, "batch_size": args.trl_batch_size or sequences,
+    }  # fmt: skip
+    jsonl.write_json(output.with_suffix(".settings"), settings)
+    command = [args.trl_python, HERE / "trl_step.py", output.with_suffix(".settings")]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return json.loads(output.read_text("utf-8"))
 
 
 def as_flags(values):
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]
-
-
-# --- Sampling ---------------------------------------------------------------------------------------------------------
 
 
 def sampling(args, folder):
@@ -155,7 +147,8 @@ def sampling(args, folder):
             yield f"{lengths} lengths, {name}", "s", [seconds for seconds, _ in taken]
             yield f"{lengths} lengths, {name}", "tokens/s", [sum(n) / seconds for seconds, n in taken]
             yield f"{lengths} lengths, {name}: mean completion", "tokens", [sum(n) / len(n) for _, n in taken]
-        yield f"{lengths} lengths, generate / ours", "ratio", ratios(runs["generate"], runs["ours"])
+        turns = zip(runs["generate"], runs["ours"], strict=True)
+        yield f"{lengths} lengths, generate / ours", "ratio", [a / b for (a, _), (b, _) in turns]
 
 
 def sample_transformers(args, model, tokenizer, prompts):
@@ -174,9 +167,6 @@ def sample_transformers(args, model, tokenizer, prompts):
     return lengths
 
 
-# --- Turns and time ---------------------------------------------------------------------------------------------------
-
-
 def alternate(args, **competitors):
     """{name: [(seconds, result), one per repeat]}: each once to warm up, then turn by turn."""
     taken, stages = {name: [] for name in competitors}, write_logs.Stages(args.device)
@@ -189,17 +179,11 @@ def alternate(args, **competitors):
     return {name: results[1:] for name, results in taken.items()}
 
 
-def ratios(theirs, ours):
-    return [a / b for (a, _), (b, _) in zip(theirs, ours, strict=True)]
-
-
 def in_new_process(function, *args):
     # Its standard output goes where errors go: ours is for the table alone.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.dup2, initargs=(2, 1)) as pool:
         return pool.submit(function, *args).result()
 
-
-# --- The command line -------------------------------------------------------------------------------------------------
 
 BENCHMARKS = {run.__name__: run for run in (step, sampling)}
 

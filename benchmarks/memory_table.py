@@ -85,22 +85,14 @@ def activation_bytes(config, group_size, checkpointing):
     return config.num_hidden_layers * layer + rest
 
 
-def shape(config):
-    """Numbers of parameters, and bytes of a token's keys and values in bfloat16."""
+def parts(config, processes, args, activation):
+    """{part: bytes} on each GPU; `peak` says which of them are there at the same time."""
     model = model_of(config, num_hidden_layers=1)  # all layers are alike, and one is made sooner
     layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters())
     outside = sum(p.numel() for p in model.parameters()) - layer  # embedding, output layer, last norm
-    P = outside + layer * config.num_hidden_layers
+    P, output = outside + layer * config.num_hidden_layers, config.vocab_size * config.hidden_size  # parameters
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
-    return SimpleNamespace(
-        P=P, layer=layer, outside=outside, output=config.vocab_size * config.hidden_size, token=token
-    )
-
-
-def parts(config, processes, args, activation):
-    """{part: bytes} on each GPU; `peak` says which of them are there at the same time."""
-    P, layer, outside, output, token = vars(shape(config)).values()
+    token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim  # bytes of its keys and values
     prompt, completion, group = args.max_prompt_length, args.max_completion_length, args.group_size
     rows, passed = args.max_concurrent_sequences, args.micro_batch_tokens
     if args.gradient_checkpointing:  # then each row brings its prompt, which the budget counts once for a group

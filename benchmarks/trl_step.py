@@ -1,15 +1,17 @@
 """GRPO steps in TRL, timed one by one: the peer of benchmark.py's `step`. Imports nothing of this project.
 
-It runs in an environment of its own: pip install torch trl accelerate datasets. TRL is set up for the same update and,
-where there is a choice, for speed: no gradient checkpointing, no checkpoints, no reports; the rest is its default.
+`python trl_step.py SETTINGS.json` runs in an environment of its own: pip install torch trl accelerate datasets. TRL is
+set up for the same update and, where there is a choice, for speed: no gradient checkpointing, no checkpoints, no
+reports; the rest is its default.
 """
 
-import argparse
 import importlib.metadata
 import json
 import re
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -40,27 +42,21 @@ class Clock(TrainerCallback):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("model", "examples", "output", "device"):  # directory, JSON to read, JSON to write
-        parser.add_argument(f"--{name}", required=True)
-    for name in ("steps", "sequences", "batch_size", "group_size", "max_completion_length"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--beta", type=float, required=True)
-    args = parser.parse_args()
+    args = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text("utf-8")))  # benchmark.py's flags, and what to do
     on_cpu, clock = args.device == "cpu", Clock()
     config = GRPOConfig(
-        output_dir=args.output + ".trl", max_steps=args.steps, per_device_train_batch_size=args.batch_size,
+        output_dir=args.output + ".trl", max_steps=args.iterations + 1, per_device_train_batch_size=args.batch_size,
         gradient_accumulation_steps=args.sequences // args.batch_size, num_generations=args.group_size,
         max_completion_length=args.max_completion_length, temperature=1.0, beta=args.beta, num_iterations=1,
         loss_type="grpo", learning_rate=1e-6, gradient_checkpointing=False, bf16=not on_cpu, use_cpu=on_cpu,
         dataloader_pin_memory=not on_cpu, shuffle_dataset=False, save_strategy="no", logging_steps=1, report_to="none",
     )  # fmt: skip
     GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa"),
-        processing_class=AutoTokenizer.from_pretrained(args.model, padding_side="left"),
+        model=AutoModelForCausalLM.from_pretrained(args.model_name, dtype=torch.float32, attn_implementation="sdpa"),
+        processing_class=AutoTokenizer.from_pretrained(args.model_name, padding_side="left"),
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_list(json.loads(Path(args.examples).read_text("utf-8"))),
+        train_dataset=Dataset.from_list(args.examples),
         callbacks=[clock],
     ).train()
     result = {

@@ -5,19 +5,28 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import main  # noqa: E402
-from evaluator import MathEvaluator  # noqa: E402
-from main import (  # noqa: E402, F401
-    compute_grpo_clip_loss,
-    compute_naive_policy_gradient_loss,
-    compute_policy_gradient_loss,
-)
-from utils import compute_entropy, masked_mean, masked_normalize, tokenize_prompt_and_output  # noqa: E402, F401
+import main
+from evaluator import MathEvaluator
+from main import compute_grpo_clip_loss, compute_naive_policy_gradient_loss, compute_policy_gradient_loss
+from utils import compute_entropy, masked_mean, masked_normalize
 
 _evaluator_of = cache(MathEvaluator)  # one per prompt: each starts a grading process, which takes a second
+
+
+def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
+    """{"input_ids", "labels" (shifted by one), "response_mask" (True where the label is an output token)}, (B, L) each.
+
+    Prompts and outputs are tokenized apart, so that no token spans the border, then joined and right-padded.
+    """
+    prompts, outputs = (tokenizer(list(x), add_special_tokens=False)["input_ids"] for x in (prompt_strs, output_strs))
+    pairs = list(zip(prompts, outputs, strict=True))
+    ids = pad_sequence([torch.tensor(p + o) for p, o in pairs], batch_first=True, padding_value=tokenizer.pad_token_id)
+    mask = pad_sequence([torch.arange(len(p + o)) >= len(p) for p, o in pairs], batch_first=True)
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
 
 def get_response_log_probs(model, input_ids, labels, return_token_entropy=False):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
 import openai
@@ -23,7 +24,7 @@ class Unreadable(ValueError):
     """A reply came and cannot be used; says why in a few words."""
 
 
-class Endpoint:
+class Endpoint(AbstractAsyncContextManager):
     """A model behind an OpenAI-compatible endpoint, for one event loop. Raises ValueError where a key is missing.
 
     The client backs off exponentially and waits as long as Retry-After says (up to two minutes; longer is a failure).
@@ -48,9 +49,6 @@ class Endpoint:
             base_url=base_url, api_key=self.key, timeout=timeout, max_retries=max_retries, http_client=client
         )
 
-    async def __aenter__(self):
-        return self
-
     async def __aexit__(self, *exception):
         await self.client.close()
 
@@ -68,12 +66,11 @@ class Endpoint:
 
         A reply that `read` raises for is asked for again, as failed requests are by the client. Raises NoReply.
         """
+        create = self.client.chat.completions.with_raw_response.create
         for retry in range(self.max_retries + 1):
             await asyncio.sleep(min(8.0, 0.5 * 2 ** (retry - 1)) if retry else 0)
             try:
-                reply = await self.client.chat.completions.with_raw_response.create(
-                    model=self.model, messages=messages, **options
-                )
+                reply = await create(model=self.model, messages=messages, **options)
             except openai.APIError as error:
                 raise NoReply(explain(error), error, self.key) from error
             try:

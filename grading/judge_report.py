@@ -109,10 +109,8 @@ def make(args, run, sample, num_prompts=8):
         with utils.isolated_seed(args.seed):
             rollout = sample(args, run, examples, num_samples=args.group_size, temperature=args.temperature)
         prompts = [example["question"] for example in examples for _ in range(args.group_size)]
-        n, copies = len(prompts), len(DAMAGES)
-        print(
-            f"measuring the judge: {n} stories, twice, and {copies} copies of each: {n * (2 + copies)} scores at most"
-        )
+        n, more = len(prompts), len(DAMAGES)
+        print(f"measuring the judge: {n} stories, twice, and {more} copies of each: {n * (2 + more)} scores at most")
         report = measure(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
         print("\n".join(lines(report)))
         args.output_dir.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_
 from logs import jsonl
 from runs import processes
 from runs.signals import Halted
+from sampling.rollout import as_rollout
 
 GRADES = (1, 2, 3, 4, 5)
 
@@ -112,10 +113,8 @@ def read_grades(reply: str, names) -> dict[str, tuple[float, int, int]]:
     objects = [m.span() for m in re.finditer(r"\{[^{}]*\}", reply) if _is_answer(m[0], names)]
     grades = {}
     for name in names:
-        found = []
-        for start, end in objects or [(0, len(reply))]:
-            pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE_PATTERN}", re.IGNORECASE)
-            found += pattern.finditer(reply, start, end)
+        pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE_PATTERN}", re.IGNORECASE)
+        found = [match for span in objects or [(0, len(reply))] for match in pattern.finditer(reply, *span)]
         if not found or len({float(m[1]) for m in found}) > 1 or any(m[2] and int(m[2]) != max(GRADES) for m in found):
             raise Unreadable("no rating")
         grade = float(found[0][1])
@@ -201,13 +200,10 @@ class EndpointJudge(Judge):
         async with self.connect() as endpoint:
             await endpoint.check()
 
-    def key(self, messages):
-        content = json.dumps([self.model, self.OPTIONS, messages], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
-
     def score(self, prompts, stories, fresh=False):
         chats = [rating_messages(self.rubric, *pair) for pair in zip(prompts, stories, strict=True)]
-        keys = [self.key(chat) for chat in chats]
+        asked = [json.dumps([self.model, self.OPTIONS, chat], sort_keys=True) for chat in chats]
+        keys = [hashlib.sha256(text.encode()).hexdigest() for text in asked]
         answers = {} if fresh else {key: self.cache[key] for key in keys if key in self.cache}
         new = {key: chat for key, chat in zip(keys, chats, strict=True) if key not in answers}
         self.counts += Counter(cached=len(answers), asked=len(new))
@@ -254,22 +250,11 @@ class EndpointJudge(Judge):
         self.said.add(kind)
 
 
-def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> llms.Rollout:
-    """Given text as a Rollout, to be scored: rows of (prompt ids, completion ids), each prompt of at least one."""
-    prompt_ids, prompt_mask = llms.left_pad([prompt for prompt, _ in rows], pad_token_id, device)
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    C = max(1, int(lengths.max()))
-    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
-    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
-    return llms.Rollout(
-        prompt_ids=prompt_ids, completion_ids=ids, attention_mask=torch.cat([prompt_mask, mask], dim=1),
-        completion_mask=mask, sampled_logps=torch.zeros(ids.shape, device=device),
-        finished=torch.ones(len(rows), dtype=torch.bool, device=device), texts=[""] * len(rows),
-    )  # fmt: skip
-
-
 def compute_logps(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
-    """(N, C) float64 log-probs of the completions in rows as above, of which group_size in a row share a prompt."""
+    """(N, C) float64 log-probs of completions, in rows of (prompt ids, completion ids).
+
+    group_size rows on end share a prompt, which has at least one token.
+    """
     rollout = as_rollout(rows, tokenizer.pad_token_id, model.device)
     settings = dict(group_size=group_size, temperature=1.0, micro_batch_tokens=16384)
     return llms.compute_logps(model, rollout, **settings).double().cpu()
@@ -341,8 +326,6 @@ class LikelihoodJudge(Judge):
         means = (compute_logps(self.model, self.tokenizer, rows).sum(1) / lengths).tolist()  # NaN without any token
         return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [{} for _ in means]
 
-
-# --- Flags ------------------------------------------------------------------------------------------------------------
 
 ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  # 0 means something
 

@@ -31,9 +31,7 @@ from fractions import Fraction
 MAX_LENGTH = 500  # characters; a longer answer equals the gold only if it is the same text
 MEMORY = 2 * 2**30  # bytes of address space for one question
 
-# ---------------------------------------------------------------------------------------------------------------------
-# One notation: from the many ways to write an answer to one plain LaTeX without spaces; text stands in "quotes"
-# ---------------------------------------------------------------------------------------------------------------------
+# --- One notation: from the many ways to write an answer to one plain LaTeX without spaces; text stands in "quotes" ---
 
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": r"\cdot ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
@@ -176,10 +174,8 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
     (gold, gold_unit), (answer, answer_unit) = split_unit(gold), split_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return False
-    gold_number, answer_number = exact_number(gold), exact_number(answer)
-    if gold_number is None or answer_number is None:
-        return None
-    return gold_number == answer_number
+    numbers = exact_number(gold), exact_number(answer)
+    return None if None in numbers else numbers[0] == numbers[1]
 
 
 # --- Structure: tuples, intervals, sets, unions, matrices, assignments ------------------------------------------------
@@ -328,9 +324,7 @@ def same_expression(gold: str, answer: str) -> bool:
         text = re.sub(r"(\d*)\.(\d+)", lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
         text = re.sub(r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text)  # math-verify takes 4(3) for a mixed number, 7
         parsed.append(parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None))
-    if not all(parsed):
-        return False
-    return _agree(parsed[0][0], parsed[1][0]) and verify(*parsed, timeout_seconds=None)
+    return all(parsed) and _agree(parsed[0][0], parsed[1][0]) and verify(*parsed, timeout_seconds=None)
 
 
 def _agree(left, right) -> bool:
@@ -360,7 +354,6 @@ WARM_UP = [
     ("(a+5)(b-2)", r"ab+5b-2a-\frac{20}{2}"), (r"\frac{\sqrt{2}}{2}", r"2^{-1/2}"), ("y=2x+3", r"x=\frac{1}{2}y-3\pi"),
     (r"\sin^{2}x+|x|", r"1-\cos^{2}(2x)+5!"), (r"e^{x}\log_{2}x", r"e\ln x\cdot 3^{n}"), ("f(x_{1})+2i", r"6\theta-5i"),
 ]  # fmt: skip
-
 
 VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by a fork's exit code
 

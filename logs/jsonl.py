@@ -13,7 +13,6 @@ def read(path, required=(), torn=None):
     as a kill leaves it, or another process that still writes.
     """
     lines = [(f"{path}, line {i}", line) for i, line in enumerate(Path(path).read_bytes().split(b"\n"), 1)]
-    *_, last = lines
     rows = []
     for where, line in lines:
         if not line.strip():
@@ -21,7 +20,7 @@ def read(path, required=(), torn=None):
         try:
             rows.append(parse(line, where))
         except ValueError:
-            if torn is None or (where, line) != last:  # a whole line ends in a line break
+            if torn is None or (where, line) != lines[-1]:  # a whole line ends in a line break
                 raise
             torn(f"{where}: torn last line skipped (the run was killed or is still writing)")
             break

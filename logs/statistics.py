@@ -89,8 +89,7 @@ def auc(better, worse):
     m, n = len(better), len(worse)
     if not m or not n:
         return math.nan, math.nan, math.nan
-    rank_sum = sum(ranks(better + worse)[:m])
-    area = (rank_sum - m * (m + 1) / 2) / (m * n)
+    area = (np.sign(np.subtract.outer(better, worse)) + 1).mean().item() / 2
 
     def distance(theta):  # |theta - area| - z s(theta), which rises away from the area
         spread = 1 + ((m + n) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))

@@ -3,7 +3,6 @@
 On several processes the first one writes and reads, in the same form as on one.
 """
 
-import json
 import os
 import shutil
 import zlib
@@ -47,7 +46,7 @@ def write(
         tokenizer.save_pretrained(temporary)
         torch.save(state, temporary / "trainer.pt")
         checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
-        log_sizes = {name: _size(Path(output_dir) / name) for name in LOGS}
+        log_sizes = {file.name: file.stat().st_size for name in LOGS if (file := folder.parent / name).exists()}
         manifest = {"step": step, "accuracy": accuracy, "log_sizes": log_sizes, "crc32": checksums}
         jsonl.write_json(temporary / "manifest.json", manifest)
         for file in [*temporary.iterdir(), temporary]:
@@ -61,10 +60,8 @@ def write(
         return None
 
     kept = sorted(finished(output_dir))
-    accuracies = {p: _manifest(p).get("accuracy") for p in kept}
-    measured = [p for p in kept if accuracies[p] is not None]
-    best = [max(measured, key=accuracies.get)] if measured else []
-    for old in set(kept[:-keep]) - set(best):
+    accuracies = {p: accuracy for p in kept if (accuracy := _manifest(p).get("accuracy")) is not None}
+    for old in set(kept[:-keep]) - {max(accuracies, key=accuracies.get, default=None)}:
         shutil.rmtree(old, ignore_errors=True)
     return path
 
@@ -91,8 +88,8 @@ def find(output_dir: Path) -> tuple[Path, dict] | None:
 def _manifest(path: Path) -> dict:
     """What a checkpoint says of itself; {} where that cannot be read."""
     try:
-        return dict(json.loads((path / "manifest.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        return jsonl.parse((path / "manifest.json").read_bytes(), path)
+    except (OSError, ValueError):
         return {}
 
 
@@ -168,10 +165,6 @@ def rewind(output_dir: Path, log_sizes: dict[str, int], last: dict[str, int]) ->
         for file in Path(output_dir, folder).glob("step_??????.jsonl"):
             if int(file.stem.removeprefix("step_")) > last.get(folder, -1):
                 file.unlink()
-
-
-def _size(path):
-    return path.stat().st_size if path.exists() else 0
 
 
 def _crc32(path):

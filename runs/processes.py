@@ -149,17 +149,17 @@ def get_rng_state() -> dict:
     return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in own_gpus()]}
 
 
-def set_rng_state(state: dict) -> None:
-    """Put back what get_rng_state returned; CUDA states only where there are as many devices as before."""
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == len(own_gpus()):
-        for gpu, cuda_state in zip(own_gpus(), state["cuda"], strict=True):
-            torch.cuda.set_rng_state(cuda_state, gpu)
-
-
 def resume_rng_state(states: list[dict], new_seed: int) -> None:
-    """Set this process's random state, one of those saved, or under another number of processes start a new one."""
-    if len(states) == world_size():
-        return set_rng_state(states[rank()])
-    print(f"saved by {len(states)} processes, continued by {world_size()}: random numbers start anew")
-    torch.manual_seed(own_seed(new_seed))
+    """Set this process's random state, one of those saved, or under another number of processes start a new one.
+
+    CUDA states are put back only where there are as many devices as before.
+    """
+    if len(states) != world_size():
+        print(f"saved by {len(states)} processes, continued by {world_size()}: random numbers start anew")
+        torch.manual_seed(own_seed(new_seed))
+        return
+    torch.set_rng_state(states[rank()]["torch"])
+    cuda_states = states[rank()]["cuda"]
+    if len(cuda_states) == len(own_gpus()):
+        for gpu, state in zip(own_gpus(), cuda_states, strict=True):
+            torch.cuda.set_rng_state(state, gpu)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from logs import jsonl
+from logs.read import read_args
 from runs import checkpoints, processes, write_logs
 from runs.lock import Lock
 from runs.signals import Diverged, Guard, Interrupted, Interrupts
@@ -97,15 +98,14 @@ def claim(args) -> Lock | None:
     lock = Lock(folder)
     try:
         before = read_flags(folder)
-        left = [
-            name for name in (*checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints") if (folder / name).exists()
-        ]
-        if before is None and left:
+        written = *checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints"
+        left = [name for name in written if (folder / name).exists()]
+        if left and not before:
             raise ValueError(
                 f"--output_dir {folder} holds {', '.join(left)} without the args.json of their run; move them away, or"
                 " name another directory"
             )
-        if before is not None and not args.resume and not before.get("eval_only"):
+        if before and not args.resume and not before.get("eval_only"):
             advice = "" if is_evaluation else ", or --resume it"
             raise ValueError(f"--output_dir {folder} already holds a run; name another directory{advice}")
         if args.resume and (is_evaluation or before.get("eval_only")):
@@ -125,14 +125,9 @@ def claim(args) -> Lock | None:
     return lock
 
 
-def read_flags(folder: Path) -> dict | None:
-    """The flags of the run in a directory; None where there is none. Raises ValueError for a broken args.json."""
-    try:
-        return dict(json.loads((folder / "args.json").read_text("utf-8"))["args"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{folder / 'args.json'}: not the args.json of a run ({error!r})") from error
+def read_flags(folder: Path) -> dict:
+    """The flags of the run in a directory; {} where there is none. Raises ValueError for a broken args.json."""
+    return read_args(folder / "args.json")
 
 
 def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True) -> int:
@@ -227,10 +222,9 @@ def start(args, run: Run) -> None:
 
 def run_description(args, model) -> dict:
     """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
-    root = Path(__file__).parent.parent
     commit = None
     with suppress(OSError):  # no git here
-        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=root)
+        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
         commit = git.stdout.strip() or None
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's
@@ -247,8 +241,6 @@ def run_description(args, model) -> dict:
 
 def save_checkpoint(args, run: Run) -> bool:
     """Write the state after run.step, from which --resume continues as if the run had never stopped; whether it is."""
-    if not run.saves:
-        return False
     run.interrupts.hold()
     weights, optimizer = checkpoints.gather_state(run.model, run.optimizer)
     state = run.boundary | {"optimizer": optimizer, "elapsed": time.perf_counter() - run.start}
@@ -292,7 +284,6 @@ def resume(args, run: Run) -> None:
     run.mark()
     log = args.output_dir / "eval_log.jsonl"
     rows = jsonl.read(log, ("step", "accuracy")) if processes.is_main() and log.exists() else []
-    evaluations = processes.from_main(rows[-1:])
-    if evaluations:
-        run.evaluated_step, run.accuracy = evaluations[0]["step"], evaluations[0]["accuracy"]
+    for row in processes.from_main(rows[-1:]):
+        run.evaluated_step, run.accuracy = row["step"], row["accuracy"]
     print(f"continuing after step {run.step} from {path}")

@@ -76,15 +76,13 @@ class Guard:
         kl, entropy = metrics.get("kl_per_token", 0.0), metrics.get("entropy")
         self.non_finite = self.non_finite + 1 if metrics["skipped_updates"] else 0
         self.high_kl = self.high_kl + 1 if kl > self.max_kl or not math.isfinite(kl) else 0
-        advice = "lower --learning_rate or raise --beta, and start again from a checkpoint"
+        advice = "the run has diverged; lower --learning_rate or raise --beta, and start again from a checkpoint"
         if self.non_finite >= self.patience:
-            raise Diverged(
-                f"updates that are not finite in {self.non_finite} iterations in a row: the run has diverged; {advice}"
-            )
+            raise Diverged(f"updates that are not finite in {self.non_finite} iterations in a row: {advice}")
         if self.high_kl >= self.patience:
             raise Diverged(
                 f"mean KL to the reference was above {self.max_kl:g} nats in {self.high_kl} iterations in a row, now"
-                f" {kl:.3g}: the run has diverged; {advice}"
+                f" {kl:.3g}: {advice}"
             )
         signs = {}
         if entropy is not None:

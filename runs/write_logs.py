@@ -4,10 +4,10 @@ Of several processes the first one alone writes. `args` are the flags of the scr
 """
 
 import time
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,13 +37,8 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-@dataclass
-class Completions:
-    """What logs need of N sampled completions, of all processes."""
-
-    texts: list[str]
-    lengths: torch.Tensor  # (N,) tokens
-    finished: torch.Tensor  # (N,) False where cut at the maximum length
+# What logs need of N completions, of all processes: texts, (N,) tokens, and (N,) False where cut at the maximum length.
+Completions = namedtuple("Completions", "texts lengths finished")
 
 
 def gather_completions(rollout, rewards) -> tuple[Completions, Any]:
@@ -118,13 +113,12 @@ def completion_records(evaluator, examples: list[dict], completions, rewards, **
     columns = {name: values.tolist() for name, values in (added | columns).items()}
     parts = rewards.per_function.tolist()
     return [
-        {"id": example["id"], "prompt": example["prompt"], "completion": completions.texts[i]}
-        | {"gold": example["answer"]}
+        {"id": example["id"], "prompt": example["prompt"], "completion": text, "gold": example["answer"]}
         | {name: example[name] for name in ("level", "subject") if name in example}
         | detail
         | {f"rewards/{name}": value for name, value in zip(evaluator.reward_names, parts[i], strict=True)}
         | {name: values[i] for name, values in columns.items()}
-        for i, (example, detail) in enumerate(zip(examples, rewards.details, strict=True))
+        for i, (example, text, detail) in enumerate(zip(examples, completions.texts, rewards.details, strict=True))
     ]
 
 
@@ -155,12 +149,11 @@ def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> 
 
     May raise Diverged.
     """
-    sampled_tokens = sum(record["length"] for record in records)
-    run.step, run.total_tokens = step, run.total_tokens + sampled_tokens
+    sampled = sum(record["length"] for record in records)  # tokens
+    run.step, run.total_tokens = step, run.total_tokens + sampled
     seconds = run.stages.flush()
     head = {"step": step, "epoch": run.train_loader.state_dict()["epoch"]}
-    tail = {"sampled_tokens": sampled_tokens, "total_tokens": run.total_tokens}
-    tail["elapsed"] = time.perf_counter() - run.start
+    tail = {"sampled_tokens": sampled, "total_tokens": run.total_tokens, "elapsed": time.perf_counter() - run.start}
     transcript(args, "rollouts", step, records)
     append(args, "train_log.jsonl", head | metrics | tail | seconds)
     run.mark()

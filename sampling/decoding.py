@@ -129,12 +129,6 @@ class Decoder:
         rows, _, room, _ = self.cache.layers[0].keys.shape
         return rows, room
 
-    def advance(self, model: PreTrainedModel, used: int, temperature: float) -> None:
-        """A step, where so many slots are used by now."""
-        if used == self.size[1]:
-            self.fit(self.cache, used)
-        self.step(model, temperature)
-
     def step(self, model: PreTrainedModel, temperature: float) -> None:
         """Run the last token of each row, and draw the next one."""
         rows, room = self.size

@@ -70,7 +70,7 @@ class Rollout:
         A piece is whole groups or a part of one. For a sharded model all processes make equally many passes: one with
         fewer pieces than another goes on with a piece that does not count.
         """
-        rows = torch.as_tensor(rows)
+        rows = torch.as_tensor(rows, dtype=torch.long)  # maybe none
         prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
         lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
         pieces = [rows[piece] for piece in utils.split_into_micro_batches(*lengths, group_size, max_tokens)]
@@ -78,6 +78,20 @@ class Rollout:
         passes = processes.equal_passes(pieces, idle) if sharded else [(piece, True) for piece in pieces]
         for piece, counts in passes:
             yield piece, self.select(piece), counts
+
+
+def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> Rollout:
+    """Given text as a Rollout, to be scored or learnt: rows of (prompt ids, completion ids), no prompt without any."""
+    prompt_ids, prompt_mask = left_pad([prompt for prompt, _ in rows], pad_token_id, device)
+    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
+    C = max(1, int(lengths.max()))
+    ids = torch.tensor([completion + [pad_token_id] * (C - len(completion)) for _, completion in rows], device=device)
+    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
+    return Rollout(
+        prompt_ids=prompt_ids, completion_ids=ids, attention_mask=torch.cat([prompt_mask, mask], dim=1),
+        completion_mask=mask, sampled_logps=torch.zeros(ids.shape, device=device),
+        finished=torch.ones(len(rows), dtype=torch.bool, device=device), texts=[""] * len(rows),
+    )  # fmt: skip
 
 
 def left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Tensor, Tensor]:

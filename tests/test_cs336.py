@@ -46,6 +46,19 @@ def handout_arguments(tokenizer):
     )  # fmt: skip
 
 
+def test_tokenize_prompt_and_output_by_hand():
+    class Words:
+        pad_token_id = 0
+
+        def __call__(self, texts, add_special_tokens):
+            return {"input_ids": [[int(w) for w in text.split()] for text in texts]}
+
+    batch = cs336.tokenize_prompt_and_output(["5 6", "7"], ["8", "9 10 11"], Words())
+    assert batch["input_ids"].tolist() == [[5, 6, 8], [7, 9, 10]]
+    assert batch["labels"].tolist() == [[6, 8, 0], [9, 10, 11]]
+    assert batch["response_mask"].tolist() == [[False, True, False], [True, True, True]]
+
+
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_by_keyword_and_by_position(name, tokenizer):
     """The course's tests call every function by the handout's keywords: 14 of them once ended in a TypeError."""

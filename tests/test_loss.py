@@ -424,19 +424,6 @@ def test_micro_batches_hold_every_row_once_within_budget():
     assert len(pieces) == 1
 
 
-def test_tokenize_prompt_and_output_by_hand():
-    class Words:
-        pad_token_id = 0
-
-        def __call__(self, texts, add_special_tokens):
-            return {"input_ids": [[int(w) for w in text.split()] for text in texts]}
-
-    batch = utils.tokenize_prompt_and_output(["5 6", "7"], ["8", "9 10 11"], Words())
-    assert batch["input_ids"].tolist() == [[5, 6, 8], [7, 9, 10]]
-    assert batch["labels"].tolist() == [[6, 8, 0], [9, 10, 11]]
-    assert batch["response_mask"].tolist() == [[False, True, False], [True, True, True]]
-
-
 def test_masked_reductions_by_hand():
     values = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
     mask = torch.tensor([[True, True, False], [False, False, False]])

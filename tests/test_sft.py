@@ -12,6 +12,7 @@ from evaluator import get_evaluator
 from logs import jsonl
 from rl_datasets import PROMPTS
 from runs import checkpoints
+from sampling.rollout import as_rollout
 
 NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]
 PAD, EOS = 0, 1
@@ -79,7 +80,8 @@ def test_update_equals_an_independent_float64_computation_whatever_the_micro_bat
 
 def test_padding_does_not_change_the_gradient_of_a_row(model, batch):
     """A row alone, and beside a longer one whose share of the loss is left out."""
-    ids, attention_mask, C = sft.collate(batch, PAD)
+    rollout = as_rollout(batch, PAD, "cpu")
+    ids, attention_mask, C = rollout.prompt_completion_ids, rollout.attention_mask, rollout.completion_ids.shape[1]
     assert ids.shape == attention_mask.shape == (5, 9 + 11) and C == 11
     logps = utils.get_per_token_logps(model, ids, attention_mask, C)
     (-utils.masked_mean(logps[:1], attention_mask[:1, -C:])).backward()
@@ -87,11 +89,12 @@ def test_padding_does_not_change_the_gradient_of_a_row(model, batch):
     assert_same_gradient(accumulate(model, batch[:1])[1], padded)
 
 
-def test_collate_pads_prompts_left_and_completions_right():
-    ids, attention_mask, C = sft.collate([([5, 6], [7, EOS]), ([8], [9, PAD, EOS])], PAD)
-    assert C == 3
-    assert ids.tolist() == [[5, 6, 7, EOS, PAD], [PAD, 8, 9, PAD, EOS]]
-    assert attention_mask.tolist() == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+def test_prompts_are_padded_left_and_completions_right():
+    rollout = as_rollout([([5, 6], [7, EOS]), ([8], [9, PAD, EOS])], PAD, "cpu")
+    assert rollout.completion_ids.shape == (2, 3)
+    assert rollout.prompt_completion_ids.tolist() == [[5, 6, 7, EOS, PAD], [PAD, 8, 9, PAD, EOS]]
+    assert rollout.attention_mask.tolist() == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+    assert rollout.completion_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_entropy_is_the_mean_over_completion_tokens(model, batch):
@@ -113,8 +116,9 @@ def test_encode_ends_the_completion_with_the_eos_and_leaves_the_prompt_alone(tok
 def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):
     """The loss is made of one log-prob for each completion token, the EOS too, and of none for the prompt's own."""
     prompt, completion = sft.encode(tokenizer, [{"prompt": "ab", "completion": "cd"}])[0]
-    ids, attention_mask, C = sft.collate([(prompt, completion)], PAD)
-    logps = utils.get_per_token_logps(model, ids, attention_mask, C)
+    rollout = as_rollout([(prompt, completion)], PAD, "cpu")
+    ids, C = rollout.prompt_completion_ids, rollout.completion_ids.shape[1]
+    logps = utils.get_per_token_logps(model, ids, rollout.attention_mask, C)
     assert completion[-1] == EOS and C == 3  # c, d and EOS, not b
     expected = model(ids).logits[0, 1:-1].log_softmax(-1)[range(3), completion]
     torch.testing.assert_close(logps[0], expected)
