@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The demo, 3 seeds, beside rewards for form alone and a coin at its own flags; the other sizes of tiny/ (one seed); then
-# each on the test problems, how its steps are written, and pass@k before and after.
+# The demo, 3 seeds, beside rewards for form alone and a coin at its own flags, and the other sizes of tiny/ (one seed);
+# then each on the test problems, how its steps are written, and pass@k before and after.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 KEEP=1
