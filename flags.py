@@ -15,7 +15,7 @@ import utils
 from data.rows import find_files
 from evaluator import EVALUATORS
 from grading import judges
-from rl_datasets import DATASETS, PROMPTS
+from rl_datasets import DATASETS, PROMPTS, default_eval_split
 from runs import processes
 from runs.run import read_flags
 
@@ -54,8 +54,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None) -> argparse.Namesp
     parser.set_defaults(**{name: value for name, value in (saved or {}).items() if name in known})
     args = parser.parse_args(argv)
     if "eval_split" in args and args.eval_split is None:
-        data = None if args.dataset_path else DATASETS.get(args.dataset_name)
-        args.eval_split = data.eval_split if data else "test"
+        args.eval_split = default_eval_split(args.dataset_name, args.dataset_path)
     if args.eval_temperature is None:  # several samples of one greedy answer would be that answer several times
         args.eval_temperature = 0.0 if args.eval_samples == 1 else vars(args).get("temperature", 1.0)
     return args
@@ -120,7 +119,7 @@ def add_model_and_data(parser):
 def add_data(parser):
     add = parser.add_argument_group("data").add_argument
     add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
-    add("--dataset_path", help="folder with train and test as .jsonl or .parquet, instead of the hub")
+    add("--dataset_path", help="folder with train, test and maybe validation as .jsonl or .parquet")
     add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
     add("--prompt", help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)")
     return add
@@ -159,7 +158,8 @@ def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
     if unit:
         add(f"--eval_{unit}", type=int, default=100, help=f"evaluate every so many {unit}, and first and last")
         add(f"--save_{unit}", type=int, default=100, help=f"checkpoint every so many {unit}, and last")
-    choose = "tune and keep what is best on validation, report on test (default: test; arithmetic: validation)"
+    choose = "what is evaluated: tune and keep the best on validation, report on test (default: test; for"
+    choose += " arithmetic validation)"
     add("--eval_split", choices=("validation", "test"), help=choose)
     add("--eval_size", type=int, help="so many of its problems, a fixed random subset (default: all)")
     add("--eval_temperature", type=float, help="0 is greedy (default: 0, or --temperature for several samples)")
@@ -202,11 +202,8 @@ def check(args: argparse.Namespace) -> None:
             raise ValueError(f"--report_to {args.report_to}: not installed here; pip install {args.report_to}")
         if args.dataset_path:
             find_files(args.dataset_path, args.eval_split)
-        elif args.eval_split == "validation" != DATASETS[args.dataset_name].eval_split:
-            raise ValueError(
-                f"--eval_split validation: {args.dataset_name} has no such split; name a folder with a"
-                " validation.jsonl by --dataset_path"
-            )
+        else:
+            DATASETS[args.dataset_name].check_split(args.eval_split)
         llms.check_model_name("--model_name", args.model_name)
         data = DATASETS[args.dataset_name]
         evaluator = EVALUATORS[args.evaluator or data.default_evaluator]

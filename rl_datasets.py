@@ -140,7 +140,7 @@ class DataLoader(ABC):
     name: str
     default_evaluator: str
     default_prompt: str
-    eval_split = "test"  # what --eval_split is by default: validation, where the data set itself has one
+    splits: tuple[str, ...] = ("train", "test")  # what it has without --dataset_path
 
     def __init__(self, split, tokenizer, prompt, *, dataset_path=None, max_prompt_length=512, seed=0, size=None):
         self.split, self.prompt, self.seed = split, prompt, seed
@@ -165,8 +165,16 @@ class DataLoader(ABC):
         """Example dicts without id and prompt, in a fixed order; empty where there is no such training split."""
 
     @classmethod
+    def check_split(cls, split: str) -> None:
+        """Raise ValueError where the data set itself has no such split."""
+        if split not in cls.splits:
+            raise ValueError(f"--eval_split {split}: {cls.name} has no such split; a folder can (--dataset_path)")
+
+    @classmethod
     def read(cls, split: str, dataset_path: str | None = None) -> list[dict]:
-        """Every example of the split, without its prompt: this needs no tokenizer."""
+        """Every example of the split, without its prompt: this needs no tokenizer. Raises ValueError."""
+        if not dataset_path:
+            cls.check_split(split)
         return [{"id": f"{cls.name}/{split}/{i}", **row} for i, row in enumerate(cls.load(split, dataset_path))]
 
     def next_batch(self, n: int) -> list[dict]:
@@ -206,8 +214,7 @@ class ArithmeticLoader(DataLoader):
     """Generated word problems; the splits share no operands, and the solutions write every step directly."""
 
     name, default_evaluator, default_prompt = "arithmetic", "gsm8k", "reasoning_answer"
-    eval_split = "validation"
-    sizes = {"train": 10_000, "validation": 2_000, "test": 2_000}
+    splits, sizes = word_problems.SPLITS, {"train": 10_000, "validation": 2_000, "test": 2_000}
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
@@ -273,8 +280,13 @@ def get_dataloaders(
     prompt = prompt or DATASETS[name].default_prompt
     same = {"dataset_path": dataset_path, "max_prompt_length": max_prompt_length, "seed": seed}
     train_loader = DATASETS[name]("train", tokenizer, PROMPTS[prompt], **same)
-    split = eval_split or DATASETS[name].eval_split
+    split = eval_split or default_eval_split(name, dataset_path)
     return train_loader, DATASETS[name](split, tokenizer, PROMPTS[prompt], size=eval_size, **same)
+
+
+def default_eval_split(name: str, dataset_path: str | None) -> str:
+    """Validation, where the data set itself has it, else test: its best checkpoint is then chosen on test."""
+    return "validation" if name in DATASETS and "validation" in DATASETS[name].splits and not dataset_path else "test"
 
 
 def _fixed_subset(examples, size):

@@ -113,8 +113,9 @@ def generate(split, n, seed=0, careful=0.0):
     """`n` distinct problems: dicts of question, answer (one step a line, then "#### N") and level.
 
     careful: the share of steps written in easier pieces; the problems are the same for each. The levels take turns, so
-    a shorter list is the beginning of a longer one. No question appears twice; but in the train split no tuple of
-    operands appears twice within a family either. Raises ValueError where `n` cannot be reached.
+    a shorter list is the beginning of a longer one. No question appears twice, and in validation and test no
+    tuple of operands within a family: 2,000 of them take all that the smallest families have, and then more of the
+    others. Raises ValueError where `n` cannot be reached.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${1:-output/cs336}
 PYTHON=${PYTHON:-.venv/bin/python}
-MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 96 --eval_size 16 --device cpu"
+MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 --eval_size 16 --device cpu"
 GRPO="$PYTHON main.py $MODEL --num_train_iters 3 --rollout_batch_size 32 --group_size 8 --learning_rate 1e-4 --eval_iterations 3"
 R1="--prompt r1_zero --evaluator math"
 

@@ -8,7 +8,7 @@ GOLD=$OUT/gold.jsonl TEACHER=$OUT/teacher.jsonl
 problems=2048
 [ -z "${QUICK:-}" ] || problems=256
 $PYTHON generate_gold.py --from_reference --dataset_name arithmetic --output $GOLD
-$PYTHON generate_gold.py --model_name tiny/3m --dataset_name arithmetic --num_problems $problems --max_completion_length 96 --keep_incorrect --output $TEACHER
+$PYTHON generate_gold.py --model_name tiny/3m --dataset_name arithmetic --num_problems $problems --max_completion_length 160 --keep_incorrect --output $TEACHER
 right=$(grep -c '"correct": true' $TEACHER)
 fine_tune() { # NAME seed flags...
     local name=$1 seed=$2

@@ -6,22 +6,22 @@ source "$(dirname "${BASH_SOURCE[0]}")/study.sh"
 KEEP=1
 
 evaluate() { # NAME MODEL FLAGS...
-    local name=$1 model=$2
+    local name=$1 model=${2:-no-checkpoint-is-left-to-evaluate}
     shift 2
-    run "$name" $PYTHON main.py $DEMO_MODEL --model_name "$model" --eval_only --eval_split test "$@"
+    run "$name" $PYTHON main.py $DEMO_MODEL --model_name "$model" --eval_only --eval_split test --eval_size 2000 "$@"
 }
 
 evaluate test_before tiny/1m
-evaluate pass_before tiny/1m --eval_samples 16
+evaluate pass_before tiny/1m --eval_samples 16 --eval_size 1000
 for seed in $SEEDS; do
     for reward in grpo format random; do
         program=main.py name=${reward}_seed$seed
         [ $reward = grpo ] || program="experiments/controls.py --evaluator $reward"
         run $name $PYTHON $program $DEMO --seed $seed
-        last=$(find $OUT/$name/checkpoints -name 'step_*' | sort | tail -1) # the others are finished already if it is gone
+        last=$(ls -d $OUT/$name/checkpoints/step_* 2>/dev/null | tail -1) || true # gone where only the logs were kept
         evaluate test_$name "$last"
         [ -e $LOGS/$name/steps.txt ] || $PYTHON experiments/wrong_steps.py $OUT/$name/eval/step_*.jsonl >$LOGS/$name/steps.txt
-        [ $reward != grpo ] || evaluate pass_$name "$last" --eval_samples 16
+        [ $reward != grpo ] || evaluate pass_$name "$last" --eval_samples 16 --eval_size 1000
     done
 done
 for size in 0.1m 0.3m 3m; do

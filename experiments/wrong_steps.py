@@ -3,39 +3,42 @@
     python experiments/wrong_steps.py output/demo/eval/step_*.jsonl    # a line per file
     python experiments/wrong_steps.py output/demo                      # what a run changed, with one question's answers
 
-A step is direct (`33 * 4 = 132`) or careful, in easier pieces (`33 * 4 = 120 + 12 = 132`); it is right if its end is.
+A step that has easier pieces is careful (`33 * 4 = 120 + 12 = 132`) or direct (`33 * 4 = 132`); the others are easy. It
+is right if its result is. Of several samples of a question the first one counts.
 """
 
-import operator
 import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data.word_problems import OPERATORS, easier_pieces  # noqa: E402
 from logs import jsonl  # noqa: E402
 
-STEP = re.compile(r"^(\d+)(?: ([-+*/]) |(% of) |/(\d+) of )(\d+)((?: = [^=\n]+)*) = (\d+)$", re.MULTILINE)
-OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+NUMBER = r"(\d{1,12})"
+STEP = re.compile(rf"^(?:{NUMBER}( [-+*/] |% of )|1/{NUMBER} of ){NUMBER}((?: = [^=\n]+)*) = {NUMBER}$", re.MULTILINE)
+WAYS = ("easy", "direct", "careful")
 
 
 def checked_steps(text):
-    """(careful or direct, is right) of each step: "3 * 4 = 12", "25% of 40 = 40 / 4 = 10", "1/4 of 40 = 10"."""
+    """(one of WAYS, is right) of each step: "3 * 4 = 12", "25% of 40 = 40 / 4 = 10", "1/4 of 40 = 10"."""
     steps = []
-    for a, sign, percent, parts, b, pieces, result in STEP.findall(text):
-        a, b = int(a), int(b)
-        try:
-            true = a * b / 100 if percent else a * b / int(parts) if parts else OPERATORS[sign](a, b)
-        except ZeroDivisionError:
-            true = None
-        steps.append(("careful" if pieces else "direct", true == int(result)))
+    for a, sign, parts, b, pieces, result in STEP.findall(text):
+        operator, x, y = sign.strip()[:1] or "part", int(a or parts), int(b)
+        if operator == "/" and y == 0 or operator == "part" and x == 0:
+            steps.append(("easy", False))
+            continue
+        numerator, denominator = OPERATORS[operator][1](x, y)
+        way = "easy" if not easier_pieces(x, operator, y) else "careful" if pieces else "direct"
+        steps.append((way, numerator == denominator * int(result)))
     return steps
 
 
 def read(path):
-    """The rows of an evaluation, with their steps."""
-    rows = jsonl.read(path, required=("id", "completion", "correct_strict"))
-    return [row | {"steps": checked_steps(row["completion"])} for row in rows]
+    """{question: its row, with its steps} of an evaluation."""
+    rows = jsonl.read(path, required=("id", "prompt", "completion", "correct_strict", "length"))
+    return {row["id"]: row | {"steps": checked_steps(row["completion"])} for row in reversed(rows)}
 
 
 def share(part, whole):
@@ -45,37 +48,37 @@ def share(part, whole):
 def counts(rows):
     """What there is to say of the steps of an evaluation: {what: how many of how many}."""
     steps = [step for row in rows for step in row["steps"]]
-    count = {(way, right): steps.count((way, right)) for way in ("direct", "careful") for right in (True, False)}
-    right = [row["steps"] for row in rows if row["correct_strict"] and row["steps"]]
+    right = {way: steps.count((way, True)) for way in WAYS}
+    all_ = {way: right[way] + steps.count((way, False)) for way in WAYS}
+    answers = [all(ok for _, ok in row["steps"]) for row in rows if row["correct_strict"] and row["steps"]]
     return {
         "completions with steps": share(sum(bool(row["steps"]) for row in rows), len(rows)),
-        "careful steps": share(count["careful", True] + count["careful", False], len(steps)),
-        "right among direct steps": share(count["direct", True], count["direct", True] + count["direct", False]),
-        "right among careful steps": share(count["careful", True], count["careful", True] + count["careful", False]),
-        "right answers with a wrong step": share(sum(not all(ok for _, ok in steps) for steps in right), len(right)),
+        "right steps": share(sum(right.values()), len(steps)),
+        "careful, of steps that have easier pieces": share(all_["careful"], all_["careful"] + all_["direct"]),
+        **{f"right, of {way} steps": share(right[way], all_[way]) for way in reversed(WAYS)},
+        "right answers with a wrong step": share(answers.count(False), len(answers)),
     }
 
 
 def what_changed(run):
-    """The first and the last evaluation of a run side by side, and one of the questions that are right since."""
+    """The first and the last evaluation of a run side by side, and one of the questions that it has learnt."""
     paths = sorted(run.glob("eval/step_*.jsonl"))
     if len(paths) < 2:
         raise ValueError(f"{run} has not two evaluations in eval/ to compare")
     first, last = read(paths[0]), read(paths[-1])
-    mean = [sum(row.get("length", 0) for row in rows) / len(rows) for rows in (first, last)]
-    before, after = counts(first), counts(last)
+    tokens = [sum(row["length"] for row in rows.values()) / len(rows) for rows in (first, last)]
+    before, after = counts(first.values()), counts(last.values())
     yield f"{run}: {paths[0].stem} -> {paths[-1].stem}, {len(last)} problems"
-    yield f"mean tokens of a completion  {mean[0]:.1f} -> {mean[1]:.1f}"
+    yield f"mean tokens of a completion  {tokens[0]:.1f} -> {tokens[1]:.1f}"
     yield from (f"{what}  {before[what]} -> {after[what]}" for what in before)
-    old = {row["id"]: row for row in first}
-    fixed = [row for row in last if row["correct_strict"] and not old.get(row["id"], row)["correct_strict"]]
-    if fixed:
-        row = max(fixed, key=lambda row: len(row["steps"]))
-        question = re.findall(r"[^\n<>|]+\?", row["prompt"])[-1]
-        yield f"\nOne of {len(fixed)} questions that were wrong and are right:\n\n{question}"
-        for path, answer in ((paths[0], old[row["id"]]), (paths[-1], row)):
-            visible = re.sub(r"[^\n -~]", "?", answer["completion"])  # nothing steers a terminal
-            yield f"\n--- {path.stem}\n{visible}"
+    both = [(first[key], row) for key, row in last.items() if key in first]
+    if fixed := [(old, new) for old, new in both if new["correct_strict"] > old["correct_strict"]]:
+        answers = max(fixed, key=lambda pair: [way for way, _ in pair[1]["steps"]].count("careful"))
+        question = ([answers[0]["prompt"]] + re.findall(r"[^\n<>|]+\?", answers[0]["prompt"]))[-1]
+        shown = zip((paths[0], paths[-1]), answers, strict=True)
+        texts = [question, *(f"--- {path.stem}\n{row['completion']}" for path, row in shown)]
+        yield f"\nOf the {len(fixed)} questions that were wrong and are right, the one with the most careful steps:"
+        yield from ("\n" + re.sub(r"[^\n -~]", "?", text) for text in texts)  # nothing steers a terminal
 
 
 def main(paths):
@@ -85,7 +88,7 @@ def main(paths):
         if path.is_dir():
             print(*what_changed(path), sep="\n")
         else:
-            print(f"{path}: {', '.join(f'{what} {said}' for what, said in counts(read(path)).items())}")
+            print(f"{path}: {', '.join(f'{what} {said}' for what, said in counts(read(path).values()).items())}")
 
 
 if __name__ == "__main__":

@@ -245,6 +245,7 @@ def accuracy_lines(run):
             ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
             values, intervals = zip(*(percent(row, key) for row in ends), strict=True)
             n = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
+            n += f", {run.args['eval_split']}" if "eval_split" in run.args else ""
             word = "interval" if len(ends) == 1 else "intervals"
             change = " -> ".join(f"{value} %" for value in values)
             what = said(f"accuracy ({kind})", [run])

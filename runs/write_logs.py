@@ -185,7 +185,7 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
     shares = [f"{metrics[key]:.1%} [{metrics[f'{key}_low']:.1%}, {metrics[f'{key}_high']:.1%}]" for key in keys]
     tqdm.write(
         f"evaluation at step {run.step}: {run.evaluator.said_of_shares.format(*shares)}"
-        f" (n = {metrics['n']}, {how}, {metrics['time/total']:.1f} s)"
+        f" (n = {metrics['n']}, {args.eval_split}, {how}, {metrics['time/total']:.1f} s)"
     )
 
 

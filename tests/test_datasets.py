@@ -336,7 +336,7 @@ def test_arithmetic():
     assert {example["level"] for example in eval_loader} == {1, 2, 3, 4}
     for example in [*eval_loader, *test_loader]:
         assert example["solution"].endswith(f" = {example['answer']}")
-        assert example["solution"].count("\n") + 1 == example["level"]
+        assert example["solution"].count("\n") + 1 == example["level"] == example["solution"].count(" = "), "all direct"
     with pytest.raises(ValueError, match="is generated; leave --dataset_path out"):
         get_dataloaders("arithmetic", TOKENIZER, dataset_path="somewhere")
 

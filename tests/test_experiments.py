@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 import expert_iteration
 import scaling_law
+import wrong_steps
 from wrong_steps import checked_steps
 
 COMMANDS = re.findall(
@@ -53,11 +54,42 @@ def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, m
 
 def test_steps_of_arithmetic_are_checked():
     text = "3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\nso 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"
-    right = [True, True, False, False, False, True]
-    assert checked_steps(text) == [("direct", ok) for ok in right]
+    right, direct = (True, True, False, False, False, True), (1, 2)  # those that have easier pieces
+    assert checked_steps(text) == [("direct" if i in direct else "easy", ok) for i, ok in enumerate(right)]
     text = "47 + 38 = 70 + 15 = 85\n85 - 38 = 85 - 30 - 8 = 55 - 8 = 46\n"
-    text += "25% of 80 = 80 / 4 = 20\n1 + 1 = 2 = \n2 + 2 == 4"
-    assert checked_steps(text) == [("careful", True), ("careful", False), ("careful", True)]
+    text += "25% of 80 = 80 / 4 = 20\n1 + 1 = 2 = \n2 + 2 == 4\n7 + 1 = 8 = 8"
+    assert checked_steps(text) == [("careful", True), ("careful", False), ("careful", True), ("easy", True)]
+    hostile = f"25% of {'9' * 400} = 5\n{'9' * 5000} / 3 = 5\n1/0 of 5 = 5\n{' = ' * 9999}\n1{' = 1' * 9999}"
+    assert checked_steps(hostile) == [("easy", False)]
+    assert checked_steps("100000000001 / 1 = 100000000000") == [("easy", False)], "no rounding"
+
+
+def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
+    """Two questions before and after: one is learnt, with one careful step of two; control characters do not pass."""
+    row = {"id": 1, "prompt": "form\n<|user|>\nHow many?<|end|>", "completion": "\x1b\n33 - 11 = 1", "length": 5}
+    rows = [row | {"correct_strict": False}, row | {"id": 2, "correct_strict": True}]
+    rows.append(row | {"id": 3, "correct_strict": False, "prompt": "Why?"})
+    with pytest.raises(ValueError, match="has not two evaluations"):
+        wrong_steps.main([tmp_path])
+    jsonl.write(tmp_path / "eval" / "step_000000.jsonl", rows)
+    learnt = {"completion": "33 * 4 = 120 + 12 = 132\n132 + 1 = 134", "length": 20, "correct_strict": True}
+    late = [row | learnt, rows[1], rows[2] | {"correct_strict": True}, rows[0]]  # a second sample of the first one
+    jsonl.write(tmp_path / "eval" / "step_000009.jsonl", late)
+    wrong_steps.main([tmp_path])
+    said = capsys.readouterr().out
+    for line in (
+        "mean tokens of a completion  5.0 -> 10.0",
+        "right steps  0 of 3 (0%) -> 1 of 4 (25%)",
+        "careful, of steps that have easier pieces  0 of 3 (0%) -> 1 of 4 (25%)",
+        "right, of careful steps  0 of 0 -> 1 of 1 (100%)",
+        "right, of direct steps  0 of 3 (0%) -> 0 of 3 (0%)",
+        "right answers with a wrong step  1 of 1 (100%) -> 3 of 3 (100%)",
+    ):
+        assert f"\n{line}\n" in said
+    assert said.endswith(
+        "Of the 2 questions that were wrong and are right, the one with the most careful steps:\n\nHow many?\n"
+        "\n--- step_000000\n?\n33 - 11 = 1\n\n--- step_000009\n33 * 4 = 120 + 12 = 132\n132 + 1 = 134\n"
+    )
 
 
 def test_scaling_law_finds_a_line_and_says_where_there_is_none():

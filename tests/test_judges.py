@@ -578,14 +578,14 @@ def test_a_judge_without_spread_is_refused_unless_forced(model_folder, tmp_path,
 
 @pytest.mark.parametrize("name, said", [
     ("creative", "evaluation at step 7: 50.0% [30.0%, 70.0%] above the floor and scored, 60.0% [40.0%, 80.0%] above"
-     " the floor (n = 9, greedy, 1.5 s)\n"),
+     " the floor (n = 9, test, greedy, 1.5 s)\n"),
     ("gsm8k", "evaluation at step 7: accuracy 50.0% [30.0%, 70.0%] strict, 60.0% [40.0%, 80.0%] flexible (n = 9,"
-     " greedy, 1.5 s)\n"),
+     " test, greedy, 1.5 s)\n"),
 ])  # fmt: skip
 def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(tmp_path, capsys, name, said):
     """It said "accuracy 50.0% strict" of stories that were above the floor and scored."""
     run = SimpleNamespace(step=7, total_tokens=0, start=0.0, evaluator=evaluator.EVALUATORS[name])
-    args = SimpleNamespace(output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0)
+    args = SimpleNamespace(output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0, eval_split="test")
     metrics = dict(accuracy=0.5, accuracy_low=0.3, accuracy_high=0.7, accuracy_flexible=0.6, accuracy_flexible_low=0.4)
     write_logs.save_evaluation(args, run, metrics | {"accuracy_flexible_high": 0.8, "n": 9, "time/total": 1.5}, [])
     assert capsys.readouterr().out == said

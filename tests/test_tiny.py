@@ -66,7 +66,7 @@ def test_every_prompt_form_has_something_to_sample(prompt):
     examples = [example for example in test for _ in range(8)]
     torch.manual_seed(0)
     rollout = llms.generate(
-        model, tokenizer, [e["prompt"] for e in test], num_samples=8, max_new_tokens=96,
+        model, tokenizer, [e["prompt"] for e in test], num_samples=8, max_new_tokens=160,
         stop_strings=PROMPTS[prompt].stop_strings,
     )  # fmt: skip
     evaluator = get_evaluator("gsm8k" if prompt == "reasoning_answer" else "math", prompt=prompt)
@@ -94,7 +94,7 @@ def test_habits_seldom_take_the_careful_way_and_drills_often_do():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["0.1m", "1m"])
-def test_making_a_model_again_begins_with_its_recorded_losses(size, monkeypatch):
+def test_making_a_model_again_begins_with_its_recorded_losses(size):
     """20 updates of the first stage, in its warm-up, where the rate does not depend on how many follow."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

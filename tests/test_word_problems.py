@@ -172,6 +172,8 @@ def test_the_test_set_never_changes(test_set):
     first = hashlib.sha256(json.dumps(test_set[:500]).encode()).hexdigest()
     assert first[:16] == "9c5bd30eee847934", "these were all when there were only 500"
     assert hashlib.sha256(json.dumps(test_set).encode()).hexdigest()[:16] == "f1b76ffc156c03ce"
+    validation = hashlib.sha256(json.dumps(generate("validation", 2_000)).encode()).hexdigest()
+    assert validation[:16] == "260e706f3ff4b099"
 
 
 def test_levels_take_turns_and_every_template_is_tested(test_set):

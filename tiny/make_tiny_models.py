@@ -6,7 +6,7 @@ arithmetic and in format: reinforcement learning has something to do.
 
     python tiny/make_tiny_models.py                 # all sizes
     python tiny/make_tiny_models.py --sizes 1m      # one of them
-    python main.py --eval_only --model_name tiny/1m --dataset_name arithmetic --max_completion_length 256  # measured
+    python main.py --eval_only --model_name tiny/1m --dataset_name arithmetic --eval_split test  # measured
 """
 
 import argparse
