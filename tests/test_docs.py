@@ -77,6 +77,20 @@ def test_commands_have_flags_that_exist():
             assert args.dataset_name in flags.DATASETS, (name, given)
 
 
+def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
+    """Its flags stand in three places, and its numbers are those of the study."""
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    script = (ROOT / "experiments" / "study.sh").read_text("utf-8")
+    study = dict(re.findall(r'^(DEMO\w*)="(.*)"$', script, re.MULTILINE))
+    given = [
+        re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1],
+        shlex.join(next(commands(ROOT / "docs" / "try.md"))),
+        study["DEMO"].replace("$DEMO_MODEL", study["DEMO_MODEL"]),
+    ]
+    demos = [vars(flags.parse_args(text.split())) | {"output_dir": None, "device": None} for text in given]
+    assert demos[0] == demos[1] == demos[2] and demos[0]["num_train_iters"] == 100
+
+
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
     """A copy of the repository into which README's three examples are written."""
