@@ -11,6 +11,10 @@ evaluate() { # NAME MODEL FLAGS...
     run "$name" $PYTHON main.py $DEMO_MODEL --model_name "$model" --eval_only --eval_split test --eval_size 2000 "$@"
 }
 
+steps() { # NAME: how the steps of its evaluations are written
+    [ -e $LOGS/$1/steps.txt ] || $PYTHON experiments/wrong_steps.py $OUT/$1/eval/step_*.jsonl >$LOGS/$1/steps.txt
+}
+
 evaluate test_before tiny/1m
 evaluate pass_before tiny/1m --eval_samples 16 --eval_size 1000
 for seed in $SEEDS; do
@@ -20,10 +24,11 @@ for seed in $SEEDS; do
         run $name $PYTHON $program $DEMO --seed $seed
         last=$(ls -d $OUT/$name/checkpoints/step_* 2>/dev/null | tail -1) || true # gone where only the logs were kept
         evaluate test_$name "$last"
-        [ -e $LOGS/$name/steps.txt ] || $PYTHON experiments/wrong_steps.py $OUT/$name/eval/step_*.jsonl >$LOGS/$name/steps.txt
+        steps $name
         [ $reward != grpo ] || evaluate pass_$name "$last" --eval_samples 16 --eval_size 1000
     done
 done
 for size in 0.1m 0.3m 3m; do
     run ${size}_seed0 $PYTHON main.py $DEMO --model_name tiny/$size
+    steps ${size}_seed0
 done
