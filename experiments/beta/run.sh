@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The weight of the KL to the reference.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
+
+arm beta0 $GRPO --beta 0
+arm beta0.4 $GRPO --beta 0.4

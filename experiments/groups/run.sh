@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# 64 samples an iteration as 32 prompts x 2 and as 2 prompts x 32.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
+
+arm group2 $GRPO --group_size 2
+arm group32 $GRPO --group_size 32

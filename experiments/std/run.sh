@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Advantages that are not divided by the group's standard deviation.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
+
+arm no_std $GRPO --no-use_std_normalization
