@@ -3,7 +3,7 @@
     python experiments/answers.py output/demo experiments/demo/answers.jsonl
 
 A line per evaluation: step, n (completions), samples (of each question, one after the other), strict and flexible (a
-bit per completion, first question first, as hexadecimal digits), questions (a checksum of their ids: only equal ones
+bit per completion, in the order of the ids, as hexadecimal digits), questions (a checksum of their ids: only equal ones
 can be paired), tokens (mean), and where the problems are `arithmetic`'s how the steps are written: with_steps
 (completions), easy, direct, careful ([right, all]).
 """
@@ -24,11 +24,12 @@ def bits(answers):
 
 def summary(path):
     rows = jsonl.read(path, required=("id", "completion", "correct_strict", "correct_flexible", "length"))
+    rows.sort(key=lambda row: row["id"])  # subsets are drawn in another order; samples of a question stay together
     ids = [row["id"] for row in rows]
     result = {
         "step": int(path.stem.removeprefix("step_")), "n": len(rows), "samples": len(ids) // len(set(ids)),
         "strict": bits(row["correct_strict"] for row in rows), "flexible": bits(row["correct_flexible"] for row in rows),
-        "questions": zlib.crc32("\n".join(dict.fromkeys(ids)).encode()),
+        "questions": zlib.crc32("\n".join(ids).encode()),
         "tokens": round(sum(row["length"] for row in rows) / len(rows), 2),
     }  # fmt: skip
     if ids[0].startswith("arithmetic/"):

@@ -12,5 +12,5 @@ case "${1:-}" in
     *) echo "error: $1: the only flag is --quick" >&2; exit 2 ;;
 esac
 # sft_then_grpo starts from sft's checkpoints, and is last
-studies=${STUDIES:-rates sft baseline std length beta filtered groups off_policy prompts expert_iteration family dynamics scaling judge sft_then_grpo}
+studies=${STUDIES:-rates sft zero_shot baseline std length beta filtered groups off_policy prompts expert_iteration family dynamics scaling judge sft_then_grpo}
 printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash

@@ -1,15 +1,210 @@
-"""best: the rate of the run that is best on validation at its end, of several seeds 0."""
-import json, sys
+"""The tables of the studies, out of the logs that are kept: the program behind every number of analysis.md.
+
+    python experiments/table.py rates std length              validation accuracy at each rate that was tried
+    python experiments/table.py ends rates/base std/no_std    each side's runs: accuracy, length, how steps are written
+    python experiments/table.py compare std length            comparisons.txt: told apart, or a tie, and of what size
+    python experiments/table.py curve rates/base              validation accuracy by iteration
+    python experiments/table.py metrics entropy kl -- std/no_std    train_log.jsonl's keys over the last 10 iterations
+    python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
+    python experiments/table.py exchange                      how many GRPO iterations a gold example is worth
+    python experiments/table.py check [--write]               that every table on the pages is what its command prints
+
+A side is STUDY/ARM; its runs are ARM_seed0 and so on in that study's folder, at the rate that is best on validation.
+Accuracies are strict, in %, of greedy answers; the 2,000 test problems' where nothing else is said.
+"""
+
+import re
+import sys
+from functools import cache
 from pathlib import Path
 
-def best(paths):
-    ends = {}
-    for path in map(Path, paths):
-        rate = json.loads((path / "args.json").read_text())["args"]["learning_rate"]
-        ends[rate] = json.loads((path / "eval_log.jsonl").read_text().splitlines()[-1])["accuracy"]
-    rate = max(sorted(ends), key=ends.get)
-    print(next(Path(p).name.split("_rate")[1].split("_")[0] for p in paths if float(Path(p).name.split("_rate")[1].split("_")[0]) == rate))
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from logs import jsonl  # noqa: E402
+from logs.read import read_args  # noqa: E402
+from logs.statistics import pass_at_k, wilson_interval  # noqa: E402
+
+LOGS = ROOT / "experiments"
+read = cache(jsonl.read)
+
+
+def right(row, kind="strict"):
+    """(questions, samples), 1 where the answer is right."""
+    return np.array([int(bit) for bit in f"{int(row[kind], 16):b}"[1:]]).reshape(-1, row["samples"])
+
+
+def percent(value, n=0):
+    low, high = wilson_interval(value * n, n)
+    return f"{100 * value:.1f}" + (f" [{100 * low:.1f}, {100 * high:.1f}]" if n else "")
+
+
+def validation(run):
+    """{step: strict accuracy} of its curve."""
+    return {row["step"]: right(row).mean() for row in read(run / "answers.jsonl")}
+
+
+def rate_of(run):
+    return re.search(r"_rate([^_]+)_", run.name)[1]
+
+
+def best(runs):
+    """Of runs at several rates the one that ends best on validation; of equals the lowest rate."""
+    return max(sorted(runs, key=lambda run: float(rate_of(run))), key=lambda run: list(validation(run).values())[-1])
+
+
+def runs_of(side):
+    """The folders of a side, one per seed. ValueError: it has none."""
+    folder, arm = (LOGS / side).parent, side.split("/")[1]
+    if (folder / arm / "answers.jsonl").exists():
+        return [folder / arm]
+    if not (runs := sorted(folder.glob(f"{arm}_seed?"))):
+        tried = list(folder.glob(f"{arm}_rate*_seed0"))
+        runs = sorted(folder.glob(f"{arm}_rate{rate_of(best(tried))}_seed?")) if tried else []
+    if not runs:
+        raise ValueError(f"{side}: no runs in {folder}")
+    return runs
+
+
+def on_test(run, file="test.jsonl"):
+    """The evaluation on the test problems: its own file, or that of a model that was not trained."""
+    return read(run / (file if (run / "train_log.jsonl").exists() else "answers.jsonl"))[-1]
+
+
+def difference(one, other):
+    """Points by seed, and of the mean over seeds its value and 95 % interval: a bootstrap of the questions."""
+    one, other = ([on_test(run) for run in runs_of(side)] for side in (one, other))
+    if len({row["questions"] for row in one + other}) > 1:
+        raise ValueError("other questions on the other side")
+    count = max(len(one), len(other))  # a model that was not trained has no seeds: it stands beside each
+    one, other = (np.stack([right(row)[:, 0] for row in rows] * (count // len(rows))) for rows in (one, other))
+    if len(one) != len(other):
+        raise ValueError("other seeds on the other side")
+    by_question = (one - other).sum(0)
+    values, counts = np.unique(by_question, return_counts=True)  # so few values that drawing questions is a multinomial
+    draws = np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), 10_000) @ values
+    points = 100 / counts.sum() / count
+    low, high = np.percentile(draws, [2.5, 97.5]) * points
+    return 100 * (one - other).mean(1), by_question.sum() * points, low, high
+
+
+def verdict(seeds, low, high):
+    if len(seeds) > 2 and (low > 0 or high < 0) and (min(seeds) > 0 or max(seeds) < 0):
+        return "told apart"
+    return f"tie; {(high - low) / 2:.1f} would have been seen" if low <= 0 <= high else "tie: the seeds differ in sign"
+
+
+# --- The tables: each yields rows, the first one its head ----------------------------------------------------------------
+
+
+def compare(*studies):
+    yield "question", "one side", "other side", "seeds 0, 1, 2 (points)", "mean [95 %]", ""
+    for line in (LOGS / "comparisons.txt").read_text().splitlines()[1:]:
+        if not line.startswith(" "):
+            study, question = line.split(": ")
+        elif not studies or study in studies:
+            seeds, mean, low, high = difference(*line.split())
+            by_seed = ", ".join(f"{points:+.1f}" for points in seeds)
+            yield question, *line.split(), by_seed, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", verdict(seeds, low, high)
+            question = ""
+
+
+def rates(*studies):
+    tried = [run for study in studies for run in sorted((LOGS / study).glob("*_rate*_seed0"))]
+    grid = sorted({rate_of(run) for run in tried}, key=float)
+    yield "side", *grid
+    for arm in dict.fromkeys(f"{run.parent.name}/{run.name.split('_rate')[0]}" for run in tried):
+        own = {rate_of(run): run for run in tried if f"{run.parent.name}/{run.name}".startswith(f"{arm}_rate")}
+        ends = {rate: percent(list(validation(run).values())[-1]) for rate, run in own.items()}
+        yield arm, *(f"**{ends[r]}**" if own.get(r) == best(own.values()) else ends.get(r, "") for r in grid)
+
+
+def ends(*sides):
+    yield "side", "rate", "test, seeds 0, 1, 2", "mean", "flexible", "tokens", "with steps", "careful", "careful, right", "direct, right"
+    for side in sides:
+        rows = [on_test(run) for run in runs_of(side)]
+        n, strict = rows[0]["n"], [right(row).mean() for row in rows]
+        easy, direct, careful = (np.sum([row[way] for row in rows], 0) for way in ("easy", "direct", "careful"))
+        parts = [(careful[1], careful[1] + direct[1]), careful, direct]
+        rate = {f"{read_args(run / 'args.json').get('learning_rate') or 0:.0e}".replace("e-0", "e-") for run in runs_of(side)}
+        yield (
+            side, ", ".join(rate - {"0e+00"}), ", ".join(percent(share, n) for share in strict), percent(np.mean(strict)),
+            percent(np.mean([right(row, "flexible").mean() for row in rows])), f"{np.mean([row['tokens'] for row in rows]):.0f}",
+            percent(np.mean([row["with_steps"] / n for row in rows])), *(percent(a / b) if b else "" for a, b in parts),
+        )  # fmt: skip
+
+
+def curve(*sides):
+    steps = sorted({step for side in sides for run in runs_of(side) for step in validation(run)})
+    yield "side", "seed", *map(str, steps)
+    for side in sides:
+        for seed, run in enumerate(runs_of(side)):
+            yield side, str(seed), *(percent(validation(run)[s]) if s in validation(run) else "" for s in steps)
+
+
+def metrics(*keys_and_sides):
+    keys, sides = keys_and_sides[: keys_and_sides.index("--")], keys_and_sides[keys_and_sides.index("--") + 1 :]
+    yield "side", *keys
+    for side in sides:
+        logs = [read(run / "train_log.jsonl")[-10:] for run in runs_of(side)]
+        means = [[np.mean([row[key] for row in log if row.get(key) is not None]) for log in logs] for key in keys]
+        yield side, *(", ".join(f"{value:.3g}" for value in values) for values in means)
+
+
+def pass_(*sides, file="pass.jsonl"):
+    ks = (1, 2, 4, 8, 16)
+    yield "side", *(f"pass@{k}" for k in ks), "pass@16, flexible"
+    for side in sides:
+        for seed, run in enumerate(runs_of(side)):
+            row = on_test(run, file)
+            counts = {kind: right(row, kind).sum(1).tolist() for kind in ("strict", "flexible")}
+            shares = [percent(pass_at_k(counts["strict"], row["samples"], k), row["n"] // row["samples"]) for k in ks]
+            yield f"{side}, seed {seed}", *shares, percent(pass_at_k(counts["flexible"], row["samples"], 16))
+
+
+# --- The pages -----------------------------------------------------------------------------------------------------------
+
+
+def table(command):
+    """The markdown that "NAME ARGUMENTS" prints."""
+    name, *arguments = command.split()
+    head, *rows = TABLES[name](*arguments)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)) + "\n"
+
+
+def check(*flags):
+    """Run the commands that stand on the pages above their tables; with --write put the tables in."""
+    pattern, wrong = re.compile(r"^    python experiments/table\.py (.*)\n\n((?:\|.*\n)*)", re.MULTILINE), []
+    for page in [ROOT / "analysis.md", ROOT / "README.md", *sorted(LOGS.rglob("*.md"))]:
+        text = page.read_text("utf-8")
+        new = pattern.sub(lambda m: f"    python experiments/table.py {m[1]}\n\n{table(m[1])}", text)
+        if new != text:
+            wrong.append(str(page.relative_to(ROOT)))
+            if flags == ("--write",):
+                page.write_text(new, "utf-8")
+    if wrong and not flags:
+        raise ValueError(f"not what the logs say: {', '.join(wrong)} (--write puts it right)")
+    print(*(f"written: {page}" for page in wrong), "the pages' tables are those of the logs", sep="\n")
+
+
+TABLES = {"compare": compare, "rates": rates, "ends": ends, "curve": curve, "metrics": metrics, "pass": pass_}
+
+
+def main(name="", *arguments):
+    if name == "best":
+        print(rate_of(best(map(Path, arguments))))
+    elif name == "check":
+        check(*arguments)
+    elif name in TABLES:
+        print(table(" ".join([name, *arguments])), end="")
+    else:
+        raise ValueError(f"the first word must be one of check, best, {', '.join(TABLES)}")
+
 
 if __name__ == "__main__":
-    assert sys.argv[1] == "best"
-    best(sys.argv[2:])
+    try:
+        main(*sys.argv[1:])
+    except (ValueError, OSError) as error:
+        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
