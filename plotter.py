@@ -272,8 +272,9 @@ def parse_args(argv=None):
     add("--output", type=Path, help="PDF, or PNG of its first page (default: LOG_DIR/training_plots.pdf)")
     add("--x", nargs="+", choices=AXES, default=["step"], help="the x axis of the curves, or several (default: step)")
     add("--metrics", nargs="+", metavar="KEY", help="only the curves of these keys of the logs, on one page")
-    add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, or by parameters: a "
-        "colour per group; without --metrics the accuracies at the end and their table")  # fmt: skip
+    add("--by", nargs="+", metavar="FLAG", default=[], help="group the runs by flags of args.json, by parameters, or "
+        "by arm, the directory's name without _seed0: a colour per group; without --metrics the accuracies at the end "
+        "and their table")  # fmt: skip
     add("--show", nargs="?", type=int, const=-1, metavar="STEP", help="only print the worst and best completions of an "
         "iteration (default: the last)")  # fmt: skip
     add("--reach", nargs="+", type=float, metavar="SHARE", help="also print when each run first had this accuracy")

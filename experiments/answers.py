@@ -14,8 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from logs import jsonl  # noqa: E402
 from wrong_steps import WAYS, checked_steps  # noqa: E402
+
+from logs import jsonl  # noqa: E402
 
 
 def bits(answers):
@@ -28,7 +29,7 @@ def summary(path):
     ids = [row["id"] for row in rows]
     result = {
         "step": int(path.stem.removeprefix("step_")), "n": len(rows), "samples": len(ids) // len(set(ids)),
-        "strict": bits(row["correct_strict"] for row in rows), "flexible": bits(row["correct_flexible"] for row in rows),
+        **{kind: bits(row[f"correct_{kind}"] for row in rows) for kind in ("strict", "flexible")},
         "questions": zlib.crc32("\n".join(ids).encode()),
         "tokens": round(sum(row["length"] for row in rows) / len(rows), 2),
     }  # fmt: skip

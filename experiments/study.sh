@@ -3,7 +3,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 STUDY=$(basename "$(dirname "$(realpath "$0")")")
-SEEDS="0 1 2" RATES="1e-4 2e-4 4e-4" LOGS=experiments/$STUDY OUT=output/studies/$STUDY
+SEEDS="0 1 2" RATES="1e-4 2e-4 4e-4" LADDER=" 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4 8e-4 " LOGS=experiments/$STUDY OUT=output/studies/$STUDY
 [ -z "${QUICK:-}" ] || SEEDS=0 RATES=2e-4 LOGS=output/quick/$STUDY OUT=output/quick/runs/$STUDY
 MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 --micro_batch_tokens 4096 --eval_size 500 --device cpu"
 DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 --eval_iterations 20 --save_iterations 100"
@@ -49,15 +49,31 @@ on_test() {
     fi
 }
 
-# arm NAME PYTHON PROGRAM FLAGS...: one side of a comparison. Seed 0 at each of $RATES; the rate that is best on validation gets
-# the other seeds, and each of these runs one evaluation on the test problems. $PROMPT is given to both.
-arm() {
-    local name=$1 rate seed
+# tune NAME PYTHON PROGRAM FLAGS...: seed 0 at each of $RATES, and on along the $LADDER for as long as the best one on validation is
+# at an end; that one is left in $rate
+tune() {
+    local name=$1 rates=$RATES last= beyond
     shift
-    for rate in $RATES; do
-        run "${name}_rate${rate}_seed0" "$@" ${PROMPT:-} --learning_rate "$rate" --seed 0
+    while [ "$rates" != "$last" ]; do
+        for rate in $rates; do
+            run "${name}_rate${rate}_seed0" "$@" --learning_rate "$rate" --seed 0
+        done
+        last=$rates
+        rate=$($PYTHON experiments/table.py best $(printf "$LOGS/${name}_rate%s_seed0 " $rates))
+        [ -z "${QUICK:-}" ] || break
+        beyond=${LADDER%% ${rates%% *} *}
+        [ "$rate" != "${rates%% *}" ] || rates="${beyond##* } $rates"
+        beyond=${LADDER##* ${rates##* } }
+        [ "$rate" != "${rates##* }" ] || rates="$rates ${beyond%% *}"
     done
-    rate=$($PYTHON experiments/table.py best $(printf "$LOGS/${name}_rate%s_seed0 " $RATES))
+}
+
+# arm NAME PYTHON PROGRAM FLAGS...: one side of a comparison: the tuned rate gets the other seeds, and each of these runs one
+# evaluation on the test problems. $PROMPT is given to both.
+arm() {
+    local name=$1 seed
+    shift
+    tune "$name" "$@" ${PROMPT:-}
     for seed in $SEEDS; do
         run "${name}_rate${rate}_seed$seed" "$@" ${PROMPT:-} --learning_rate "$rate" --seed "$seed"
         on_test "${name}_rate${rate}_seed$seed" test.jsonl ${PROMPT:-}

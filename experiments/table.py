@@ -6,7 +6,7 @@
     python experiments/table.py curve rates/base              validation accuracy by iteration
     python experiments/table.py metrics entropy kl -- std/no_std    train_log.jsonl's keys over the last 10 iterations
     python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
-    python experiments/table.py exchange                      how many GRPO iterations a gold example is worth
+    python experiments/table.py exchange exchange/grpo sft/direct10    the GRPO iterations that reach where SFT ends
     python experiments/table.py check [--write]               that every table on the pages is what its command prints
 
 A side is STUDY/ARM; its runs are ARM_seed0 and so on in that study's folder, at the rate that is best on validation.
@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from logs import jsonl  # noqa: E402
-from logs.read import read_args  # noqa: E402
 from logs.statistics import pass_at_k, wilson_interval  # noqa: E402
 
 LOGS = ROOT / "experiments"
@@ -47,7 +46,8 @@ def validation(run):
 
 
 def rate_of(run):
-    return re.search(r"_rate([^_]+)_", run.name)[1]
+    """As its name says it; "" where only one was tried."""
+    return "".join(re.findall(r"_rate([^_]+)_", run.name))
 
 
 def best(runs):
@@ -96,7 +96,7 @@ def verdict(seeds, low, high):
     return f"tie; {(high - low) / 2:.1f} would have been seen" if low <= 0 <= high else "tie: the seeds differ in sign"
 
 
-# --- The tables: each yields rows, the first one its head ----------------------------------------------------------------
+# --- The tables: each yields rows, the first one its head -------------------------------------------------------------
 
 
 def compare(*studies):
@@ -122,17 +122,27 @@ def rates(*studies):
 
 
 def ends(*sides):
-    yield "side", "rate", "test, seeds 0, 1, 2", "mean", "flexible", "tokens", "with steps", "careful", "careful, right", "direct, right"
+    yield (
+        "side",
+        "rate",
+        "test, seeds 0, 1, 2 [95 %]",
+        "mean",
+        "flexible",
+        "tokens",
+        "careful",
+        "right: careful",
+        "direct",
+    )
     for side in sides:
-        rows = [on_test(run) for run in runs_of(side)]
-        n, strict = rows[0]["n"], [right(row).mean() for row in rows]
-        easy, direct, careful = (np.sum([row[way] for row in rows], 0) for way in ("easy", "direct", "careful"))
-        parts = [(careful[1], careful[1] + direct[1]), careful, direct]
-        rate = {f"{read_args(run / 'args.json').get('learning_rate') or 0:.0e}".replace("e-0", "e-") for run in runs_of(side)}
+        runs = runs_of(side)
+        rows = [on_test(run) for run in runs]
+        strict, flexible = ([right(row, kind).mean() for row in rows] for kind in ("strict", "flexible"))
+        direct, careful = (np.sum([row[way] for row in rows], 0) for way in ("direct", "careful"))  # right ones, all
+        shares = [(careful[1], careful[1] + direct[1]), careful, direct]
         yield (
-            side, ", ".join(rate - {"0e+00"}), ", ".join(percent(share, n) for share in strict), percent(np.mean(strict)),
-            percent(np.mean([right(row, "flexible").mean() for row in rows])), f"{np.mean([row['tokens'] for row in rows]):.0f}",
-            percent(np.mean([row["with_steps"] / n for row in rows])), *(percent(a / b) if b else "" for a, b in parts),
+            side, rate_of(runs[0]), ", ".join(percent(share, rows[0]["n"]) for share in strict),
+            percent(np.mean(strict)), percent(np.mean(flexible)), f"{np.mean([row['tokens'] for row in rows]):.0f}",
+            *(percent(part / whole) if whole else "" for part, whole in shares),
         )  # fmt: skip
 
 
@@ -153,6 +163,32 @@ def metrics(*keys_and_sides):
         yield side, *(", ".join(f"{value:.3g}" for value in values) for values in means)
 
 
+def crossing(steps, curve, level):
+    """Where a curve that never falls first is at a level, on the line between two of its points; infinity: nowhere."""
+    i = np.searchsorted(curve, level)
+    if i == len(curve):
+        return np.inf
+    before = max(i - 1, 0)
+    return steps[i] - (steps[i] - steps[before]) * (curve[i] - level) / max(curve[i] - curve[before], 1e-9)
+
+
+def exchange(grpo, *sides):
+    """Where GRPO's mean curve first is as high as a side's end, both on validation; the bootstrap draws questions."""
+    yield "side", "validation", "GRPO iterations to it [95 %]"
+    steps = list(validation(runs_of(grpo)[0]))
+    curves = np.mean([[right(row)[:, 0] for row in read(run / "answers.jsonl")] for run in runs_of(grpo)], 0)
+    n = curves.shape[1]  # of (steps, questions)
+    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2_000) / n
+    draws = np.concatenate([np.full((1, n), 1 / n), draws])  # the first is the sample itself
+    rising = np.maximum.accumulate(draws @ curves.T, 1)  # for a first crossing falls do not matter
+    for side in sides:
+        end = np.mean([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)], 0)
+        found = [crossing(steps, *pair) for pair in zip(rising, draws @ end, strict=True)]
+        interval = np.quantile(found, [0.025, 0.975], method="nearest")
+        first, low, high = (f"{x:.0f}" if x < np.inf else "never" for x in (found[0], *interval))
+        yield side, percent(end.mean()), f"{first} [{low}, {high}]"
+
+
 def pass_(*sides, file="pass.jsonl"):
     ks = (1, 2, 4, 8, 16)
     yield "side", *(f"pass@{k}" for k in ks), "pass@16, flexible"
@@ -164,7 +200,7 @@ def pass_(*sides, file="pass.jsonl"):
             yield f"{side}, seed {seed}", *shares, percent(pass_at_k(counts["flexible"], row["samples"], 16))
 
 
-# --- The pages -----------------------------------------------------------------------------------------------------------
+# --- The pages --------------------------------------------------------------------------------------------------------
 
 
 def table(command):
@@ -189,7 +225,15 @@ def check(*flags):
     print(*(f"written: {page}" for page in wrong), "the pages' tables are those of the logs", sep="\n")
 
 
-TABLES = {"compare": compare, "rates": rates, "ends": ends, "curve": curve, "metrics": metrics, "pass": pass_}
+TABLES = {
+    "compare": compare,
+    "rates": rates,
+    "ends": ends,
+    "curve": curve,
+    "metrics": metrics,
+    "pass": pass_,
+    "exchange": exchange,
+}
 
 
 def main(name="", *arguments):

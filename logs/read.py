@@ -7,6 +7,7 @@ Reads train_log.jsonl and eval_log.jsonl and, where they exist, args.json (for t
 import json
 import math
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ STORIES = {"strict": "above the floor and scored", "flexible": "above the floor"
 class Run:
     name: str  # its path, without the folders that all runs lie in
     path: Path
-    args: dict  # the flags and the number of parameters; {} without args.json
+    args: dict  # the flags and the number of parameters, as far as args.json has them, and arm
     about: str  # model, data set, parameters, as far as args tells them
     train: list[dict]
     eval: list[dict]
@@ -72,7 +73,7 @@ def load_runs(log_dirs):
         train, evaluations = (read_log(log) if log.exists() else [] for log in logs)
         if not train and not evaluations:
             raise ValueError(f"{path}: no complete line in its logs yet")
-        args = read_args(path / "args.json")
+        args = read_args(path / "args.json") | {"arm": re.sub(r"(_rate[^_]+)?_seed\d+$", "", path.name)}
         size = f"{in_words('parameters', args['parameters'])} parameters" if args.get("parameters") else None
         model = os.path.basename(args.get("model_name") or "")
         about = ", ".join(filter(None, (model, args.get("dataset_name"), size)))
@@ -82,8 +83,8 @@ def load_runs(log_dirs):
 
 
 MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or changes nothing that is learnt
-    "seed output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to judge_timeout"
-    " micro_batch_tokens max_concurrent_sequences judge_concurrency".split())  # fmt: skip
+    "seed arm output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to"
+    " judge_timeout micro_batch_tokens max_concurrent_sequences judge_concurrency".split())  # fmt: skip
 
 
 def values_of(args, flags):

@@ -20,28 +20,34 @@ from logs import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
+import answers
 import expert_iteration
-import scaling_law
+import table
 import wrong_steps
 from wrong_steps import checked_steps
 
-COMMANDS = re.findall(
-    r"^    python plotter\.py (.* --output experiments/figures/.*)$", (ROOT / "analysis.md").read_text(), re.MULTILINE
-)
+PAGES = [ROOT / "analysis.md", ROOT / "README.md", *sorted(ROOT.glob("experiments/**/*.md"))]
+COMMANDS = [
+    c for page in PAGES for c in re.findall(r"python plotter\.py (--log_dir .* --output \S+\.png)", page.read_text())
+]
 FIGURES = [re.search(r"--output (\S+)", command)[1] for command in COMMANDS]
-PICTURE = re.search(r"`python plotter\.py (.* --output docs/demo\.png)`", (ROOT / "README.md").read_text())[1]
 
 
-def test_each_figure_of_the_analysis_has_its_command_and_the_other_way_round():
-    shown = re.findall(r"^!\[.+\]\((.*)\)$", (ROOT / "analysis.md").read_text(), re.MULTILINE)
-    assert sorted(shown) == sorted(FIGURES)
-    assert {path.name for path in (ROOT / "experiments" / "figures").iterdir()} == {f.split("/")[-1] for f in FIGURES}
+def test_each_figure_of_a_study_has_its_command_and_the_other_way_round():
+    shown = {
+        str((page.parent / figure).resolve().relative_to(ROOT))
+        for page in PAGES
+        for figure in re.findall(r"^!\[.+\]\((\S+)\)$", page.read_text(), re.MULTILINE)
+    }
+    assert shown <= {*FIGURES}
+    drawn = {str(path.relative_to(ROOT)) for path in ROOT.glob("experiments/**/*.png")}
+    assert drawn | {"docs/demo.png"} == {*FIGURES} and len(FIGURES) == len({*FIGURES})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [*COMMANDS, PICTURE], ids=[*FIGURES, "docs/demo.png"])
+@pytest.mark.parametrize("command", COMMANDS, ids=FIGURES)
 def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, monkeypatch):
-    """The command that analysis.md or README prints, globs expanded by a shell; as pictures: fonts can differ."""
+    """The command that a page prints, globs expanded by a shell; as pictures: fonts can differ."""
     monkeypatch.chdir(ROOT)
     *flags, figure = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True
@@ -50,6 +56,87 @@ def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, m
     new, committed = (matplotlib.image.imread(path)[..., :3] for path in (tmp_path / "figure.png", figure))
     assert new.shape == committed.shape
     assert np.abs(new - committed).mean() < 0.01
+
+
+@pytest.mark.slow
+def test_every_table_on_the_pages_is_what_its_command_prints():
+    run = run_script("experiments/table.py", "check")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def write_study(folder, runs):
+    """{run: ([right or not on test], accuracy on validation)}, with the files that the tables are made from."""
+    for name, (right, accuracy) in runs.items():
+        rows = [
+            {"id": f"arithmetic/test/{i}", "completion": "33 * 4 = 120 + 12 = 132", "correct_strict": ok,
+             "correct_flexible": True, "length": 2 * i}
+            for i, ok in enumerate(right)
+        ]  # fmt: skip
+        ten = [rows[0] | {"id": f"arithmetic/validation/{i}", "correct_strict": i < 10 * accuracy} for i in range(10)]
+        jsonl.write(folder / "output" / name / "eval" / "step_000004.jsonl", ten)
+        jsonl.write(folder / "output" / name / "test" / "eval" / "step_000000.jsonl", rows[::-1])  # any order
+        answers.main(folder / "output" / name, folder / name / "answers.jsonl")
+        answers.main(folder / "output" / name / "test", folder / name / "test.jsonl")
+        jsonl.write(folder / name / "train_log.jsonl", [{"step": i, "kl": i} for i in range(1, 21)])
+        jsonl.write_json(folder / name / "args.json", {"args": {"learning_rate": 1e-4}})
+
+
+def test_a_study_compares_runs_question_by_question(tmp_path, monkeypatch):
+    """By hand: of every 8 questions seed 0 gains 3 and loses 1, seed 1 gains 3, seed 2 gains 2: 25, 37.5, 25 points."""
+    monkeypatch.setattr(table, "LOGS", tmp_path)
+    base = [1, 1, 1, 1, 0, 0, 0, 0] * 8
+    better = [0, 1, 1, 1, 1, 1, 1, 0] * 8, [1, 1, 1, 1, 1, 1, 1, 0] * 8, [1, 1, 1, 1, 1, 1, 0, 0] * 8
+    write_study(tmp_path / "a", {f"base_rate1e-4_seed{seed}": (base, 0.5) for seed in range(3)})
+    write_study(tmp_path / "a", {"base_rate2e-4_seed0": (better[0], 0.5), "base_rate4e-4_seed0": (better[0], 0.4)})
+    write_study(tmp_path / "b", {f"new_rate2e-4_seed{seed}": (right, 0.9) for seed, right in enumerate(better)})
+    write_study(tmp_path / "b", {"new_rate1e-4_seed0": (base, 0.8), "new_rate10e-4_seed0": (base, 0.8)})
+    assert [run.name[5:9] for run in table.runs_of("a/base")] == ["rate"] * 3
+    assert table.rate_of(table.runs_of("a/base")[0]) == "1e-4", "of equals the lowest"
+    seeds, mean, low, high = table.difference("b/new", "a/base")
+    assert seeds.tolist() == [25, 37.5, 25] and mean == pytest.approx(100 * 7 / 24)
+    # Of a question the three answers stay together: its gains are -1, 0, 0, 0, 3, 3, 2, 0, of three at most.
+    spread = 100 * np.std([-1, 0, 0, 0, 3, 3, 2, 0]) / 3 / np.sqrt(64)
+    assert (high - low) / 2 == pytest.approx(1.96 * spread, rel=0.1) and low < mean < high
+    assert table.verdict(seeds, low, high) == "told apart"
+    assert table.verdict(np.array([1.0, 2.0, 1.0]), -1.0, 3.0) == "tie; 2.0 would have been seen"
+    assert table.verdict(np.array([9.0, 9.0, -1.0]), 1.0, 3.0) == "tie: the seeds differ in sign"
+    (tmp_path / "comparisons.txt").write_text("# head\nb: Is it better?\n    b/new   a/base\n", "utf-8")
+    assert "| Is it better? | b/new | a/base | +25.0, +37.5, +25.0 | +29.2 [" in table.table("compare b")
+    assert table.table("compare other").count("\n") == 2, "the head alone"
+    assert "| b/new | 80.0 | **90.0** | 80.0 |" in table.table("rates b").replace("10e-4", "3")
+    ends = table.table("ends b/new").splitlines()[2].split(" | ")
+    assert ends[1] == "2e-4" and ends[3:6] == ["79.2", "100.0", "63"] and ends[6:8] == ["100.0", "100.0"]
+    assert "| a/base | 15.5, 15.5, 15.5 |" in table.table("metrics kl -- a/base")
+    with pytest.raises(ValueError, match="c/new: no runs in"):
+        table.table("ends c/new")
+
+
+def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "LOGS", tmp_path)
+    write_study(tmp_path / "sft", {"ten_seed0": ([1], 0.5), "all_seed0": ([1], 1.0)})
+    write_study(tmp_path / "rl", {"grpo_seed0": ([1], 0.5)})
+    (last,) = jsonl.read(tmp_path / "rl" / "grpo_seed0" / "answers.jsonl")
+    curve = [(0, "400"), (10, "7e0"), (20, "7c0"), (30, "7fe")]  # 0, 5, 4 and 9 of the same ten
+    rows = [last | {"step": step, "strict": digits} for step, digits in curve]
+    jsonl.write(tmp_path / "rl" / "grpo_seed0" / "answers.jsonl", rows)
+    monkeypatch.setattr(table, "read", jsonl.read)
+    _, _, ten, all_ = table.table("exchange rl/grpo sft/ten sft/all").splitlines()
+    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 10 \[\d+, \d+\] \|", ten)
+    assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \|", all_)
+
+
+def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "LOGS", tmp_path / "experiments")
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    write_study(tmp_path / "experiments" / "a", {"base_seed0": ([1, 0], 0.5)})
+    page = "Before.\n\n    python experiments/table.py curve a/base\n\n| old |\n\nAfter 50.0 %.\n"
+    (tmp_path / "analysis.md").write_text(page, "utf-8")
+    (tmp_path / "README.md").write_text("Nothing.\n", "utf-8")
+    with pytest.raises(ValueError, match="not what the logs say: analysis.md"):
+        table.check()
+    table.check("--write")
+    assert "| a/base | 0 | 50.0 |\n\nAfter" in (tmp_path / "analysis.md").read_text("utf-8")
+    table.check()
 
 
 def test_steps_of_arithmetic_are_checked():
@@ -92,30 +179,22 @@ def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
     )
 
 
-def test_scaling_law_finds_a_line_and_says_where_there_is_none():
-    """Accuracies on logit(p) = 1 + 2 x, as whole numbers of a million answers; then one of them doubled."""
-    x, n = np.array([-1.0, 0.0, 0.0, 0.5]), np.full(4, 10**6)
-    right = (n / (1 + np.exp(-1 - 2 * x))).round()
-    np.testing.assert_allclose(scaling_law.fit(x, right, n), [1, 2], atol=1e-4)
-    assert scaling_law.likelihood_ratio(x, right, n) < 0.01
-    assert scaling_law.likelihood_ratio(x, right * [2, 1, 1, 1], n) > 1e4
-
-
 @pytest.mark.slow
 def test_a_quick_study_ends_with_its_figure(tmp_path):
     """run_all.sh on a copy, since it writes to output/ beside it; the figures of other studies are left out."""
     copy = tmp_path / "copy"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "output", "__pycache__"))
-    environment = dict(os.environ, PYTHON=sys.executable, STUDIES="controls scaling")
+    environment = dict(os.environ, PYTHON=sys.executable, STUDIES="rates std")
     command = ["bash", "experiments/run_all.sh", "--quick"]
     run = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     logs = copy / "output" / "quick"
-    assert len(jsonl.read(logs / "controls" / "random_seed0" / "train_log.jsonl")) == 4
-    assert {"controls.png", "scaling.png"} <= {path.name for path in (logs / "figures").iterdir()}
-    assert "left out, since output/quick/sft/ is not there" in run.stdout
+    assert len(jsonl.read(logs / "std" / "no_std_rate2e-4_seed0" / "train_log.jsonl")) == 2
+    assert jsonl.read(logs / "std" / "no_std_rate2e-4_seed0" / "test.jsonl")[0]["n"] == 16
+    assert (logs / "std" / "std.png").exists()
+    assert "left out, since not all of its runs are there" in run.stdout
     again = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
-    assert again.returncode == 0 and "evaluation" not in again.stdout, again.stdout[-3000:]
+    assert again.returncode == 0 and "seed" not in again.stdout.split("== .")[0], again.stdout[-3000:]
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):

@@ -4,7 +4,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
 EI="$PYTHON experiments/expert_iteration.py $MODEL --n_ei_steps 5"
-[ -n "${QUICK:-}" ] || RATES="3e-5 1e-4 3e-4"
+[ -n "${QUICK:-}" ] || RATES="3e-5 1e-4 3e-4" LADDER=" 1e-6 3e-6 1e-5 3e-5 1e-4 3e-4 1e-3 "
 arm questions96_group8_epochs4 $EI --num_questions 96 --group_size 8 --epochs 4
 arm questions96_group8_epochs1 $EI --num_questions 96 --group_size 8 --epochs 1
 arm questions192_group4_epochs4 $EI --num_questions 192 --group_size 4 --epochs 4

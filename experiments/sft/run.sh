@@ -4,7 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-[ -n "${QUICK:-}" ] || RATES="3e-5 1e-4 3e-4"
+[ -n "${QUICK:-}" ] || RATES="3e-5 1e-4 3e-4" LADDER=" 1e-6 3e-6 1e-5 3e-5 1e-4 3e-4 1e-3 "
 gold() { # KIND SHARE: gold_KIND.jsonl, of which that share of the steps is careful
     [ -e $OUT/gold_$1.jsonl ] && return
     mkdir -p $OUT/$1

@@ -4,16 +4,12 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
 for kind in direct1000 careful100; do
-    model=$OUT/$kind
+    sft_rate=$($PYTHON experiments/table.py best ${LOGS%/*}/sft/${kind}_rate*_seed0)
     for seed in $SEEDS; do
-        run_of_sft=$(ls -d ${OUT%/*}/sft/${kind}_rate*_seed$seed/test | head -n 1) # the one at the best rate
         mkdir -p $OUT/start_seed$seed
-        ln -sfn "$PWD/$(ls -d ${run_of_sft%/test}/checkpoints/step_* | tail -n 1)" $OUT/start_seed$seed/$kind
+        ln -sfn "$PWD/$(ls -d ${OUT%/*}/sft/${kind}_rate${sft_rate}_seed$seed/checkpoints/step_* | tail -n 1)" $OUT/start_seed$seed/$kind
     done
-    for rate in $RATES; do
-        run ${kind}_rate${rate}_seed0 $GRPO --learning_rate $rate --model_name $OUT/start_seed0/$kind
-    done
-    rate=$($PYTHON experiments/table.py best $(printf "$LOGS/${kind}_rate%s_seed0 " $RATES))
+    tune $kind $GRPO --model_name $OUT/start_seed0/$kind
     for seed in $SEEDS; do
         run ${kind}_rate${rate}_seed$seed $GRPO --learning_rate $rate --seed $seed --model_name $OUT/start_seed$seed/$kind
         on_test ${kind}_rate${rate}_seed$seed test.jsonl

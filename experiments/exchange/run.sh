@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The runs of ../rates at their best rate once more, evaluated often: what the curves of SFT are laid beside.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
+
+rate=$($PYTHON experiments/table.py best ${LOGS%/*}/rates/base_rate*_seed0)
+for seed in $SEEDS; do
+    run grpo_seed$seed $GRPO --learning_rate $rate --eval_iterations 5 --seed $seed
+done
