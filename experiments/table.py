@@ -3,7 +3,7 @@
     python experiments/table.py rates std length              validation accuracy at each rate that was tried
     python experiments/table.py ends rates/base std/no_std    each side's runs: accuracy, length, how steps are written
     python experiments/table.py compare std length            comparisons.txt: told apart, or a tie, and of what size
-    python experiments/table.py curve rates/base              validation accuracy by iteration
+    python experiments/table.py curve careful rates/base      strict, tokens, careful ... by iteration, on validation
     python experiments/table.py metrics entropy kl -- std/no_std    train_log.jsonl's keys over the last 10 iterations
     python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
     python experiments/table.py exchange exchange/grpo sft/direct10    the GRPO iterations that reach where SFT ends
@@ -40,9 +40,29 @@ def percent(value, n=0):
     return f"{100 * value:.1f}" + (f" [{100 * low:.1f}, {100 * high:.1f}]" if n else "")
 
 
-def validation(run):
-    """{step: strict accuracy} of its curve."""
-    return {row["step"]: right(row).mean() for row in read(run / "answers.jsonl")}
+def measured(row, key):
+    """Of an evaluation: strict, flexible; tokens; with_steps, share of answers; careful, share of the steps that have
+    easier pieces; easy_right, direct_right, careful_right, share of such steps. NaN: of none."""
+    if key in ("strict", "flexible"):
+        return right(row, key).mean()
+    if key == "with_steps":
+        return row[key] / row["n"]
+    if key == "tokens":
+        return row[key]
+    part, whole = row[key.removesuffix("_right")]
+    if key == "careful":
+        part, whole = whole, whole + row["direct"][1]
+    return part / whole if whole else np.nan
+
+
+def shown(row, key):
+    value = measured(row, key)
+    return f"{value:.0f}" if key == "tokens" else "" if np.isnan(value) else percent(value)
+
+
+def final(run):
+    """Strict accuracy in its last evaluation on validation."""
+    return measured(read(run / "answers.jsonl")[-1], "strict")
 
 
 def rate_of(run):
@@ -52,7 +72,7 @@ def rate_of(run):
 
 def best(runs):
     """Of runs at several rates the one that ends best on validation; of equals the lowest rate."""
-    return max(sorted(runs, key=lambda run: float(rate_of(run))), key=lambda run: list(validation(run).values())[-1])
+    return max(sorted(runs, key=lambda run: float(rate_of(run))), key=final)
 
 
 def runs_of(side):
@@ -117,41 +137,30 @@ def rates(*studies):
     yield "side", *grid
     for arm in dict.fromkeys(f"{run.parent.name}/{run.name.split('_rate')[0]}" for run in tried):
         own = {rate_of(run): run for run in tried if f"{run.parent.name}/{run.name}".startswith(f"{arm}_rate")}
-        ends = {rate: percent(list(validation(run).values())[-1]) for rate, run in own.items()}
+        ends = {rate: percent(final(run)) for rate, run in own.items()}
         yield arm, *(f"**{ends[r]}**" if own.get(r) == best(own.values()) else ends.get(r, "") for r in grid)
 
 
 def ends(*sides):
-    yield (
-        "side",
-        "rate",
-        "test, seeds 0, 1, 2 [95 %]",
-        "mean",
-        "flexible",
-        "tokens",
-        "careful",
-        "right: careful",
-        "direct",
-    )
+    keys = "flexible", "tokens", "careful", "careful_right", "direct_right"
+    yield "side", "rate", "strict, each seed [95 %]", "mean", *(key.replace("_", ", ") for key in keys)
     for side in sides:
         runs = runs_of(side)
         rows = [on_test(run) for run in runs]
-        strict, flexible = ([right(row, kind).mean() for row in rows] for kind in ("strict", "flexible"))
-        direct, careful = (np.sum([row[way] for row in rows], 0) for way in ("direct", "careful"))  # right ones, all
-        shares = [(careful[1], careful[1] + direct[1]), careful, direct]
-        yield (
-            side, rate_of(runs[0]), ", ".join(percent(share, rows[0]["n"]) for share in strict),
-            percent(np.mean(strict)), percent(np.mean(flexible)), f"{np.mean([row['tokens'] for row in rows]):.0f}",
-            *(percent(part / whole) if whole else "" for part, whole in shares),
-        )  # fmt: skip
+        strict = [measured(row, "strict") for row in rows]
+        each = ", ".join(percent(share, rows[0]["n"]) for share in strict)
+        cells = (", ".join(shown(row, key) for row in rows) for key in keys)
+        yield side, rate_of(runs[0]), each, percent(np.mean(strict)), *cells
 
 
-def curve(*sides):
-    steps = sorted({step for side in sides for run in runs_of(side) for step in validation(run)})
-    yield "side", "seed", *map(str, steps)
-    for side in sides:
-        for seed, run in enumerate(runs_of(side)):
-            yield side, str(seed), *(percent(validation(run)[s]) if s in validation(run) else "" for s in steps)
+def curve(key, *sides):
+    logs = {
+        side: [{row["step"]: row for row in read(run / "answers.jsonl")} for run in runs_of(side)] for side in sides
+    }
+    steps = sorted({step for seeds in logs.values() for log in seeds for step in log})
+    yield f"{key.replace('_', ', ')}, each seed, at", *map(str, steps)
+    for side, seeds in logs.items():
+        yield side, *(", ".join(shown(log[step], key) for log in seeds if step in log) for step in steps)
 
 
 def metrics(*keys_and_sides):
@@ -175,7 +184,7 @@ def crossing(steps, curve, level):
 def exchange(grpo, *sides):
     """Where GRPO's mean curve first is as high as a side's end, both on validation; the bootstrap draws questions."""
     yield "side", "validation", "GRPO iterations to it [95 %]"
-    steps = list(validation(runs_of(grpo)[0]))
+    steps = [row["step"] for row in read(runs_of(grpo)[0] / "answers.jsonl")]
     curves = np.mean([[right(row)[:, 0] for row in read(run / "answers.jsonl")] for run in runs_of(grpo)], 0)
     n = curves.shape[1]  # of (steps, questions)
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2_000) / n
@@ -211,18 +220,31 @@ def table(command):
 
 
 def check(*flags):
-    """Run the commands that stand on the pages above their tables; with --write put the tables in."""
-    pattern, wrong = re.compile(r"^    python experiments/table\.py (.*)\n\n((?:\|.*\n)*)", re.MULTILINE), []
-    for page in [ROOT / "analysis.md", ROOT / "README.md", *sorted(LOGS.rglob("*.md"))]:
-        text = page.read_text("utf-8")
-        new = pattern.sub(lambda m: f"    python experiments/table.py {m[1]}\n\n{table(m[1])}", text)
-        if new != text:
-            wrong.append(str(page.relative_to(ROOT)))
-            if flags == ("--write",):
-                page.write_text(new, "utf-8")
-    if wrong and not flags:
-        raise ValueError(f"not what the logs say: {', '.join(wrong)} (--write puts it right)")
-    print(*(f"written: {page}" for page in wrong), "the pages' tables are those of the logs", sep="\n")
+    """Run the commands that stand on the pages above their tables; with --write put the tables in.
+
+    A number with a decimal point in the text must stand in one of the tables, or in a study's script as a setting.
+    """
+    command = re.compile(r"^    python experiments/table\.py (.*)\n\n((?:\|.*\n)*)", re.MULTILINE)
+    number, wrong = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)"), []
+    pages = [ROOT / "analysis.md", *sorted(LOGS.glob("*/README.md"))]
+    texts = {page: page.read_text("utf-8") for page in pages}
+    new = {
+        page: command.sub(lambda m: f"    python experiments/table.py {m[1]}\n\n{table(m[1])}", texts[page])
+        for page in pages
+    }
+    known = [m[2] for text in new.values() for m in command.finditer(text)]
+    known = set(number.findall("\n".join([*known, *(path.read_text("utf-8") for path in LOGS.rglob("*.sh"))])))
+    for page, text in new.items():
+        name = page.relative_to(ROOT)
+        prose = re.sub(r"\]\(\S+\)|arXiv:\S+", "", command.sub("", text))
+        wrong += [f"{name}: {n} is in no table" for n in dict.fromkeys(number.findall(prose)) if n not in known]
+        if text != texts[page] and flags == ("--write",):
+            page.write_text(text, "utf-8")
+        elif text != texts[page]:
+            wrong.append(f"{name}: a table is not what the logs say (--write puts it right)")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    print(f"{len(pages)} pages say what the logs say")
 
 
 TABLES = {

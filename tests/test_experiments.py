@@ -105,7 +105,7 @@ def test_a_study_compares_runs_question_by_question(tmp_path, monkeypatch):
     assert table.table("compare other").count("\n") == 2, "the head alone"
     assert "| b/new | 80.0 | **90.0** | 80.0 |" in table.table("rates b").replace("10e-4", "3")
     ends = table.table("ends b/new").splitlines()[2].split(" | ")
-    assert ends[1] == "2e-4" and ends[3:6] == ["79.2", "100.0", "63"] and ends[6:8] == ["100.0", "100.0"]
+    assert ends[1] == "2e-4" and ends[3:6] == ["79.2", "100.0, 100.0, 100.0", "63, 63, 63"]
     assert "| a/base | 15.5, 15.5, 15.5 |" in table.table("metrics kl -- a/base")
     with pytest.raises(ValueError, match="c/new: no runs in"):
         table.table("ends c/new")
@@ -129,14 +129,17 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
     monkeypatch.setattr(table, "LOGS", tmp_path / "experiments")
     monkeypatch.setattr(table, "ROOT", tmp_path)
     write_study(tmp_path / "experiments" / "a", {"base_seed0": ([1, 0], 0.5)})
-    page = "Before.\n\n    python experiments/table.py curve a/base\n\n| old |\n\nAfter 50.0 %.\n"
+    (tmp_path / "experiments" / "a" / "run.sh").write_text("run --beta 0.04\n", "utf-8")
+    page = "Before.\n\n    python experiments/table.py curve strict a/base\n\n| old |\n\nAt 0.04 (arXiv:2506.10947) 50.0 %.\n"
     (tmp_path / "analysis.md").write_text(page, "utf-8")
-    (tmp_path / "README.md").write_text("Nothing.\n", "utf-8")
-    with pytest.raises(ValueError, match="not what the logs say: analysis.md"):
+    with pytest.raises(ValueError, match="^analysis.md: a table is not what the logs say"):
         table.check()
     table.check("--write")
-    assert "| a/base | 0 | 50.0 |\n\nAfter" in (tmp_path / "analysis.md").read_text("utf-8")
+    assert "| a/base | 50.0 |\n\nAt" in (tmp_path / "analysis.md").read_text("utf-8")
     table.check()
+    (tmp_path / "analysis.md").write_text((tmp_path / "analysis.md").read_text("utf-8") + "But 49.9 %.\n", "utf-8")
+    with pytest.raises(ValueError, match="^analysis.md: 49.9 is in no table$"):
+        table.check()
 
 
 def test_steps_of_arithmetic_are_checked():
