@@ -4,7 +4,12 @@
     python experiments/table.py ends rates/base std/no_std    each side's runs: accuracy, length, how steps are written
     python experiments/table.py compare std length            comparisons.txt: told apart, or a tie, and of what size
     python experiments/table.py curve careful rates/base      strict, tokens, careful ... by iteration, on validation
-    python experiments/table.py metrics entropy kl -- std/no_std    train_log.jsonl's keys over the last 10 iterations
+    python experiments/table.py metrics entropy kl -- std/no_std    keys of train_log.jsonl over the last 10 iterations
+    python experiments/table.py change reward -- judge/beta0.4      the same, over the first 5 and the last 5
+    python experiments/table.py judge judge/rating.json             a judge's report: stories and damaged copies
+    python experiments/table.py texts judge/beta0.4                 how many of the last texts are the same
+    python experiments/table.py categories zero_shot/r1_zero_1m     form and answer, form alone, neither
+    python experiments/table.py cases zero_shot/cases.jsonl         completions to read
     python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
     python experiments/table.py exchange exchange/grpo sft/direct10    the GRPO iterations that reach where SFT ends
     python experiments/table.py check [--write]               that every table on the pages is what its command prints
@@ -13,8 +18,10 @@ A side is STUDY/ARM; its runs are ARM_seed0 and so on in that study's folder, at
 Accuracies are strict, in %, of greedy answers; the 2,000 test problems' where nothing else is said.
 """
 
+import json
 import re
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from logs import jsonl  # noqa: E402
-from logs.statistics import pass_at_k, wilson_interval  # noqa: E402
+from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
 
 LOGS = ROOT / "experiments"
 read = cache(jsonl.read)
@@ -163,13 +170,63 @@ def curve(key, *sides):
         yield side, *(", ".join(shown(log[step], key) for log in seeds if step in log) for step in steps)
 
 
-def metrics(*keys_and_sides):
-    keys, sides = keys_and_sides[: keys_and_sides.index("--")], keys_and_sides[keys_and_sides.index("--") + 1 :]
+def metrics(*keys_and_sides, first=False):
+    split = keys_and_sides.index("--")
+    keys, sides = keys_and_sides[:split], keys_and_sides[split + 1 :]
     yield "side", *keys
     for side in sides:
-        logs = [read(run / "train_log.jsonl")[-10:] for run in runs_of(side)]
-        means = [[np.mean([row[key] for row in log if row.get(key) is not None]) for log in logs] for key in keys]
-        yield side, *(", ".join(f"{value:.3g}" for value in values) for values in means)
+        logs = [read(run / "train_log.jsonl") for run in runs_of(side)]
+        ends = [[log[:5], log[-5:]] if first else [log[-10:]] for log in logs]
+
+        def mean(rows, key):
+            return f"{np.mean([row[key] for row in rows if row.get(key) is not None]):.3g}"
+
+        yield side, *(", ".join(" -> ".join(mean(rows, key) for rows in seed) for seed in ends) for key in keys)
+
+
+def change(*keys_and_sides):
+    return metrics(*keys_and_sides, first=True)
+
+
+def texts(*sides):
+    yield "side", "its most frequent text in the last evaluation, each seed"
+    for side in sides:
+        last = [read(max(run.glob("eval/step_*.jsonl"))) for run in runs_of(side)]
+        common = (Counter(row["completion"].strip() for row in rows).most_common(1)[0] for rows in last)
+        yield side, "; ".join(f"{n} of {len(last[0])}: {text}" for text, n in common)
+
+
+def categories(*sides):
+    yield "side", *(name.replace("format", "form ").replace("_answer", ", answer ") for name in CATEGORIES)
+    for side in sides:
+        row = read(runs_of(side)[0] / "eval_log.jsonl")[-1]
+        counts = [row[f"count/{name}"] for name in CATEGORIES]
+        yield side, *(f"{count}: {percent(count / row['n'], row['n'])}" for count in counts)
+
+
+def cases(name):
+    yield "form, answer", "question", "completion", "gold"
+    for row in read(LOGS / name):
+        text = re.sub(r"[|<>`]", lambda m: f"&#{ord(m[0])};", row["completion"].strip()).replace("\n", " / ")
+        yield ", ".join(re.findall(r"\d", row["category"])), row["question"], text, row["gold"]
+
+
+def judge(*reports):
+    kinds = "shuffled words", "shuffled sentences", "cut", "repeated"
+    yield "report", "stories", "spread", "with length", *(f"{kind}, AUC [95 %]" for kind in kinds), "with the floor"
+    for name in reports:
+        report = json.loads((LOGS / name).read_text("utf-8"))
+        areas = [[report[f"{key}/{kind}"] for key in ("auc", "auc_low", "auc_high", "auc_total")] for kind in kinds]
+        alone = ("{:.3f} [{:.3f}, {:.3f}]".format(*area[:3]) for area in areas)
+        total = ", ".join(f"{area[3]:.3f}" for area in areas)
+        yield (
+            name,
+            str(report["stories"]),
+            f"{report['spread']:.3f}",
+            f"{report['length_correlation']:+.2f}",
+            *alone,
+            total,
+        )
 
 
 def crossing(steps, curve, level):
@@ -248,13 +305,8 @@ def check(*flags):
 
 
 TABLES = {
-    "compare": compare,
-    "rates": rates,
-    "ends": ends,
-    "curve": curve,
-    "metrics": metrics,
-    "pass": pass_,
-    "exchange": exchange,
+    f.__name__.strip("_"): f
+    for f in (compare, rates, ends, curve, metrics, change, texts, judge, categories, cases, pass_, exchange)
 }
 
 

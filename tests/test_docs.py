@@ -15,6 +15,7 @@ import flags
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "analysis.md", *ROOT.glob("*/*.md")]
+PAGES += ROOT.glob("experiments/*/*.md")
 
 
 def prose(page):
@@ -42,6 +43,14 @@ def blocks(text):
 def test_readme_takes_two_minutes():
     assert README.count("\n") <= 130
     assert max(map(len, README.splitlines())) <= 160
+
+
+def test_readmes_accuracies_are_those_of_the_study():
+    """experiments/table.py check says that the study's page is right."""
+    study = (ROOT / "experiments" / "dynamics" / "README.md").read_text("utf-8")
+    results = README[README.index("## Results") : README.index("`tiny/1m`, 16 prompts")]
+    numbers = re.findall(r"\d+\.\d+", results)
+    assert len(numbers) > 20 and not {*numbers} - {*re.findall(r"\d+\.\d+", study)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
