@@ -277,7 +277,6 @@ def parse_args(argv=None):
         "and their table")  # fmt: skip
     add("--show", nargs="?", type=int, const=-1, metavar="STEP", help="only print the worst and best completions of an "
         "iteration (default: the last)")  # fmt: skip
-    add("--reach", nargs="+", type=float, metavar="SHARE", help="also print when each run first had this accuracy")
     return parser.parse_args(argv)
 
 
@@ -286,8 +285,6 @@ def main(argv=None):
     try:
         if args.output and args.output.suffix not in (".pdf", ".png"):
             raise ValueError(f"--output {args.output}: its name must end in .pdf or .png")
-        if any(not 0 < accuracy <= 1 for accuracy in args.reach or []):
-            raise ValueError("--reach takes shares above 0 and at most 1, such as 0.5")
         runs = read.load_runs(args.log_dir)
         if args.show is not None:
             print(*(report.show(run, args.show) for run in runs), sep="\n\n")
@@ -310,8 +307,6 @@ def main(argv=None):
                 if len(runs) == 1 and not args.output:
                     dashboard = next(draw_pages(runs, choose_axis(runs, args.x[0])))
                     lines.append(f"report: {report.write(runs[0], dashboard, found)}")
-        if args.reach:
-            lines.append(read.reach_table(runs, args.by, args.reach))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

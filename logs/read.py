@@ -287,23 +287,3 @@ def end_table(runs, flags, keys):
         cells = [", ".join(end(run, key) for run in same) for key in keys]
         lines.append(f"| {same[0].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def first_reach(run, accuracy):
-    """Steps, thousands of tokens and seconds of training at the first evaluation with that strict accuracy, as text."""
-    for row in run.eval:
-        if number(row.get("accuracy")) >= accuracy:
-            seconds = column([done for done in run.train if done["step"] <= row["step"]], "time/total").sum()
-            return [f"{x:.0f}" for x in (row["step"], number(row.get("total_tokens")) / 1000, seconds)]
-    return ["never"] * 3
-
-
-def reach_table(runs, flags, accuracies):
-    """Markdown: for each accuracy and group when each run first had it."""
-    lines = [f"| {said('strict', runs)} | {', '.join(flags) or 'run'} | steps | thousand tokens | seconds |"]
-    lines.append("|---:|---|---|---|---|")
-    for accuracy in accuracies:
-        for same in groups_of(runs).values():
-            cells = map(", ".join, zip(*(first_reach(run, accuracy) for run in same), strict=True))
-            lines.append(f"| {100 * accuracy:g} % | {same[0].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)

@@ -182,7 +182,7 @@ def test_stories_are_not_called_right_or_wrong(tmp_path, drawn, capsys):
         write_answers(path, 0, [True, False])
         write_answers(path, 3, [True, True])
     figures = drawn(paths[0]) + drawn(*paths) + drawn(*paths, flags="--by seed")
-    figures += drawn(*paths, flags="--by seed --metrics accuracy --reach 0.5")
+    figures += drawn(*paths, flags="--by seed --metrics accuracy")
     out, words = capsys.readouterr().out, []
     assert "above the floor and scored  30.0 % -> 30.0 %" in out and "above the floor  40.0 % -> 40.0 %" in out
     assert (
@@ -366,23 +366,6 @@ def test_labels_are_words(tmp_path, drawn, flag, values, labels):
     assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_xticklabels()] == labels
 
 
-def test_when_an_accuracy_was_first_reached(four_runs, drawn, capsys):
-    drawn(*four_runs, flags="--by group_size --metrics accuracy --reach 0.35 0.6")
-    _, table = notes_and_table(capsys)
-    assert table[:4] == [
-        "| group_size | accuracy |",
-        "|---|---|",
-        "| 4 | 0.5, 0.6 |",
-        "| 16 (loss type: a, b) | 0.4, 0.7 |",
-    ]
-    assert table[6:10] == [
-        "| 35 % | 4 | 10, 5 | 50, 25 | 30, 15 |",
-        "| 35 % | 16 (loss type: a, b) | 10, 5 | 50, 25 | 30, 15 |",
-        "| 60 % | 4 | never, 10 | never, 50 | never, 30 |",
-        "| 60 % | 16 (loss type: a, b) | never, 10 | never, 50 | never, 30 |",
-    ]
-
-
 def test_training_metrics_at_the_end_are_means_of_the_last_tenth(tmp_path, drawn, capsys):
     rows = [{"step": i, "loss": i, "kl": None if i == 25 else 1.0} for i in range(1, 26)]  # 25 / 10: the last three
     drawn(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(25, 0.5)]), flags="--metrics loss kl accuracy")
@@ -409,7 +392,6 @@ def test_torn_last_line_is_skipped_with_a_note(tmp_path, capsys):
     ('{"step": 1, "loss": 2}\n', "--x tokens", 'a log without "total_tokens", which --x tokens needs'),
     ('{"step": 1, "loss": 2}\n', "--by price", "no --price in its args.json"),
     ('{"step": 1, "loss": 2, "kl": 1}\n', "--metrics los", "--metrics los: not in the logs, which have loss, kl"),
-    ('{"step": 1, "loss": 2}\n', "--reach 50", "--reach takes shares above 0 and at most 1, such as 0.5"),
 ])  # fmt: skip
 def test_what_a_user_got_wrong_is_one_line(tmp_path, capsys, log, flags, message):
     run = write_run(tmp_path / "run")
