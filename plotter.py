@@ -51,15 +51,15 @@ PANELS = (
 FAMILIES = {
     "Rewards": ("reward", "zero_std", "sampled_p"), "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
     "Verdicts and categories": ("accuracy", "pass@", "count/"), "Lengths": ("response", "truncated", "sampled_t"),
-    "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_"), "Times": ("time/",),
-    "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
+    "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_"),
+    "Times and memory": ("time/", "memory/"), "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
     "Judge and texts": ("judge/", "distinct", "below_floor"), "Others": ("",),
 }  # fmt: skip
 UNITS = {  # of a y axis: how the keys begin; any other key is its own
     "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
     "number": ("count/", "judge/"), "tokens": ("response_length", "sampled_t"), "seconds": ("time/",),
     "nats": ("kl", "entropy", "sampling_"), "reward": ("reward",), "distinct / all bigrams": ("distinct",),
-    "policy / old policy": ("ratio",),
+    "policy / old policy": ("ratio",), "GB": ("memory/",),
 }  # fmt: skip
 TITLES = {"accuracy": "Accuracy (strict)", "accuracy_flexible": "Accuracy (flexible)", "kl": "KL to the reference",
           "kl_per_token": "KL per token", "grad_norm": "Gradient norm", "truncated_fraction": "Truncated completions",
@@ -144,7 +144,7 @@ def draw_curves(ax, runs, log, keys, axis, shared):
 
 def choose_panels(runs, metrics):
     """[(log, keys)] of the dashboard."""
-    families, panels = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time"}, []
+    families, panels = {key.split("/")[0] for key in metrics["train"] if "/" in key} - {"rewards", "time", "memory"}, []
     for wanted in map(str.split, (*PANELS, *(f"{name}/" for name in sorted(families)))):
         log = "eval" if wanted[0] == "accuracy" else "train"
         keys = [key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")]

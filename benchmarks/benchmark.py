@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from datetime import date
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -29,14 +29,12 @@ from transformers import AutoTokenizer, GenerationConfig
 
 import llms
 import main as grpo
-import utils
 from flags import ArgumentParser
 from logs import jsonl
 from rl_datasets import get_dataloaders
 from runs import write_logs
 
 HERE = Path(__file__).parent
-MIB = 2**20
 
 
 def step(args, folder):
@@ -56,14 +54,7 @@ def step(args, folder):
 
 
 def run_grpo(args, output_dir):
-    """main.py's own command line, with the reference's share of the loss timed, and memory by stage."""
-    stages, get_per_token_logps = StagesWithMemory(args.device), utils.get_per_token_logps
-
-    def timed_logps(*inputs, **options):
-        with stages.timed("reference") if torch.is_inference_mode_enabled() else nullcontext():  # only it runs so
-            return get_per_token_logps(*inputs, **options)
-
-    utils.get_per_token_logps, write_logs.Stages = timed_logps, lambda device: stages  # this process runs nothing else
+    """main.py's own command line."""
     flags = dict(
         model_name=args.model_name, dataset_name="arithmetic", device=args.device, output_dir=output_dir,
         rollout_batch_size=args.num_prompts * args.group_size, group_size=args.group_size, beta=args.beta, eval_size=1,
@@ -73,41 +64,17 @@ def run_grpo(args, output_dir):
     assert grpo.main(as_flags(flags)) == 0
     rows = jsonl.read(output_dir / "train_log.jsonl")
     value = {key: median(row[key] for row in rows[1:]) for key in rows[1] if isinstance(rows[1][key], (int, float))}
-    reference = value.get("time/reference", 0.0)
     return {
         # From log line to log line, so that what no stage counts (transcripts, metrics) is in it.
         "whole step, s": median(b["elapsed"] - a["elapsed"] for a, b in zip(rows, rows[1:], strict=False)),
         "sample, s": value["time/sample"],
         "reward, s": value["time/reward"],
-        "reference, s": reference,
-        "forward + backward, s": value["time/loss"] - reference,
-        "optimiser, s": value["time/step"],
+        "loss, s": value["time/loss"],
+        "step, s": value["time/step"],
         "sampling, tokens/s": value["sampled_tokens"] / value["time/sample"],
         "completion length, tokens": value["response_length"],
         "sampling gap, nats": value["sampling_logp_gap"],
-    } | {f"peak memory: {key[7:]}, MiB": value[key] / MIB for key in value if key.startswith("memory/")}
-
-
-class StagesWithMemory(write_logs.Stages):
-    """Stages that log their peak memory on CUDA beside their seconds."""
-
-    timed = write_logs.Stages.__call__
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.peaks = {}
-
-    @contextmanager
-    def __call__(self, name):
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-        with self.timed(name):
-            yield
-        if self.cuda:
-            self.peaks[f"memory/{name}"] = torch.cuda.max_memory_allocated()
-
-    def flush(self):
-        return super().flush() | self.peaks
+    } | {f"peak memory: {key[7:]}, GB": value[key] for key in value if key.startswith("memory/")}
 
 
 def run_trl(args, output):

@@ -87,8 +87,8 @@ def iteration(device, config):
     computed = memory_table.stages(part, own.gpu_memory * GB)
     print(f"\nmain.py, {prompts} x 8 completions of {length} tokens\n\n| | measured | computed |\n|---|---|---|")
     for name, value in measured.items():
-        stage = name.removeprefix("peak memory: ").removesuffix(", MiB")
-        print(f"| {name} | {value:.4g} | {f'{computed[stage] / benchmark.MIB:.4g}' if stage in computed else ''} |")
+        stage = name.removeprefix("peak memory: ").removesuffix(", GB")
+        print(f"| {name} | {value:.4g} | {f'{computed[stage] / GB:.4g}' if stage in computed else ''} |")
 
 
 def main(argv=None):

@@ -52,10 +52,13 @@ def gather_completions(rollout, rewards) -> tuple[Completions, Any]:
 
 
 class Stages:
-    """Seconds spent per named stage: `with stages("sample"): ...`, then `stages.flush()` -> {"time/sample": 1.2}."""
+    """Seconds spent per named stage: `with stages("sample"): ...`, then `stages.flush()` -> {"time/sample": 1.2}.
+
+    On CUDA with the GB at each stage's peak in this process: "memory/sample".
+    """
 
     def __init__(self, device: str = "cpu"):
-        self.cuda, self.seconds = torch.device(device).type == "cuda", defaultdict(float)
+        self.cuda, self.seconds, self.peaks = torch.device(device).type == "cuda", defaultdict(float), {}
 
     def _now(self):
         if self.cuda:
@@ -65,13 +68,19 @@ class Stages:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         start = self._now()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
         yield
         self.seconds[f"time/{name}"] += self._now() - start
+        if self.cuda:
+            peak, key = torch.cuda.max_memory_allocated() / 1e9, f"memory/{name}"
+            self.peaks[key] = max(peak, self.peaks.get(key, 0.0))
 
     def flush(self) -> dict[str, float]:
-        seconds = dict(self.seconds, **{"time/total": sum(self.seconds.values())})
+        flushed = {**self.seconds, "time/total": sum(self.seconds.values()), **self.peaks}
         self.seconds.clear()
-        return seconds
+        self.peaks.clear()
+        return flushed
 
 
 # --- What is logged of a batch of completions -------------------------------------------------------------------------

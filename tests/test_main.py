@@ -12,6 +12,7 @@ import llms
 import main
 import utils
 from logs import jsonl
+from runs.write_logs import Stages
 
 
 def test_a_run_writes_its_logs_transcripts_and_checkpoints(whole_run):
@@ -197,3 +198,20 @@ def test_real_gsm8k_drops_long_prompts_and_says_so(data_folder, model_folder, tm
     counts = re.findall(r"gsm8k: ([\d,]+) (?:training|test) problems \((\d+) dropped: longer than 400 tokens\)", out)
     assert counts and all(int(dropped) > 0 for _, dropped in counts)
     assert int(counts[0][0].replace(",", "")) + int(counts[0][1]) == 7473
+
+
+def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
+    """The greatest of its turns, and nothing of those that were logged before."""
+    peaks = iter([3e9, 5e9, 4e9, 1e9, 2e9])
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    stages = Stages("cuda")
+    for name in ("loss", "loss", "loss", "step"):
+        with stages(name):
+            pass
+    logged = stages.flush()
+    assert logged["memory/loss"] == 5 and logged["memory/step"] == 1 and logged["time/total"] > 0
+    with stages("loss"):
+        pass
+    assert stages.flush().keys() == {"time/loss", "time/total", "memory/loss"}
