@@ -1,26 +1,19 @@
-"""What only a GPU can show, for random weights in the shapes of given models: Markdown tables, from one command.
+"""How fast a decode step is on a GPU, for random weights in the shapes of given models: Markdown tables.
 
   python benchmarks/gpu.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
 
-decode     ms of a decode step by rows and room, captured in a CUDA graph and not; whether both draw the same, bit for
-           bit; and how long weights, keys and values take to be read once, at the speed of a copy here
-iteration  main.py's iteration by stage, at the README's flags, and `sampling_logp_gap`; the peak memory of each stage
-           beside what benchmarks/memory_table.py computes
-nccl       a sum over a process group of one
+Its ms by rows and room, captured in a CUDA graph and not; whether both draw the same, bit for bit; and how long
+weights, keys and values take to be read once, at the speed of a copy here.
 """
 
 import sys
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import benchmark
 import memory_table
 import torch
-import torch.distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, __version__
+from transformers import AutoModelForCausalLM, DynamicCache, __version__
 
 import llms
 from flags import ArgumentParser
@@ -71,28 +64,8 @@ def decode(device, config):
         decoding.KEPT.clear()
 
 
-def iteration(device, config):
-    prompts, length = (32, 512) if device != "cpu" else (2, 8)
-    flags = dict(num_prompts=prompts, group_size=8, beta=0.04, max_completion_length=length, micro_batch_tokens=16384)
-    with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(Path(__file__).parent.parent / "tiny" / "1m").save_pretrained(folder)
-        run = SimpleNamespace(**flags, model_name=folder, device=device, iterations=3)
-        measured = benchmark.in_new_process(benchmark.run_grpo, run, Path(folder) / "run")
-    limits = dict(max_completion_length=length, max_concurrent_sequences=8 * prompts, max_prompt_length=100)
-    if device != "cpu":
-        limits["gpu_memory"] = torch.cuda.get_device_properties(0).total_memory / GB
-    own = memory_table.parse_args([config.name_or_path, *benchmark.as_flags(limits)])
-    part = memory_table.parts(config, 1, own, memory_table.activation_bytes(config, 8, False))
-    computed = memory_table.stages(part, own.gpu_memory * GB)
-    print(f"\nmain.py, {prompts} x 8 completions of {length} tokens\n\n| | measured | computed |\n|---|---|---|")
-    for name, value in measured.items():
-        stage = name.removeprefix("peak memory: ").removesuffix(", GB")
-        print(f"| {name} | {value:.4g} | {f'{computed[stage] / GB:.4g}' if stage in computed else ''} |")
-
-
 def main(argv=None):
-    parser = ArgumentParser(description="Sampling, step time and memory on one GPU.")
+    parser = ArgumentParser(description="The decode step on one GPU.")
     parser.add_argument("configs", nargs="+", type=memory_table.read_config, help="hub names, or folders of configs")
     parser.add_argument("--device", default="cuda", help="cuda; cpu shows only that it runs")
     args = parser.parse_args(argv)
@@ -102,16 +75,6 @@ def main(argv=None):
     for config in args.configs:
         print(f"\n## {config.name_or_path}")
         decode(args.device, config)
-        torch.cuda.empty_cache()  # the iteration runs in another process
-        try:
-            iteration(args.device, config)
-        except (RuntimeError, AssertionError) as error:
-            print(f"\nno iteration of {config.name_or_path} here: {error!r}")
-    dist.init_process_group("nccl" if args.device != "cpu" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    total = torch.ones(4, device=args.device)
-    dist.all_reduce(total)
-    print(f"\n{dist.get_backend()}: the sum over one process of 1 is {total[0].item():g}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

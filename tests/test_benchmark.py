@@ -62,11 +62,8 @@ def test_step(tmp_path):
 def test_what_a_gpu_measures_runs_on_a_cpu():
     run = run_script("benchmarks/gpu.py", ROOT / "tiny" / "1m", "--device", "cpu")
     assert run.returncode == 0, run.stderr[-2000:]
-    rows = [line.strip("| ").split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")]
-    assert rows[1][:3] == ["64", "512", "-"] and rows[1][-1] == "yes"
-    measured = {row[0]: float(row[1]) for row in rows[3:]}
-    assert measured["sample, s"] > 0 and measured["sampling gap, nats"] < 1e-5
-    assert "gloo: the sum over one process of 1 is 1" in run.stdout
+    _, row = [line.strip("| ").split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")]
+    assert row[:3] == ["64", "512", "-"] and row[-1] == "yes"
 
 
 def test_memory_table_by_hand(tmp_path, capsys):
