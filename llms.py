@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 import utils
 from runs import processes
 from sampling.decoding import ATTENTION, decoder_for
-from sampling.rollout import Rollout, left_pad
+from sampling.rollout import Rollout, as_rollout, left_pad
 
 transformers_logging.disable_progress_bar()
 
@@ -244,19 +244,14 @@ def generate(
             if progress:
                 progress(len(rows))
 
-    C = int(out.lengths.max())
-    completion_mask = (torch.arange(C, device=device) < out.lengths.unsqueeze(1)).long()
-    own = completion_mask.bool()  # what was sampled past a stop is cut off
-    ids, mask = left_pad([p for p in prompt_ids for _ in range(num_samples)], tokenizer.pad_token_id, device)
-    return Rollout(
-        prompt_ids=ids,
-        completion_ids=out.completion_ids[:, :C].where(own, tokenizer.pad_token_id),
-        attention_mask=torch.cat([mask, completion_mask], dim=1),
-        completion_mask=completion_mask,
-        sampled_logps=out.sampled_logps[:, :C].where(own, 0.0),
-        finished=out.finished,
-        texts=stop.texts(out.completion_ids.tolist(), out.lengths.tolist(), out.finished.tolist()),
-    )
+    # What was sampled past a stop is cut off.
+    completions = [row[:n] for row, n in zip(out.completion_ids.tolist(), out.lengths.tolist(), strict=True)]
+    rows = [(prompt_ids[i // num_samples], completion) for i, completion in enumerate(completions)]
+    rollout = as_rollout(rows, tokenizer.pad_token_id, device)
+    own = rollout.completion_mask.bool()
+    rollout.sampled_logps = out.sampled_logps[:, : own.shape[1]].where(own, 0.0)
+    rollout.finished, rollout.texts = out.finished, stop.texts(completions, out.finished.tolist())
+    return rollout
 
 
 @contextmanager
@@ -356,10 +351,9 @@ class _Stopper:
             ends[candidates.unbind(1)] |= torch.tensor(hits, dtype=torch.bool, device=ends.device)
         return torch.where(ends.any(1), since + 1 + ends.int().argmax(1), 0)
 
-    def texts(self, completion_ids, lengths, finished):
+    def texts(self, completions, finished):
         """Completions as text: without the final EOS, up to the end of the stop string; other special tokens stay."""
-        ids = [row[:n] for row, n in zip(completion_ids, lengths, strict=True)]
-        texts = self.tokenizer.batch_decode([row[:-1] if row[-1] in self.eos_ids else row for row in ids])
+        texts = self.tokenizer.batch_decode([ids[:-1] if ids[-1] in self.eos_ids else ids for ids in completions])
         for i, text in enumerate(texts):
             ends = [text.index(s) + len(s) for s in self.stop_strings if s in text]
             texts[i] = text[: min(ends)] if ends and finished[i] else text
