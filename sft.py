@@ -39,24 +39,18 @@ def fine_tune(
     log_entropy: bool = False, seed: int = 0, optimizer: torch.optim.Optimizer | None = None, start: int = 0,
     tokens: int = 0, start_time: float | None = None, after_update: Callable[[dict], None] | None = None,
 ) -> list[dict]:  # fmt: skip
-    """Train the model in place on the completions of the examples, with AdamW.
+    """Train the model in place on the completions of the examples, with AdamW; settings are the flags of their names.
 
     Args:
         examples: dicts with "prompt" (rendered) and "completion" (without EOS), both text. They are visited in an order
             drawn anew each epoch from the seed; a batch may span two epochs.
-        num_updates: optimizer steps, of train_batch_size examples each.
-        micro_batch_tokens: padded tokens in one pass, a memory knob: it never changes the gradient.
         learning_rate, final_learning_rate, warmup_steps: linear warm-up to the first, then a cosine to the second.
-        length_normalization, normalization_constant: see utils.aggregate_tokens.
-        log_entropy: also log the mean entropy (nats) of the model at the completions' tokens.
         optimizer, start, tokens, start_time: to continue after `start` updates: AdamW with its state, the tokens seen,
             and the time (perf_counter) from which `elapsed` counts.
         after_update: called with the row of the log after each update: the place to write, evaluate and save.
 
     Returns:
-        The rows of the log, one per update: step, loss, entropy, grad_norm (before clipping), skipped_updates (1 where
-        loss or gradient was not finite), learning_rate, examples and total_tokens (both so far; prompts count too),
-        time/loss, time/step, time/total and elapsed (seconds).
+        The rows of the log, one per update: keys of docs/metrics.md, and the examples so far.
     """
     if not examples:
         raise ValueError("there are no examples to train on")
