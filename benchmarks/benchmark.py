@@ -61,7 +61,7 @@ def run_grpo(args, output_dir):
         max_completion_length=args.max_completion_length, micro_batch_tokens=args.micro_batch_tokens,
         num_train_iters=args.iterations + 1, eval_iterations=10**6, save_iterations=10**6,
     )  # fmt: skip
-    assert grpo.main(as_flags(flags)) == 0
+    assert grpo.main([text for name, value in flags.items() for text in (f"--{name}", str(value))]) == 0
     rows = jsonl.read(output_dir / "train_log.jsonl")
     value = {key: median(row[key] for row in rows[1:]) for key in rows[1] if isinstance(rows[1][key], (int, float))}
     return {
@@ -80,19 +80,15 @@ def run_grpo(args, output_dir):
 def run_trl(args, output):
     """The same iterations on the same prompts by trl_step.py, in the environment that --trl_python belongs to."""
     loader, _ = get_dataloaders("arithmetic", AutoTokenizer.from_pretrained(args.model_name))
-    batch, sequences = loader.next_batch(args.num_prompts * (args.iterations + 1)), args.num_prompts * args.group_size
+    batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
     settings = vars(args) | {
         "examples": [{"prompt": e["prompt"], "answer": e["answer"]} for e in batch], "output": str(output),
-        "sequences": sequences, "batch_size": args.trl_batch_size or sequences,
+        "sequences": args.num_prompts * args.group_size,
     }  # fmt: skip
     jsonl.write_json(output.with_suffix(".settings"), settings)
     command = [args.trl_python, HERE / "trl_step.py", output.with_suffix(".settings")]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return json.loads(output.read_text("utf-8"))
-
-
-def as_flags(values):
-    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
 def sampling(args, folder):
@@ -170,7 +166,6 @@ def parse_args(argv):
     add("--iterations", type=int, default=5, help="timed steps per repeat of `step`, after one to warm up")
     add("--repeats", type=int, default=5, help="turns of each competitor")
     add("--trl_python", help="python of an environment with trl, torch, accelerate and datasets")
-    add("--trl_batch_size", type=int, help="sequences per pass of TRL (default: all)")
     return parser.parse_args(argv)
 
 

@@ -45,10 +45,10 @@ def main():
     args = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text("utf-8")))  # benchmark.py's flags, and what to do
     on_cpu, clock = args.device == "cpu", Clock()
     config = GRPOConfig(
-        output_dir=args.output + ".trl", max_steps=args.iterations + 1, per_device_train_batch_size=args.batch_size,
-        gradient_accumulation_steps=args.sequences // args.batch_size, num_generations=args.group_size,
-        max_completion_length=args.max_completion_length, temperature=1.0, beta=args.beta, num_iterations=1,
-        loss_type="grpo", learning_rate=1e-6, gradient_checkpointing=False, bf16=not on_cpu, use_cpu=on_cpu,
+        output_dir=args.output + ".trl", max_steps=args.iterations + 1, per_device_train_batch_size=args.sequences,
+        num_generations=args.group_size, max_completion_length=args.max_completion_length, temperature=1.0,
+        beta=args.beta, num_iterations=1, loss_type="grpo", learning_rate=1e-6, gradient_checkpointing=False,
+        bf16=not on_cpu, use_cpu=on_cpu,
         dataloader_pin_memory=not on_cpu, shuffle_dataset=False, save_strategy="no", logging_steps=1, report_to="none",
     )  # fmt: skip
     GRPOTrainer(
