@@ -159,7 +159,7 @@ class Decoder:
 
 
 # --- CUDA graphs: one launch for a step instead of thousands ----------------------------------------------------------
-# None of these lines has run on a GPU yet: benchmarks/gpu.py and selfcheck.py compare captured steps with others there.
+# None of these lines has run on a GPU yet: selfcheck.py compares captured steps with others there.
 
 
 class Captured(Decoder):

@@ -58,14 +58,6 @@ def test_step(tmp_path):
     assert sum(seconds.values()) < rows["step", "ours: whole step", "s"], "logs take time as well"
 
 
-@pytest.mark.slow
-def test_what_a_gpu_measures_runs_on_a_cpu():
-    run = run_script("benchmarks/gpu.py", ROOT / "tiny" / "1m", "--device", "cpu")
-    assert run.returncode == 0, run.stderr[-2000:]
-    _, row = [line.strip("| ").split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")]
-    assert row[:3] == ["64", "512", "-"] and row[-1] == "yes"
-
-
 def test_memory_table_by_hand(tmp_path, capsys):
     """Two layers of hidden size 32: bytes from the parameter count, and what a layer keeps for one token at most."""
     model = random_model()
