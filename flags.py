@@ -15,9 +15,9 @@ import utils
 from data.rows import find_files
 from evaluator import EVALUATORS
 from grading import judges
+from logs.read import read_args
 from rl_datasets import DATASETS, PROMPTS, default_eval_split
 from runs import processes
-from runs.run import read_flags
 
 LOSS_TYPES = ("grpo_clip", "grpo_no_clip", "reinforce_with_baseline", "no_baseline", "gspo", "cispo")
 
@@ -47,7 +47,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None) -> argparse.Namesp
     first.add_argument("--output_dir", type=Path, default=parser.get_default("output_dir"))
     given, _ = first.parse_known_args(argv)
     try:
-        saved = read_flags(given.output_dir) if given.resume else None
+        saved = read_args(given.output_dir / "args.json") if given.resume else None
     except (ValueError, OSError) as error:
         parser.error(str(error))
     known = vars(parser.parse_args([])).keys() - {"resume", "output_dir"}

@@ -39,12 +39,8 @@ class Prompt(ABC):
         """The text of the prompt, with its special tokens: a chat where form and tokenizer have one, else plain."""
         messages = self.messages(question)
         if messages is None or not tokenizer.chat_template:
-            return opening(tokenizer) + self.plain(question)
+            return f"{opening(tokenizer)}{self.before}{question}{self.after}"
         return render_chat(tokenizer, messages)
-
-    def plain(self, question: str) -> str:
-        """The prompt as plain text, without special tokens."""
-        return f"{self.before}{question}{self.after}"
 
     @abstractmethod
     def format_solution(self, solution: str, answer: str) -> str:

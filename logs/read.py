@@ -45,7 +45,7 @@ def read_log(path, key="step"):
 
 
 def read_args(path):
-    """The flags in args.json, and the number of parameters; {} where there is no such file."""
+    """The flags in args.json, and the number of parameters; {} where there is no such file. Raises ValueError."""
     if not path.exists():
         return {}
     try:

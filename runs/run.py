@@ -97,7 +97,7 @@ def claim(args) -> Lock | None:
         raise ValueError(f"--resume: there is no run in --output_dir {folder}")
     lock = Lock(folder)
     try:
-        before = read_flags(folder)
+        before = read_args(folder / "args.json")
         written = *checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints"
         left = [name for name in written if (folder / name).exists()]
         if left and not before:
@@ -123,11 +123,6 @@ def claim(args) -> Lock | None:
         lock.release()
         raise
     return lock
-
-
-def read_flags(folder: Path) -> dict:
-    """The flags of the run in a directory; {} where there is none. Raises ValueError for a broken args.json."""
-    return read_args(folder / "args.json")
 
 
 def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True) -> int:

@@ -75,7 +75,8 @@ def test_a_prompt_has_the_bos_that_its_tokenizer_adds(name, with_eos):
     ids = [("<end>", tokenizer.bos_token_id), ("<eos>", 1)]
     ends = "<end> $A <eos>" if with_eos else "<end> $A"
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=ends, pair=f"{ends} $B", special_tokens=ids)
-    expected = tokenizer(PROMPTS[name].plain(question))["input_ids"][: -1 if with_eos else None]
+    plain = f"{PROMPTS[name].before}{question}{PROMPTS[name].after}"
+    expected = tokenizer(plain)["input_ids"][: -1 if with_eos else None]
     rendered = PROMPTS[name].render(tokenizer, question)
     assert tokenizer(rendered, add_special_tokens=False)["input_ids"] == expected
     tokenizer.chat_template = "<end>{% for m in messages %}{{ m['content'] }}{% endfor %}"
