@@ -42,11 +42,6 @@ def break_template(args, run, monkeypatch):
         example["prompt"] = run.train_loader.prompt.render(run.tokenizer, example["question"])
 
 
-def break_sampling_fields(args, run, monkeypatch):
-    original = llms.generate
-    monkeypatch.setattr(llms, "generate", lambda *a, **k: original(*a, **k | {"temperature": 0.01}))
-
-
 def break_masks(args, run, monkeypatch):
     original = llms.generate
 
