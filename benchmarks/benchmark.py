@@ -13,11 +13,9 @@ import platform
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from datetime import date
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -28,7 +26,6 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
-import main as grpo
 from flags import ArgumentParser
 from logs import jsonl
 from rl_datasets import get_dataloaders
@@ -41,7 +38,7 @@ def step(args, folder):
     """Iterations of main.py and of TRL, in a fresh process per turn whose first iteration only warms up."""
     ours, theirs = [], []
     for repeat in range(args.repeats):
-        ours.append(in_new_process(run_grpo, args, folder / f"ours{repeat}"))
+        ours.append(run_grpo(args, folder / f"ours{repeat}"))
         theirs += [run_trl(args, folder / f"trl{repeat}.json")] if args.trl_python else []
     for key in ours[0]:
         name, unit = key.rsplit(", ", 1)
@@ -61,7 +58,8 @@ def run_grpo(args, output_dir):
         max_completion_length=args.max_completion_length, micro_batch_tokens=args.micro_batch_tokens,
         num_train_iters=args.iterations + 1, eval_iterations=10**6, save_iterations=10**6,
     )  # fmt: skip
-    assert grpo.main([text for name, value in flags.items() for text in (f"--{name}", str(value))]) == 0
+    given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, HERE.parent / "main.py", *given], check=True, stdout=sys.stderr)
     rows = jsonl.read(output_dir / "train_log.jsonl")
     value = {key: median(row[key] for row in rows[1:]) for key in rows[1] if isinstance(rows[1][key], (int, float))}
     return {
@@ -140,12 +138,6 @@ def alternate(args, **competitors):
                 result = run()
             taken[name].append((stages.flush()["time/run"], result))
     return {name: results[1:] for name, results in taken.items()}
-
-
-def in_new_process(function, *args):
-    # Its standard output goes where errors go: ours is for the table alone.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.dup2, initargs=(2, 1)) as pool:
-        return pool.submit(function, *args).result()
 
 
 BENCHMARKS = {run.__name__: run for run in (step, sampling)}
