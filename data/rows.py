@@ -57,14 +57,11 @@ def _read_file(path):
             rows = list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
         except ValueError as error:
             raise ValueError(f"{path}: cannot be read as parquet ({error})") from error
-        rows = [(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
     else:
-        with open(path, "rb") as file:
-            lines = [(f"{path}, line {i}", line) for i, line in enumerate(file, 1) if line.strip()]
-        rows = [(where, jsonl.parse(line, where)) for where, line in lines]
+        rows = jsonl.read(path)
     if not rows:
         raise ValueError(f"{path} is empty")
-    return rows
+    return [(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
 
 
 def gsm8k_example(row: dict, where: str) -> dict:

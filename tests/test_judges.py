@@ -464,7 +464,7 @@ def test_other_opening_lines(tmp_path):
         ("It", "JSON"),
     ):
         (tmp_path / "train.jsonl").write_text(text + "\n")
-        with pytest.raises(ValueError, match=f"train.jsonl, line 1: .*{error}"):
+        with pytest.raises(ValueError, match=f"train.jsonl, (line|row) 1: .*{error}"):
             rl_datasets.get_dataloaders("creative", small_tokenizer(), dataset_path=tmp_path)
 
 

@@ -120,7 +120,7 @@ MISTAKES = [  # program, its flags, files that are otherwise ({name: content, or
     ("main", GSM8K, {"data/train.jsonl": ""}, "data/train.jsonl is empty"),
     ("main", GSM8K, {"data/train.jsonl": f"{ROW}{{broken\n"}, "data/train.jsonl, line 2: not valid JSON"),
     ("main", GSM8K, {"data/train.jsonl": f"{ROW}7\n"}, "data/train.jsonl, line 2: not a JSON object"),
-    ("main", GSM8K, {"data/train.jsonl": f'{ROW}{{"question": "x"}}\n'}, "line 2: no column 'answer'"),
+    ("main", GSM8K, {"data/train.jsonl": f'{ROW}{{"question": "x"}}\n'}, "row 2: no column 'answer'"),
     ("main", GSM8K, {"data/train.jsonl": '{"question": 7, "answer": "#### 7"}'}, "'question' must be text, not 7"),
     ("main", GSM8K, {"data/train.jsonl": '{"question": "q", "answer": "7"}'}, "no final line '#### <answer>'"),
     ("main", GSM8K, {"data/train.jsonl": b"\xff\xfe"}, "data/train.jsonl, line 1: not valid JSON"),
