@@ -297,7 +297,7 @@ def main(argv=None):
                 lines = [read.end_table(runs, args.by, args.metrics)]
             elif args.by:
                 save([draw_last_accuracies(runs, args.by)], output)
-                lines = [read.accuracy_table(runs, args.by)]
+                lines = [read.end_table(runs, args.by, read.ACCURACIES.values())]
             else:
                 save((page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))), output)
                 found = read.compare_runs(runs)

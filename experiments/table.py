@@ -48,12 +48,10 @@ def percent(value, n=0):
 
 
 def measured(row, key):
-    """Of an evaluation: strict, flexible; tokens; with_steps, share of answers; careful, share of the steps that have
-    easier pieces; easy_right, direct_right, careful_right, share of such steps. NaN: of none."""
+    """Of an evaluation: strict, flexible; tokens; careful, share of the steps that have easier pieces; easy_right,
+    direct_right, careful_right, share of such steps. NaN: of none."""
     if key in ("strict", "flexible"):
         return right(row, key).mean()
-    if key == "with_steps":
-        return row[key] / row["n"]
     if key == "tokens":
         return row[key]
     part, whole = row[key.removesuffix("_right")]
@@ -68,7 +66,6 @@ def shown(row, key):
 
 
 def final(run):
-    """Strict accuracy in its last evaluation on validation."""
     return measured(read(run / "answers.jsonl")[-1], "strict")
 
 
@@ -161,31 +158,29 @@ def ends(*sides):
 
 
 def curve(key, *sides):
-    logs = {
-        side: [{row["step"]: row for row in read(run / "answers.jsonl")} for run in runs_of(side)] for side in sides
-    }
+    rows_of = {side: [read(run / "answers.jsonl") for run in runs_of(side)] for side in sides}
+    logs = {side: [{row["step"]: row for row in rows} for rows in seeds] for side, seeds in rows_of.items()}
     steps = sorted({step for seeds in logs.values() for log in seeds for step in log})
     yield f"{key.replace('_', ', ')}, each seed, at", *map(str, steps)
     for side, seeds in logs.items():
         yield side, *(", ".join(shown(log[step], key) for log in seeds if step in log) for step in steps)
 
 
-def metrics(*keys_and_sides, first=False):
+def metrics(*keys_and_sides, ends=((-10, None),)):
     split = keys_and_sides.index("--")
     keys, sides = keys_and_sides[:split], keys_and_sides[split + 1 :]
     yield "side", *keys
     for side in sides:
-        logs = [read(run / "train_log.jsonl") for run in runs_of(side)]
-        ends = [[log[:5], log[-5:]] if first else [log[-10:]] for log in logs]
+        parts = [[read(run / "train_log.jsonl")[slice(*end)] for end in ends] for run in runs_of(side)]
 
         def mean(rows, key):
             return f"{np.mean([row[key] for row in rows if row.get(key) is not None]):.3g}"
 
-        yield side, *(", ".join(" -> ".join(mean(rows, key) for rows in seed) for seed in ends) for key in keys)
+        yield side, *(", ".join(" -> ".join(mean(rows, key) for rows in seed) for seed in parts) for key in keys)
 
 
 def change(*keys_and_sides):
-    return metrics(*keys_and_sides, first=True)
+    return metrics(*keys_and_sides, ends=((0, 5), (-5, None)))
 
 
 def texts(*sides):
@@ -219,23 +214,8 @@ def judge(*reports):
         areas = [[report[f"{key}/{kind}"] for key in ("auc", "auc_low", "auc_high", "auc_total")] for kind in kinds]
         alone = ("{:.3f} [{:.3f}, {:.3f}]".format(*area[:3]) for area in areas)
         total = ", ".join(f"{area[3]:.3f}" for area in areas)
-        yield (
-            name,
-            str(report["stories"]),
-            f"{report['spread']:.3f}",
-            f"{report['length_correlation']:+.2f}",
-            *alone,
-            total,
-        )
-
-
-def crossing(steps, curve, level):
-    """Where a curve that never falls first is at a level, on the line between two of its points; infinity: nowhere."""
-    i = np.searchsorted(curve, level)
-    if i == len(curve):
-        return np.inf
-    before = max(i - 1, 0)
-    return steps[i] - (steps[i] - steps[before]) * (curve[i] - level) / max(curve[i] - curve[before], 1e-9)
+        figures = str(report["stories"]), f"{report['spread']:.3f}", f"{report['length_correlation']:+.2f}"
+        yield name, *figures, *alone, total
 
 
 def exchange(grpo, *sides):
@@ -246,10 +226,11 @@ def exchange(grpo, *sides):
     n = curves.shape[1]  # of (steps, questions)
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2_000) / n
     draws = np.concatenate([np.full((1, n), 1 / n), draws])  # the first is the sample itself
-    rising = np.maximum.accumulate(draws @ curves.T, 1)  # for a first crossing falls do not matter
+    rising = np.maximum.accumulate(draws @ curves.T, 1)  # for a first crossing falls do not matter, but equals would
+    rising += 1e-9 * np.arange(len(steps))
     for side in sides:
         end = np.mean([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)], 0)
-        found = [crossing(steps, *pair) for pair in zip(rising, draws @ end, strict=True)]
+        found = [np.interp(level, y, steps, right=np.inf) for level, y in zip(draws @ end, rising, strict=True)]
         interval = np.quantile(found, [0.025, 0.975], method="nearest")
         first, low, high = (f"{x:.0f}" if x < np.inf else "never" for x in (found[0], *interval))
         yield side, percent(end.mean()), f"{first} [{low}, {high}]"
@@ -285,10 +266,7 @@ def check(*flags):
     number, wrong = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)"), []
     pages = [ROOT / "analysis.md", *sorted(LOGS.glob("*/README.md"))]
     texts = {page: page.read_text("utf-8") for page in pages}
-    new = {
-        page: command.sub(lambda m: f"    python experiments/table.py {m[1]}\n\n{table(m[1])}", texts[page])
-        for page in pages
-    }
+    new = {page: command.sub(lambda m: f"{m[0][: m.start(2) - m.start()]}{table(m[1])}", texts[page]) for page in pages}
     known = [m[2] for text in new.values() for m in command.finditer(text)]
     known = set(number.findall("\n".join([*known, *(path.read_text("utf-8") for path in LOGS.rglob("*.sh"))])))
     for page, text in new.items():
@@ -304,10 +282,8 @@ def check(*flags):
     print(f"{len(pages)} pages say what the logs say")
 
 
-TABLES = {
-    f.__name__.strip("_"): f
-    for f in (compare, rates, ends, curve, metrics, change, texts, judge, categories, cases, pass_, exchange)
-}
+TABLES = (compare, rates, ends, curve, metrics, change, texts, judge, categories, cases, pass_, exchange)
+TABLES = {function.__name__.strip("_"): function for function in TABLES}
 
 
 def main(name="", *arguments):

@@ -262,26 +262,22 @@ def last_evaluations(runs):
     return {group: [with_number(run.eval, "accuracy")[-1] for run in same] for group, same in groups_of(runs).items()}
 
 
-def accuracy_table(runs, flags):
-    """Markdown: a row per group, each run's strict accuracy with its interval, and the means over the runs."""
-    strict, flexible = (said(kind, runs) for kind in ACCURACIES)
-    lines = [f"| {', '.join(flags)} | {strict}, each run (%) | mean | {flexible}, mean |", "|---|---|---:|---:|"]
-    for same, rows in zip(groups_of(runs).values(), last_evaluations(runs).values(), strict=True):
-        means = (f"{100 * column(rows, key).mean():.1f}" for key in ACCURACIES.values())
-        each = ", ".join(" ".join(percent(row, "accuracy")) for row in rows)
-        lines.append(f"| {same[0].label} | {each} | {' | '.join(means)} |")
-    return "\n".join(lines)
-
-
 def end_table(runs, flags, keys):
-    """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training."""
+    """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training.
+
+    With its interval, where the log has one.
+    """
     lines = [f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |", "|---" * (len(keys) + 1) + "|"]
     logs = {key: log_of(runs, key) for key in keys}
 
     def end(run, key):
-        values = column(with_number(getattr(run, logs[key]), key), key)
-        last = values[-1:] if logs[key] == "eval" else values[-math.ceil(len(values) / 10) :]
-        return f"{last.mean():.3g}" if len(last) else "none"
+        rows = with_number(getattr(run, logs[key]), key)
+        if not rows:
+            return "none"
+        if logs[key] == "train":
+            return f"{column(rows[-math.ceil(len(rows) / 10) :], key).mean():.3g}"
+        value, low, high = (number(rows[-1].get(key + which)) for which in ("", "_low", "_high"))
+        return f"{value:.3g} [{low:.3g}, {high:.3g}]" if math.isfinite(low) else f"{value:.3g}"
 
     for same in groups_of(runs).values():
         cells = [", ".join(end(run, key) for run in same) for key in keys]

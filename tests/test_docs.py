@@ -90,11 +90,11 @@ def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
     """Its flags stand in three places, and its numbers are those of the study."""
     makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
     script = (ROOT / "experiments" / "study.sh").read_text("utf-8")
-    study = dict(re.findall(r'^(DEMO\w*)="(.*)"$', script, re.MULTILINE))
+    study = dict(re.findall(r'^(DEMO|MODEL)="(.*)"$', script, re.MULTILINE))
     given = [
         re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1],
         shlex.join(next(commands(ROOT / "docs" / "try.md"))),
-        study["DEMO"].replace("$DEMO_MODEL", study["DEMO_MODEL"]),
+        study["DEMO"].replace("$MODEL", study["MODEL"]),
     ]
     demos = [vars(flags.parse_args(text.split())) | {"output_dir": None, "device": None} for text in given]
     assert demos[0] == demos[1] == demos[2] and demos[0]["num_train_iters"] == 100

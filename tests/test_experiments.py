@@ -23,8 +23,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import answers
 import expert_iteration
 import table
-import wrong_steps
-from wrong_steps import checked_steps
+from answers import checked_steps
 
 PAGES = [ROOT / "analysis.md", ROOT / "README.md", *sorted(ROOT.glob("experiments/**/*.md"))]
 COMMANDS = [
@@ -68,7 +67,7 @@ def write_study(folder, runs):
     """{run: ([right or not on test], accuracy on validation)}, with the files that the tables are made from."""
     for name, (right, accuracy) in runs.items():
         rows = [
-            {"id": f"arithmetic/test/{i}", "completion": "33 * 4 = 120 + 12 = 132", "correct_strict": ok,
+            {"id": f"arithmetic/test/{i}", "prompt": "", "completion": "33 * 4 = 120 + 12 = 132", "correct_strict": ok,
              "correct_flexible": True, "length": 2 * i}
             for i, ok in enumerate(right)
         ]  # fmt: skip
@@ -130,7 +129,7 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
     monkeypatch.setattr(table, "ROOT", tmp_path)
     write_study(tmp_path / "experiments" / "a", {"base_seed0": ([1, 0], 0.5)})
     (tmp_path / "experiments" / "a" / "run.sh").write_text("run --beta 0.04\n", "utf-8")
-    page = "Before.\n\n    python experiments/table.py curve strict a/base\n\n| old |\n\nAt 0.04 (arXiv:2506.10947) 50.0 %.\n"
+    page = "\n    python experiments/table.py curve strict a/base\n\n| old |\n\nAt 0.04 (arXiv:2506.10947) 50.0 %.\n"
     (tmp_path / "analysis.md").write_text(page, "utf-8")
     with pytest.raises(ValueError, match="^analysis.md: a table is not what the logs say"):
         table.check()
@@ -156,24 +155,32 @@ def test_steps_of_arithmetic_are_checked():
 
 def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
     """Two questions before and after: one is learnt, with one careful step of two; control characters do not pass."""
-    row = {"id": 1, "prompt": "form\n<|user|>\nHow many?<|end|>", "completion": "\x1b\n33 - 11 = 1", "length": 5}
-    rows = [row | {"correct_strict": False}, row | {"id": 2, "correct_strict": True}]
-    rows.append(row | {"id": 3, "correct_strict": False, "prompt": "Why?"})
-    with pytest.raises(ValueError, match="has not two evaluations"):
-        wrong_steps.main([tmp_path])
+    row = {
+        "id": "arithmetic/1",
+        "prompt": "form\n<|user|>\nHow many?<|end|>",
+        "completion": "\x1b\n33 - 11 = 1",
+        "length": 5,
+    }
+    row |= {"correct_flexible": False}
+    rows = [row | {"correct_strict": False}, row | {"id": "arithmetic/2", "correct_strict": True}]
+    rows.append(row | {"id": "arithmetic/3", "correct_strict": False, "prompt": "Why?"})
+    with pytest.raises(ValueError, match="no evaluations in its eval/"):
+        answers.main(tmp_path)
     jsonl.write(tmp_path / "eval" / "step_000000.jsonl", rows)
+    with pytest.raises(ValueError, match="has not two evaluations"):
+        answers.main(tmp_path)
     learnt = {"completion": "33 * 4 = 120 + 12 = 132\n132 + 1 = 134", "length": 20, "correct_strict": True}
-    late = [row | learnt, rows[1], rows[2] | {"correct_strict": True}, rows[0]]  # a second sample of the first one
+    late = [row | learnt, rows[1], rows[2] | {"correct_strict": True}]
     jsonl.write(tmp_path / "eval" / "step_000009.jsonl", late)
-    wrong_steps.main([tmp_path])
+    answers.main(tmp_path)
     said = capsys.readouterr().out
     for line in (
         "mean tokens of a completion  5.0 -> 10.0",
+        "completions with steps  3 of 3 (100%) -> 3 of 3 (100%)",
         "right steps  0 of 3 (0%) -> 1 of 4 (25%)",
         "careful, of steps that have easier pieces  0 of 3 (0%) -> 1 of 4 (25%)",
         "right, of careful steps  0 of 0 -> 1 of 1 (100%)",
         "right, of direct steps  0 of 3 (0%) -> 0 of 3 (0%)",
-        "right answers with a wrong step  1 of 1 (100%) -> 3 of 3 (100%)",
     ):
         assert f"\n{line}\n" in said
     assert said.endswith(
