@@ -4,18 +4,16 @@
     python experiments/table.py ends rates/base std/no_std    each side's runs: accuracy, length, how steps are written
     python experiments/table.py compare std length            comparisons.txt: told apart, or a tie, and of what size
     python experiments/table.py curve careful rates/base      strict, tokens, careful ... by iteration, on validation
-    python experiments/table.py metrics entropy kl -- std/no_std    keys of train_log.jsonl over the last 10 iterations
-    python experiments/table.py change reward -- judge/beta0.4      the same, over the first 5 and the last 5
-    python experiments/table.py judge judge/rating.json             a judge's report: stories and damaged copies
-    python experiments/table.py texts judge/beta0.4                 how many of the last texts are the same
+    python experiments/table.py metrics entropy kl -- std/no_std    of train_log, the last 10 iterations; change: both ends
+    python experiments/table.py judge judge/rating.json    a judge's report; texts judge/beta0.4: its last texts
     python experiments/table.py categories zero_shot/r1_zero_1m     form and answer, form alone, neither
     python experiments/table.py cases zero_shot/cases.jsonl         completions to read
     python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
     python experiments/table.py exchange exchange/grpo sft/direct10    the GRPO iterations that reach where SFT ends
     python experiments/table.py check [--write]               that every table on the pages is what its command prints
 
-A side is STUDY/ARM; its runs are ARM_seed0 and so on in that study's folder, at the rate that is best on validation.
-Accuracies are strict, in %, of greedy answers; the 2,000 test problems' where nothing else is said.
+A side is STUDY/ARM: its runs are ARM_seed0, ... there, at the rate that is best on validation. Accuracies are strict,
+in %, of greedy answers to the 2,000 test problems where nothing else is said.
 """
 
 import json
@@ -70,8 +68,7 @@ def final(run):
 
 
 def rate_of(run):
-    """As its name says it; "" where only one was tried."""
-    return "".join(re.findall(r"_rate([^_]+)_", run.name))
+    return "".join(re.findall(r"_rate([^_]+)_", run.name))  # "" where only one was tried
 
 
 def best(runs):
@@ -80,7 +77,7 @@ def best(runs):
 
 
 def runs_of(side):
-    """The folders of a side, one per seed. ValueError: it has none."""
+    """The folders of a side, one per seed. FileNotFoundError: it has none."""
     folder, arm = (LOGS / side).parent, side.split("/")[1]
     if (folder / arm / "answers.jsonl").exists():
         return [folder / arm]
@@ -88,7 +85,7 @@ def runs_of(side):
         tried = list(folder.glob(f"{arm}_rate*_seed0"))
         runs = sorted(folder.glob(f"{arm}_rate{rate_of(best(tried))}_seed?")) if tried else []
     if not runs:
-        raise ValueError(f"{side}: no runs in {folder}")
+        raise FileNotFoundError(f"{side}: no runs in {folder}")
     return runs
 
 
@@ -97,15 +94,15 @@ def on_test(run, file="test.jsonl"):
     return read(run / (file if (run / "train_log.jsonl").exists() else "answers.jsonl"))[-1]
 
 
-def difference(one, other):
+def difference(*sides):
     """Points by seed, and of the mean over seeds its value and 95 % interval: a bootstrap of the questions."""
-    one, other = ([on_test(run) for run in runs_of(side)] for side in (one, other))
-    if len({row["questions"] for row in one + other}) > 1:
+    sides = [runs_of(side) for side in sides]
+    count, rows = max(map(len, sides)), [[on_test(run) for run in runs] for runs in sides]
+    if any(len(runs) < count and "_seed" in runs[0].name for runs in sides):  # what was not trained has no seeds
+        raise FileNotFoundError("other seeds on the other side")
+    if len({row["questions"] for row in sum(rows, [])}) > 1:
         raise ValueError("other questions on the other side")
-    count = max(len(one), len(other))  # a model that was not trained has no seeds: it stands beside each
-    one, other = (np.stack([right(row)[:, 0] for row in rows] * (count // len(rows))) for rows in (one, other))
-    if len(one) != len(other):
-        raise ValueError("other seeds on the other side")
+    one, other = (np.stack([right(row)[:, 0] for row in side] * (count // len(side))) for side in rows)
     by_question = (one - other).sum(0)
     values, counts = np.unique(by_question, return_counts=True)  # so few values that drawing questions is a multinomial
     draws = np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), 10_000) @ values
@@ -129,9 +126,12 @@ def compare(*studies):
         if not line.startswith(" "):
             study, question = line.split(": ")
         elif not studies or study in studies:
-            seeds, mean, low, high = difference(*line.split())
-            by_seed = ", ".join(f"{points:+.1f}" for points in seeds)
-            yield question, *line.split(), by_seed, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", verdict(seeds, low, high)
+            try:
+                seeds, mean, low, high = difference(*line.split())
+                found = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", verdict(seeds, low, high)
+                yield question, *line.split(), ", ".join(f"{points:+.1f}" for points in seeds), *found
+            except FileNotFoundError:
+                yield question, *line.split(), "", "", "not run yet"
             question = ""
 
 

@@ -106,8 +106,12 @@ def test_a_study_compares_runs_question_by_question(tmp_path, monkeypatch):
     ends = table.table("ends b/new").splitlines()[2].split(" | ")
     assert ends[1] == "2e-4" and ends[3:6] == ["79.2", "100.0, 100.0, 100.0", "63, 63, 63"]
     assert "| a/base | 15.5, 15.5, 15.5 |" in table.table("metrics kl -- a/base")
-    with pytest.raises(ValueError, match="c/new: no runs in"):
+    with pytest.raises(FileNotFoundError, match="c/new: no runs in"):
         table.table("ends c/new")
+    (tmp_path / "comparisons.txt").write_text("# head\nc: Later?\n    c/new   a/base\n", "utf-8")
+    assert table.table("compare").endswith("| Later? | c/new | a/base |  |  | not run yet |\n")
+    write_study(tmp_path / "c", {"new_seed0": (base, 0.5)})
+    assert table.table("compare").endswith("| not run yet |\n"), "one of three seeds is there"
 
 
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
