@@ -3,7 +3,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 STUDY=$(basename "$(dirname "$(realpath "$0")")")
-SEEDS="0 1 2" RATES="1e-4 2e-4 4e-4" LADDER=" 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4 8e-4 " LOGS=experiments/$STUDY OUT=output/studies/$STUDY
+SEEDS="0 1 2" RATES="1e-4 2e-4 4e-4" LADDER=" 2.5e-6 5e-6 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4 8e-4 " LOGS=experiments/$STUDY OUT=output/studies/$STUDY
 [ -z "${QUICK:-}" ] || SEEDS=0 RATES=2e-4 LOGS=output/quick/$STUDY OUT=output/quick/runs/$STUDY
 MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 --micro_batch_tokens 4096 --eval_size 500 --device cpu"
 DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 --eval_iterations 20 --save_iterations 100"

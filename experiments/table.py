@@ -4,7 +4,7 @@
     python experiments/table.py ends rates/base std/no_std    each side's runs: accuracy, length, how steps are written
     python experiments/table.py compare std length            comparisons.txt: told apart, or a tie, and of what size
     python experiments/table.py curve careful rates/base      strict, tokens, careful ... by iteration, on validation
-    python experiments/table.py metrics entropy kl -- std/no_std    of train_log, the last 10 iterations; change: both ends
+    python experiments/table.py metrics entropy kl -- std/no_std    train_log's last 10 iterations; change: both ends
     python experiments/table.py judge judge/rating.json    a judge's report; texts judge/beta0.4: its last texts
     python experiments/table.py categories zero_shot/r1_zero_1m     form and answer, form alone, neither
     python experiments/table.py cases zero_shot/cases.jsonl         completions to read
@@ -112,16 +112,20 @@ def difference(*sides):
 
 
 def verdict(seeds, low, high):
-    if len(seeds) > 2 and (low > 0 or high < 0) and (min(seeds) > 0 or max(seeds) < 0):
-        return "told apart"
-    return f"tie; {(high - low) / 2:.1f} would have been seen" if low <= 0 <= high else "tie: the seeds differ in sign"
+    """PROTOCOL.md has the rule. The size that a tie could have shown in four cases of five is 2.8 standard errors."""
+    if len(seeds) < 3:
+        return "one seed"
+    error, same_sign = np.std(seeds, ddof=1) / len(seeds) ** 0.5, min(seeds) > 0 or max(seeds) < 0
+    if same_sign and (low > 0 or high < 0):
+        return "told apart" if abs(np.mean(seeds)) > 4.303 * error else "leans"  # Student's t, of three seeds
+    return f"tie; {2.8 * max(error, (high - low) / 3.92):.1f} would have been seen"
 
 
 # --- The tables: each yields rows, the first one its head -------------------------------------------------------------
 
 
 def compare(*studies):
-    yield "question", "one side", "other side", "seeds 0, 1, 2 (points)", "mean [95 %]", ""
+    yield "question", "one side", "other side", "seeds 0, 1, 2 (points)", "mean [95 %, questions]", ""
     for line in (LOGS / "comparisons.txt").read_text().splitlines()[1:]:
         if not line.startswith(" "):
             study, question = line.split(": ")
@@ -258,17 +262,19 @@ def table(command):
 
 
 def check(*flags):
-    """Run the commands that stand on the pages above their tables; with --write put the tables in.
-
-    A number with a decimal point in the text must stand in one of the tables, or in a study's script as a setting.
-    """
+    """Run the commands that stand on the pages above their tables; with --write put the tables in. A number with a
+    decimal point in the text must stand in one of the tables, or in a study's script as a setting."""
     command = re.compile(r"^    python experiments/table\.py (.*)\n\n((?:\|.*\n)*)", re.MULTILINE)
     number, wrong = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)"), []
     pages = [ROOT / "analysis.md", *sorted(LOGS.glob("*/README.md"))]
     texts = {page: page.read_text("utf-8") for page in pages}
-    new = {page: command.sub(lambda m: f"{m[0][: m.start(2) - m.start()]}{table(m[1])}", texts[page]) for page in pages}
-    known = [m[2] for text in new.values() for m in command.finditer(text)]
-    known = set(number.findall("\n".join([*known, *(path.read_text("utf-8") for path in LOGS.rglob("*.sh"))])))
+
+    def filled(match):
+        return f"    python experiments/table.py {match[1]}\n\n{table(match[1])}" + "\n" * (not match[2])
+
+    new = {page: command.sub(filled, text) for page, text in texts.items()}
+    known = "".join(match[2] for text in new.values() for match in command.finditer(text))
+    known = set(number.findall(known + "".join(path.read_text("utf-8") for path in LOGS.rglob("*.sh"))))
     for page, text in new.items():
         name = page.relative_to(ROOT)
         prose = re.sub(r"\]\(\S+\)|arXiv:\S+", "", command.sub("", text))

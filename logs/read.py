@@ -263,10 +263,7 @@ def last_evaluations(runs):
 
 
 def end_table(runs, flags, keys):
-    """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training.
-
-    With its interval, where the log has one.
-    """
+    """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training."""
     lines = [f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |", "|---" * (len(keys) + 1) + "|"]
     logs = {key: log_of(runs, key) for key in keys}
 
