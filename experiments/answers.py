@@ -4,10 +4,9 @@
     python experiments/answers.py output/demo experiments/demo/answers.jsonl   # a bit an answer, small enough to keep
 
 A step that has easier pieces is careful (`33 * 4 = 120 + 12 = 132`) or direct (`33 * 4 = 132`); the others are easy. It
-is right if its result is. What is kept, for the tables of the studies, is a line per evaluation: step, n (answers),
-samples (of each question), strict and flexible (a bit per answer, in the order of the ids, in hexadecimal), questions
-(a checksum of the ids: only equal ones can be paired), tokens (mean), with_steps (answers), and of easy, direct and
-careful steps [right, all].
+is right if its result is. What is kept is a line per evaluation: step, n (answers), samples (of each question), strict
+and flexible (a bit per answer, in the order of the ids, in hexadecimal), questions (a checksum of the ids: only equal
+ones can be paired), tokens (mean), with_steps (answers), and of easy, direct and careful steps [right, all].
 """
 
 import re

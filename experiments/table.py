@@ -6,8 +6,7 @@
     python experiments/table.py curve careful rates/base      strict, tokens, careful ... by iteration, on validation
     python experiments/table.py metrics entropy kl -- std/no_std    train_log's last 10 iterations; change: both ends
     python experiments/table.py judge judge/rating.json    a judge's report; texts judge/beta0.4: its last texts
-    python experiments/table.py categories zero_shot/r1_zero_1m     form and answer, form alone, neither
-    python experiments/table.py cases zero_shot/cases.jsonl         completions to read
+    python experiments/table.py categories zero_shot/r1_zero_1m    form and answer; cases zero_shot/cases.jsonl: to read
     python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
     python experiments/table.py exchange exchange/grpo sft/direct10    the GRPO iterations that reach where SFT ends
     python experiments/table.py check [--write]               that every table on the pages is what its command prints
@@ -46,8 +45,7 @@ def percent(value, n=0):
 
 
 def measured(row, key):
-    """Of an evaluation: strict, flexible; tokens; careful, share of the steps that have easier pieces; easy_right,
-    direct_right, careful_right, share of such steps. NaN: of none."""
+    """A share, or tokens; careful: of the steps that have easier pieces; careful_right ...: of such steps. NaN: of none."""
     if key in ("strict", "flexible"):
         return right(row, key).mean()
     if key == "tokens":
