@@ -45,7 +45,7 @@ def percent(value, n=0):
 
 
 def measured(row, key):
-    """A share, or tokens. careful: of the steps with easier pieces; careful_right and so on: of such steps. NaN: none."""
+    """A share, or tokens. careful: of the steps with easier pieces; careful_right ...: of such steps. NaN: none."""
     if key in ("strict", "flexible"):
         return right(row, key).mean()
     if key == "tokens":
