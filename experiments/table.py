@@ -58,7 +58,7 @@ def measured(row, key):
 
 def shown(row, key):
     value = measured(row, key)
-    return f"{value:.0f}" if key == "tokens" else "" if np.isnan(value) else percent(value)
+    return f"{value:.0f}" if key == "tokens" else "none" if np.isnan(value) else percent(value)
 
 
 def final(run):
