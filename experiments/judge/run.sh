@@ -23,6 +23,7 @@ for seed in $SEEDS; do
         run $name $PYTHON main.py $CREATIVE --judge_score likelihood --num_train_iters 60 --rollout_batch_size 128 --learning_rate 3e-4 --beta $beta \
             --micro_batch_tokens 8192 --eval_iterations 20 --eval_temperature 1 --save_iterations 60 --seed $seed
         [ -e $LOGS/$name/eval ] || cp -r $OUT/$name/eval $LOGS/$name
+        sed -i "s#$STORIES#stories260K#g" $LOGS/$name/args.json # no path of this machine
     done
     report likelihood_seed$seed.json 80 --judge_score likelihood --seed $seed
 done
