@@ -210,7 +210,8 @@ def test_a_quick_study_ends_with_its_figure(tmp_path):
     assert (logs / "std" / "std.png").exists()
     assert "left out, since not all of its runs are there" in run.stdout
     again = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment)
-    assert again.returncode == 0 and "seed" not in again.stdout.split("== .")[0], again.stdout[-3000:]
+    assert "== std: no_std" in run.stdout and "== rates: base" in run.stdout, "each run is named"
+    assert again.returncode == 0 and not re.search("== (rates|std):", again.stdout), "no run is made twice"
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):
