@@ -14,5 +14,5 @@ from logs import jsonl
 from logs.statistics import CATEGORIES
 rows = jsonl.read(sys.argv[1])
 kept = {name: [row for row in rows if (row["format"], row["correct_strict"]) == pair][:10] for name, pair in CATEGORIES.items()}
-jsonl.write(sys.argv[2], [{"category": name, "question": row["prompt"].split("User: ")[-1], **{key: row[key] for key in ("completion", "gold", "parsed")}} for name in kept for row in kept[name]])
+jsonl.write(sys.argv[2], [{"category": name, "question": row["prompt"].split("User: ")[-1].split("\n")[0], **{key: row[key] for key in ("completion", "gold", "parsed")}} for name in kept for row in kept[name]])
 END
