@@ -41,7 +41,7 @@ BOXES |= {r"\boxed{" + "{" * 9000 + "}" * 9001: "{" * 9000 + "}" * 9000, r"\boxe
 def test_last_boxed(text):
     start = time.process_time()
     assert last_boxed(text) == BOXES[text]
-    assert time.process_time() - start < 0.3, "quadratic in the number of boxes"
+    assert time.process_time() - start < 10, "quadratic in the number of boxes: that takes minutes"
 
 
 def score(completion, gold):
