@@ -18,16 +18,13 @@ from evaluator import EVALUATORS, GSM8kEvaluator  # noqa: E402
 
 
 class RandomEvaluator(GSM8kEvaluator):
-    """Reward 0 or 1 by a coin tossed anew each time: were it a function of the text, a policy could learn it.
-
-    The coin is torch's, whose state checkpoints keep.
-    """
+    """Reward 0 or 1 by a coin tossed anew each time: were it a function of the text, a policy could learn it."""
 
     reward_names, reward_weights = ("coin",), (1.0,)
 
     def reward(self, completion, gold):
         _, details = super().reward(completion, gold)
-        return [float(torch.rand(()) < 0.5)], details
+        return [float(torch.rand(()) < 0.5)], details  # torch's coin: checkpoints keep its state
 
 
 class FormatEvaluator(GSM8kEvaluator):

@@ -13,6 +13,9 @@ case "${1:-}" in
 esac
 # Two at a time. exchange needs the runs of rates, sft_then_grpo the checkpoints of sft: they come last.
 studies=${STUDIES:-rates sft zero_shot baseline std length beta filtered groups off_policy prompts expert_iteration family dynamics scaling judge exchange sft_then_grpo}
+for study in $studies; do
+    [ -e experiments/$study/run.sh ] || { echo "error: STUDIES: there is no study $study; a study is a folder of experiments/" >&2; exit 2; }
+done
 printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash
 
 # The figures: the commands that the studies' pages print, on the logs that are there. A quick study has one rate, whichever it is.

@@ -76,7 +76,7 @@ def best(runs):
 
 def runs_of(side):
     """The folders of a side, one per seed. FileNotFoundError: it has none."""
-    folder, arm = (LOGS / side).parent, side.split("/")[1]
+    folder, arm = (LOGS / side).parent, (LOGS / side).name
     if (folder / arm / "answers.jsonl").exists():
         return [folder / arm]
     if not (runs := sorted(folder.glob(f"{arm}_seed?"))):
@@ -169,14 +169,15 @@ def curve(key, *sides):
 
 
 def metrics(*keys_and_sides, ends=((-10, None),)):
-    split = keys_and_sides.index("--")
-    keys, sides = keys_and_sides[:split], keys_and_sides[split + 1 :]
+    keys, _, sides = (tuple(words.split()) for words in " ".join(keys_and_sides).partition(" -- "))
+    if not sides:
+        raise ValueError("keys, then --, then sides")
     yield "side", *keys
     for side in sides:
         parts = [[read(run / "train_log.jsonl")[slice(*end)] for end in ends] for run in runs_of(side)]
 
         def mean(rows, key):
-            return f"{np.mean([row[key] for row in rows if row.get(key) is not None]):.3g}"
+            return f"{np.mean([row[key] for row in rows if row[key] is not None]):.3g}"
 
         yield side, *(", ".join(" -> ".join(mean(rows, key) for rows in seed) for seed in parts) for key in keys)
 
@@ -293,16 +294,16 @@ TABLES = {function.__name__.strip("_"): function for function in TABLES}
 def main(name="", *arguments):
     if name == "best":
         print(rate_of(best(map(Path, arguments))))
-    elif name == "check":
+    elif name == "check" and arguments in ((), ("--write",)):
         check(*arguments)
     elif name in TABLES:
         print(table(" ".join([name, *arguments])), end="")
     else:
-        raise ValueError(f"the first word must be one of check, best, {', '.join(TABLES)}")
+        raise ValueError(f"{name or 'nothing'} is none of check [--write], best, {', '.join(TABLES)}")
 
 
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except (ValueError, OSError) as error:
-        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
+    except (ValueError, OSError, LookupError) as error:
+        sys.exit(print(f"error: {error} (the head of table.py shows what it takes)", file=sys.stderr) or 2)
