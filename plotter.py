@@ -167,8 +167,9 @@ def draw_page(runs, title, panels, columns, width, height, flags=()):
     fig = Figure((width, height * rows + 0.9), layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     about = runs[0].about if len({run.about for run in runs}) == 1 else ""
-    pooled = "mean of a group's runs; bands: its least to its greatest" if len(groups) < len(runs) else ""
-    caption = f"faint: every iteration; bold: {pooled or 'running mean; bands: 95 % intervals'}"
+    caption = "faint: every iteration; bold: running mean; bands: 95 % intervals"
+    if len(groups) < len(runs):
+        caption = "lines: mean of a group's runs (training: running mean); bands: from their least to their greatest"
     lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title, caption
     fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines if line))
     if len(runs) > 1 or flags:

@@ -110,13 +110,13 @@ def difference(*sides):
 
 
 def verdict(seeds, low, high):
-    """PROTOCOL.md has the rule. The size that a tie could have shown in four cases of five is 2.8 standard errors."""
+    """PROTOCOL.md has the rule. What a tie would have shown in four cases of five: 5.6 and 2.8 standard errors."""
     if len(seeds) < 3:
         return "one seed"
     error, same_sign = np.std(seeds, ddof=1) / len(seeds) ** 0.5, min(seeds) > 0 or max(seeds) < 0
     if same_sign and (low > 0 or high < 0):
         return "told apart" if abs(np.mean(seeds)) > 4.303 * error else "leans"  # Student's t, of three seeds
-    return f"tie; {2.8 * max(error, (high - low) / 3.92):.1f} would have been seen"
+    return f"tie; {max(5.6 * error, 2.8 * (high - low) / 3.92):.1f} would have been seen"
 
 
 # --- The tables: each yields rows, the first one its head -------------------------------------------------------------
@@ -211,14 +211,13 @@ def cases(name):
 
 def judge(*reports):
     kinds = "shuffled words", "shuffled sentences", "cut", "repeated"
-    yield "report", "stories", "spread", "with length", *(f"{kind}, AUC [95 %]" for kind in kinds), "with the floor"
+    yield "report", "stories", "spread", "with length", *(f"{kind}: AUC [95 %]; with floor; pairs" for kind in kinds)
     for name in reports:
         report = json.loads((LOGS / name).read_text("utf-8"))
-        areas = [[report[f"{key}/{kind}"] for key in ("auc", "auc_low", "auc_high", "auc_total")] for kind in kinds]
-        alone = ("{:.3f} [{:.3f}, {:.3f}]".format(*area[:3]) for area in areas)
-        total = ", ".join(f"{area[3]:.3f}" for area in areas)
+        areas = ([report[f"{key}/{kind}"] for key in "auc auc_low auc_high auc_total pairs".split()] for kind in kinds)
+        areas = ("{:.3f} [{:.3f}, {:.3f}]; {:.3f}; {:.0%}".format(*area) for area in areas)
         figures = str(report["stories"]), f"{report['spread']:.3f}", f"{report['length_correlation']:+.2f}"
-        yield name, *figures, *alone, total
+        yield name, *figures, *areas
 
 
 def exchange(grpo, *sides):

@@ -40,7 +40,8 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
     """The report as a flat dict, on N stories of which group_size consecutive ones share a prompt.
 
     Texts below the floor are never shown to a judge, so they are left out here as well, and counted; damaged copies are
-    shown whatever the floor says to them, and auc_total/ is that of judge and floor together.
+    shown whatever the floor says to them. auc/: the chance that a story scores higher than the copy of any story, which
+    differences between stories drown; pairs/: than its own copy; auc_total/: auc of judge and floor together.
     """
 
     def score(texts, asked):
@@ -72,7 +73,8 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
         rows = [i for i, s in enumerate(damaged) if not math.isnan(s)]
         below = {i for i in rows if evaluator.floor(prompts[i], copies[i])}
         totals = [evaluator.judge.lowest - 1 if i in below else damaged[i] for i in rows]
-        report[f"n/{name}"] = len(rows)
+        ahead = [(scores[i] > damaged[i]) + (scores[i] == damaged[i]) / 2 for i in rows]
+        report |= {f"n/{name}": len(rows), f"pairs/{name}": sum(ahead) / len(rows) if rows else math.nan}
         for key, worse in (("auc", [damaged[i] for i in rows]), ("auc_total", totals)):
             area, low, high = auc([scores[i] for i in rows], worse)
             report |= {f"{key}/{name}": area, f"{key}_low/{name}": low, f"{key}_high/{name}": high}
@@ -89,13 +91,13 @@ def lines(report):
     yield f"  test-retest           r = {r['retest_correlation']:.3f}"
     yield f"  length in words       rank correlation {r['length_correlation']:+.3f}"
     yield f"  without a score       {r['missing']}, and {r['below_floor']} below the floor{counts}"
-    yield "  stories above their damaged copies, AUC with 95 % interval: judge alone, and with the floor"
+    yield "  stories above damaged copies, AUC with 95 % interval: judge alone, with the floor; above their own"
     for name in DAMAGES:
         alone, both = (
             f"{r[f'{key}/{name}']:.3f} [{r[f'{key}_low/{name}']:.3f}, {r[f'{key}_high/{name}']:.3f}]"
             for key in ("auc", "auc_total")
         )
-        yield f"  {name:20s}  {alone}   {both}   n = {r[f'n/{name}']}"
+        yield f"  {name:20s}  {alone}   {both}   {r[f'pairs/{name}']:4.0%} of {r[f'n/{name}']}"
 
 
 def make(args, run, sample, num_prompts=8):

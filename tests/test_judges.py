@@ -498,6 +498,17 @@ def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
     assert "\n".join(judge_report.lines(counts)).count("AUC") == 1
 
 
+def test_a_judge_that_hears_damage_only_beside_the_story_itself():
+    rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
+
+    def score(story):  # a copy is worth 1 less than its story, and 10 less or more than another one's
+        return 10 * int(re.search("[0-9]+", story)[0]) - (story not in rows) if re.search("[0-9]", story) else 0
+
+    report = judge_report.measure(creative(score), [LINE] * 12, rows, 4)
+    for name in ("shuffled words", "shuffled sentences"):
+        assert report[f"pairs/{name}"] == 1 and report[f"auc/{name}"] == pytest.approx(78 / 144)  # i >= j
+
+
 # Training
 
 

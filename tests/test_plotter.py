@@ -331,7 +331,7 @@ def test_runs_of_equal_flags_are_one_curve_with_a_band(four_runs, drawn):
     )  # runs 1 and 2: the smaller size
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     assert {tuple(point) for point in band.round(6)} >= {(0, 0.1), (0, 0.2), (10, 0.5), (10, 0.6)}
-    assert "bands: its least to its greatest" in figure.get_suptitle().replace("\n", " ")
+    assert "bands: from their least to their greatest" in figure.get_suptitle().replace("\n", " ")
     assert list(figure.axes[2].lines[0].get_xdata()) == [0, 25_000, 50_000]
     (legend,) = figure.legends
     assert texts(legend) == ["4, 0.02 M", "16, 0.02 M (loss type: a, b)"]
