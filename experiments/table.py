@@ -216,26 +216,26 @@ def judge(*reports):
         report = json.loads((LOGS / name).read_text("utf-8"))
         areas = ([report[f"{key}/{kind}"] for key in "auc auc_low auc_high auc_total pairs".split()] for kind in kinds)
         areas = ("{:.3f} [{:.3f}, {:.3f}]; {:.3f}; {:.0%}".format(*area) for area in areas)
-        figures = str(report["stories"]), f"{report['spread']:.3f}", f"{report['length_correlation']:+.2f}"
-        yield name, *figures, *areas
+        yield name, str(report["stories"]), f"{report['spread']:.3f}", f"{report['length_correlation']:+.2f}", *areas
 
 
 def exchange(grpo, *sides):
     """Where GRPO's mean curve first is as high as a side's end, both on validation; the bootstrap draws questions."""
-    yield "side", "validation", "GRPO iterations to it [95 %]"
+    yield "side", "validation", "GRPO iterations to it [95 %, questions]", "seed by seed"
     steps = [row["step"] for row in read(runs_of(grpo)[0] / "answers.jsonl")]
-    curves = np.mean([[right(row)[:, 0] for row in read(run / "answers.jsonl")] for run in runs_of(grpo)], 0)
-    n = curves.shape[1]  # of (steps, questions)
-    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2_000) / n
-    draws = np.concatenate([np.full((1, n), 1 / n), draws])  # the first is the sample itself
-    rising = np.maximum.accumulate(draws @ curves.T, 1)  # for a first crossing falls do not matter, but equals would
-    rising += 1e-9 * np.arange(len(steps))
+    curves = np.array([[right(row)[:, 0] for row in read(run / "answers.jsonl")] for run in runs_of(grpo)])
+    n = curves.shape[2]  # of (seeds, steps, questions)
+    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2_000)
+    draws = np.concatenate([np.ones((1, n)), draws]) / n  # the first is the sample itself; after these each seed's own:
+    rising = np.maximum.accumulate(np.concatenate([draws @ curves.mean(0).T, curves.mean(2)]), 1)
+    rising += 1e-9 * np.arange(len(steps))  # for a first crossing falls do not matter, but equals would
     for side in sides:
-        end = np.mean([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)], 0)
-        found = [np.interp(level, y, steps, right=np.inf) for level, y in zip(draws @ end, rising, strict=True)]
-        interval = np.quantile(found, [0.025, 0.975], method="nearest")
-        first, low, high = (f"{x:.0f}" if x < np.inf else "never" for x in (found[0], *interval))
-        yield side, percent(end.mean()), f"{first} [{low}, {high}]"
+        ends = np.array([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)])
+        levels = np.concatenate([draws @ ends.mean(0), ends.mean(1)])
+        found = [np.interp(level, y, steps, right=np.inf) for level, y in zip(levels, rising, strict=True)]
+        found[1:2001] = np.quantile(found[:2001], [0.025, 0.975], method="nearest")
+        first, low, high, *each = (f"{x:.0f}" if x < np.inf else "never" for x in found)
+        yield side, percent(ends.mean()), f"{first} [{low}, {high}]", ", ".join(each)
 
 
 def pass_(*sides, file="pass.jsonl"):
