@@ -126,8 +126,8 @@ def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypa
     jsonl.write(tmp_path / "rl" / "grpo_seed0" / "answers.jsonl", rows)
     monkeypatch.setattr(table, "read", jsonl.read)
     _, _, ten, all_ = table.table("exchange rl/grpo sft/ten sft/all").splitlines()
-    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 10 \[\d+, \d+\] \|", ten)
-    assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \|", all_)
+    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 10 \[\d+, \d+\] \| 10 \|", ten)
+    assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \| never \|", all_)
 
 
 def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):
