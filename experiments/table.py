@@ -221,7 +221,7 @@ def judge(*reports):
 
 def exchange(grpo, *sides):
     """Where GRPO's mean curve first is as high as a side's end, both on validation; the bootstrap draws questions."""
-    yield "side", "validation", "GRPO iterations to it [95 %, questions]", "seed by seed"
+    yield "side", "validation", "GRPO iterations to it [95 %, questions]", "by GRPO's seed"
     steps = [row["step"] for row in read(runs_of(grpo)[0] / "answers.jsonl")]
     curves = np.array([[right(row)[:, 0] for row in read(run / "answers.jsonl")] for run in runs_of(grpo)])
     n = curves.shape[2]  # of (seeds, steps, questions)
@@ -231,7 +231,7 @@ def exchange(grpo, *sides):
     rising += 1e-9 * np.arange(len(steps))  # for a first crossing falls do not matter, but equals would
     for side in sides:
         ends = np.array([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)])
-        levels = np.concatenate([draws @ ends.mean(0), ends.mean(1)])
+        levels = np.append(draws @ ends.mean(0), [ends.mean()] * len(curves))
         found = [np.interp(level, y, steps, right=np.inf) for level, y in zip(levels, rising, strict=True)]
         found[1:2001] = np.quantile(found[:2001], [0.025, 0.975], method="nearest")
         first, low, high, *each = (f"{x:.0f}" if x < np.inf else "never" for x in found)
