@@ -233,7 +233,7 @@ def exchange(grpo, *sides):
         ends = np.array([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)])
         levels = np.append(draws @ ends.mean(0), [ends.mean()] * len(curves))
         found = [np.interp(level, y, steps, right=np.inf) for level, y in zip(levels, rising, strict=True)]
-        found[1:2001] = np.quantile(found[:2001], [0.025, 0.975], method="nearest")
+        found[1 : len(draws)] = np.quantile(found[: len(draws)], [0.025, 0.975], method="nearest")
         first, low, high, *each = (f"{x:.0f}" if x < np.inf else "never" for x in found)
         yield side, percent(ends.mean()), f"{first} [{low}, {high}]", ", ".join(each)
 

@@ -119,15 +119,16 @@ def test_a_study_compares_runs_question_by_question(tmp_path, monkeypatch):
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "LOGS", tmp_path)
     write_study(tmp_path / "sft", {"ten_seed0": ([1], 0.5), "all_seed0": ([1], 1.0)})
-    write_study(tmp_path / "rl", {"grpo_seed0": ([1], 0.5)})
-    (last,) = jsonl.read(tmp_path / "rl" / "grpo_seed0" / "answers.jsonl")
-    curve = [(0, "400"), (10, "7e0"), (20, "7c0"), (30, "7fe")]  # 0, 5, 4 and 9 of the same ten
-    rows = [last | {"step": step, "strict": digits} for step, digits in curve]
-    jsonl.write(tmp_path / "rl" / "grpo_seed0" / "answers.jsonl", rows)
+    # 0, 5, 4 and 9 of the same ten; 0, 3, 5 and 9: on average 0, 4, 4.5 and 9, so 5 at 20 + 10 x 0.5 / 4.5
+    for seed, curve in enumerate((("400", "7e0", "7c0", "7fe"), ("400", "780", "7e0", "7fe"))):
+        write_study(tmp_path / "rl", {f"grpo_seed{seed}": ([1], 0.5)})
+        (last,) = jsonl.read(tmp_path / "rl" / f"grpo_seed{seed}" / "answers.jsonl")
+        rows = [last | {"step": step, "strict": digits} for step, digits in zip((0, 10, 20, 30), curve, strict=True)]
+        jsonl.write(tmp_path / "rl" / f"grpo_seed{seed}" / "answers.jsonl", rows)
     monkeypatch.setattr(table, "read", jsonl.read)
     _, _, ten, all_ = table.table("exchange rl/grpo sft/ten sft/all").splitlines()
-    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 10 \[\d+, \d+\] \| 10 \|", ten)
-    assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \| never \|", all_)
+    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 21 \[\d+, \d+\] \| 10, 20 \|", ten)
+    assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \| never, never \|", all_)
 
 
 def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):
