@@ -20,7 +20,7 @@ printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash
 
 # The figures: the commands that the studies' pages print, on the logs that are there. A quick study has one rate, whichever it is.
 quick=s/^//
-[ -z "$QUICK" ] || quick="s#experiments/#$logs/#g; s/_rate[0-9e-]*_/_rate*_/g"
+[ -z "$QUICK" ] || quick="s#experiments/#$logs/#g; s/_rate[0-9.e-]*_/_rate*_/g"
 grep -h '^    python plotter\.py .* --output experiments/' analysis.md experiments/*/README.md | sed "s#^    python#$PYTHON#; $quick" | while read -r command; do
     if bash -O failglob -c "printf '%s' $command" >/dev/null 2>&1; then
         echo "== $command"

@@ -71,9 +71,14 @@ tune() {
 # arm NAME PYTHON PROGRAM FLAGS...: one side of a comparison: the tuned rate gets the other seeds, and each of these runs one
 # evaluation on the test problems. $PROMPT is given to both.
 arm() {
+    tune "$@" ${PROMPT:-}
+    at_rate "$@"
+}
+
+# at_rate NAME PYTHON PROGRAM FLAGS...: the seeds at $rate
+at_rate() {
     local name=$1 seed
     shift
-    tune "$name" "$@" ${PROMPT:-}
     for seed in $SEEDS; do
         run "${name}_rate${rate}_seed$seed" "$@" ${PROMPT:-} --learning_rate "$rate" --seed "$seed"
         on_test "${name}_rate${rate}_seed$seed" test.jsonl ${PROMPT:-}

@@ -9,3 +9,5 @@ arm epochs2_batch32 $GRPO --epochs_per_rollout_batch 2 --train_batch_size 32
 arm epochs4_batch16 $GRPO --epochs_per_rollout_batch 4 --train_batch_size 16
 arm epochs2_batch32_no_clip $GRPO --epochs_per_rollout_batch 2 --train_batch_size 32 --loss_type grpo_no_clip
 arm epochs4_batch16_no_clip $GRPO --epochs_per_rollout_batch 4 --train_batch_size 16 --loss_type grpo_no_clip
+rate=2.5e-5 # later: with the clip, at the rate that is best without
+at_rate epochs4_batch16 $GRPO --epochs_per_rollout_batch 4 --train_batch_size 16

@@ -5,9 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
 arm base $GRPO
 for rate in $RATES; do
-    for seed in $SEEDS; do
-        run base_rate${rate}_seed$seed $GRPO --learning_rate $rate --seed $seed
-        on_test base_rate${rate}_seed$seed test.jsonl
-    done
+    at_rate base $GRPO
 done
 run base_rate1e-3_seed0 $GRPO --learning_rate 1e-3
