@@ -116,7 +116,7 @@ def verdict(seeds, low, high):
     error, same_sign = np.std(seeds, ddof=1) / len(seeds) ** 0.5, min(seeds) > 0 or max(seeds) < 0
     if same_sign and (low > 0 or high < 0):
         return "told apart" if abs(np.mean(seeds)) > 4.303 * error else "leans"  # Student's t, of three seeds
-    return f"tie; {max(5.6 * error, 2.8 * (high - low) / 3.92):.1f} would have been seen"
+    return f"tie (up to {max(5.6 * error, 2.8 * (high - low) / 3.92):.1f})"
 
 
 # --- The tables: each yields rows, the first one its head -------------------------------------------------------------
