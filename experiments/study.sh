@@ -18,7 +18,7 @@ run() {
     if [ -n "${QUICK:-}" ]; then
         case $2 in
             sft.py) quick="--num_updates 4 --eval_updates 2 --eval_size 16" ;;
-            */expert_iteration.py) quick="--n_ei_steps 2 --eval_size 16" ;;
+            */expert_iteration.py) quick="--n_ei_steps 2 --num_questions 16 --eval_size 16" ;;
             *) quick="--num_train_iters 2 --eval_iterations 1 --eval_size 16" ;;
         esac
     fi
