@@ -9,3 +9,6 @@ OFF="--epochs_per_rollout_batch 4 --train_batch_size 16"
 arm gspo $GRPO $OFF --loss_type gspo --cliprange 3e-4 --cliprange_high 4e-4
 arm cispo $GRPO $OFF --loss_type cispo --cliprange_high 4
 arm reinforce $GRPO $OFF --loss_type reinforce_with_baseline
+rate=2.5e-5 # later: three losses at one rate
+at_rate cispo $GRPO $OFF --loss_type cispo --cliprange_high 4
+arm gspo_wide $GRPO $OFF --loss_type gspo --cliprange 3e-3 --cliprange_high 4e-3 # later: ten times its paper's range
