@@ -160,8 +160,7 @@ def ends(*sides):
 
 
 def curve(key, *sides):
-    rows_of = {side: [read(run / "answers.jsonl") for run in runs_of(side)] for side in sides}
-    logs = {side: [{row["step"]: row for row in rows} for rows in seeds] for side, seeds in rows_of.items()}
+    logs = {side: [{r["step"]: r for r in read(run / "answers.jsonl")} for run in runs_of(side)] for side in sides}
     steps = sorted({step for seeds in logs.values() for log in seeds for step in log})
     yield f"{key.replace('_', ', ')}, each seed, at", *map(str, steps)
     for side, seeds in logs.items():
@@ -256,6 +255,8 @@ def table(command):
     """The markdown that "NAME ARGUMENTS" prints."""
     name, *arguments = command.split()
     head, *rows = TABLES[name](*arguments)
+    if not rows:
+        raise ValueError(f"{command}: there is nothing of that")
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)) + "\n"
 
 
@@ -264,8 +265,7 @@ def check(*flags):
     decimal point in the text must stand in one of the tables, or in a study's script as a setting."""
     command = re.compile(r"^    python experiments/table\.py (.*)\n\n((?:\|.*\n)*)", re.MULTILINE)
     number, wrong = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)"), []
-    pages = [ROOT / "analysis.md", *sorted(LOGS.glob("*/README.md"))]
-    texts = {page: page.read_text("utf-8") for page in pages}
+    texts = {page: page.read_text("utf-8") for page in (ROOT / "analysis.md", *sorted(LOGS.glob("*/README.md")))}
 
     def filled(match):
         return f"    python experiments/table.py {match[1]}\n\n{table(match[1])}" + "\n" * (not match[2])
@@ -283,7 +283,7 @@ def check(*flags):
             wrong.append(f"{name}: a table is not what the logs say (--write puts it right)")
     if wrong:
         raise ValueError("; ".join(wrong))
-    print(f"{len(pages)} pages say what the logs say")
+    print(f"{len(texts)} pages say what the logs say")
 
 
 TABLES = (compare, rates, ends, curve, metrics, change, texts, judge, categories, cases, pass_, exchange)

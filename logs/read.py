@@ -169,7 +169,7 @@ def log_of(runs, key):
     for log in ("eval", "train") if key.startswith(("accuracy", "pass")) else ("train", "eval"):
         if key in metrics[log]:
             return log
-    raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(sum(metrics.values(), []))}")
+    raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(sorted({*sum(metrics.values(), [])}))}")
 
 
 def smooth(values):
