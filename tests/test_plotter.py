@@ -394,7 +394,7 @@ def test_torn_last_line_is_skipped_with_a_note(tmp_path, capsys):
     ('{"loss": 1}\n', "", 'train_log.jsonl, line 1: not an object with "step"'),
     ('{"step": 1, "loss": 2}\n', "--x tokens", 'a log without "total_tokens", which --x tokens needs'),
     ('{"step": 1, "loss": 2}\n', "--by price", "no --price in its args.json"),
-    ('{"step": 1, "loss": 2, "kl": 1}\n', "--metrics los", "--metrics los: not in the logs, which have loss, kl"),
+    ('{"step": 1, "loss": 2, "kl": 1}\n', "--metrics los", "--metrics los: not in the logs, which have kl, loss"),
 ])  # fmt: skip
 def test_what_a_user_got_wrong_is_one_line(tmp_path, capsys, log, flags, message):
     run = write_run(tmp_path / "run")
