@@ -7,7 +7,7 @@ for kind in direct1000 careful100; do
     sft_rate=$($PYTHON experiments/table.py best ${LOGS%/*}/sft/${kind}_rate*_seed0)
     for seed in $SEEDS; do
         mkdir -p $OUT/start_seed$seed
-        ln -sfn "$PWD/$(ls -d ${OUT%/*}/sft/${kind}_rate${sft_rate}_seed$seed/checkpoints/step_* | tail -n 1)" $OUT/start_seed$seed/$kind
+        ln -sfn "$PWD"/${OUT%/*}/sft/${kind}_rate${sft_rate}_seed$seed/checkpoints/step_* $OUT/start_seed$seed/$kind
     done
     tune $kind $GRPO --model_name $OUT/start_seed0/$kind
     for seed in $SEEDS; do
