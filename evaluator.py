@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from grading import answers as reading
-from grading import judge_report, stories
-from grading.judges import Judge, Rubric, check_judge_flags, get_judge
+from grading import extraction
 from grading.math_answers import MathGrader
-from runs.signals import Halted
+from judges import report as judge_report
+from judges import story_rules
+from judges.endpoint import Halted
+from judges.judges import Judge, Rubric, check_judge_flags, get_judge
 
 
 @dataclass
@@ -72,29 +73,48 @@ class RewardEvaluator:
         """What the gold answer means. Raises ValueError where it means nothing to this evaluator."""
         return answer
 
-    def compute_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
+    def compute_rewards(
+        self, prompts: list[str], completions: list[str], answers: list[str]
+    ) -> Rewards:
         """Reward N completions of N prompts (repeated where several completions share one) against N gold answers.
 
         prompts: the questions as the data set has them, without the form that a model was given them in. A subclass
         defines this, or `reward`: the rewards of one completion, and its details.
         """
-        return collect([self.reward(*pair) for pair in zip(completions, answers, strict=True)], self.reward_names)
+        return collect(
+            [self.reward(*pair) for pair in zip(completions, answers, strict=True)],
+            self.reward_names,
+        )
 
-    def check_rewards(self, prompts: list[str], completions: list[str], answers: list[str]) -> Rewards:
+    def check_rewards(
+        self, prompts: list[str], completions: list[str], answers: list[str]
+    ) -> Rewards:
         """compute_rewards, with what it returns held to its contract: ValueError names what is wrong."""
-        rewards, n, name = self.compute_rewards(prompts, completions, answers), len(completions), type(self).__name__
+        rewards, n, name = (
+            self.compute_rewards(prompts, completions, answers),
+            len(completions),
+            type(self).__name__,
+        )
         values, shape = rewards.per_function, (n, len(self.reward_names))
         if not values.is_floating_point() or values.shape != shape:
-            raise ValueError(f"{name}: per_function must be floats {shape}, not {values.dtype} {tuple(values.shape)}")
+            raise ValueError(
+                f"{name}: per_function must be floats {shape}, not {values.dtype} {tuple(values.shape)}"
+            )
         for reward, column in zip(self.reward_names, values.isinf().T, strict=True):
             if column.any():
-                raise ValueError(f"{name}: reward {reward} is infinite for completion {int(column.int().argmax())}")
+                raise ValueError(
+                    f"{name}: reward {reward} is infinite for completion {int(column.int().argmax())}"
+                )
         if len(rewards.details) != n:
-            raise ValueError(f"{name}: details must be {n} dicts, one for each completion, not {len(rewards.details)}")
+            raise ValueError(
+                f"{name}: details must be {n} dicts, one for each completion, not {len(rewards.details)}"
+            )
         for detail in rewards.details:
             for key in ("format", "correct_strict", "correct_flexible"):
                 if type(detail.get(key)) is not bool:
-                    raise ValueError(f"{name}: details[{key!r}] must be True or False, not {detail.get(key)!r}")
+                    raise ValueError(
+                        f"{name}: details[{key!r}] must be True or False, not {detail.get(key)!r}"
+                    )
         return rewards
 
     def total(self, rewards: Rewards) -> torch.Tensor:
@@ -107,7 +127,9 @@ class RewardEvaluator:
         With what else of the batch is to be logged.
         """
         means = rewards.per_function.nanmean(dim=0).tolist()
-        breakdown = {f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)}
+        breakdown = {
+            f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)
+        }
         return breakdown | rewards.counts | rewards.means
 
     def before_training(self, args, run, sample: Callable) -> None:
@@ -156,10 +178,12 @@ class GSM8kEvaluator(RewardEvaluator):
     @classmethod
     def check_flags(cls, args, prompt):
         if prompt != "reasoning_answer":
-            raise ValueError(f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math")
+            raise ValueError(
+                f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math"
+            )
 
     def read_gold(self, answer):
-        number = reading.to_number(answer.strip())
+        number = extraction.to_number(answer.strip())
         if number is None:
             raise ValueError(f"the gold answer {answer!r} is not a number: use --evaluator math")
         return number
@@ -167,20 +191,22 @@ class GSM8kEvaluator(RewardEvaluator):
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
         target = self.read_gold(gold)
-        answer, last = reading.tagged_answer(completion), reading.last_number(completion)
-        correct = answer is not None and reading.only_number(answer) == target
-        strict = reading.strict_format(completion)
+        answer, last = extraction.tagged_answer(completion), extraction.last_number(completion)
+        correct = answer is not None and extraction.only_number(answer) == target
+        strict = extraction.strict_format(completion)
         rewards = [
             2.0 * correct,
-            0.5 * (answer is not None and reading.to_number(answer) is not None),
+            0.5 * (answer is not None and extraction.to_number(answer) is not None),
             0.5 * strict,
-            0.5 * (strict or reading.soft_format(completion)),
-            0.125 * sum(completion.count(tag) == 1 for tag in reading.TAGS),
+            0.5 * (strict or extraction.soft_format(completion)),
+            0.125 * sum(completion.count(tag) == 1 for tag in extraction.TAGS),
         ]
         details = {
-            "parsed": last if answer is None else answer, "format": strict, "correct_strict": strict and correct,
-            "correct_flexible": last is not None and reading.to_number(last) == target,
-        }  # fmt: skip
+            "parsed": last if answer is None else answer,
+            "format": strict,
+            "correct_strict": strict and correct,
+            "correct_flexible": last is not None and extraction.to_number(last) == target,
+        }
         return rewards, details
 
 
@@ -211,16 +237,23 @@ class MathEvaluator(RewardEvaluator):
     @classmethod
     def check_flags(cls, args, prompt):
         if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
-            raise ValueError(f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}")
+            raise ValueError(
+                f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}"
+            )
 
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The two rewards of one completion, and its details."""
-        in_form, answer = reading.answer_in_form(self.prompt, completion)
-        final = reading.final_answer(completion) if answer is None else answer
+        in_form, answer = extraction.answer_in_form(self.prompt, completion)
+        final = extraction.final_answer(completion) if answer is None else answer
         grading = self.grader.grade(gold, final or "")
         equal = grading == "equal"
         strict = in_form and answer is not None and equal
-        details = {"parsed": final, "format": in_form, "correct_strict": strict, "correct_flexible": equal}
+        details = {
+            "parsed": final,
+            "format": in_form,
+            "correct_strict": strict,
+            "correct_flexible": equal,
+        }
         return [float(in_form), float(strict)], details | {"grading": grading}
 
 
@@ -262,13 +295,18 @@ class CreativeWritingEvaluator(RewardEvaluator):
         self.max_judge_failures = 0.5  # share of the stories of a batch that may lack a score
         if judge is None:
             self.check_flags(flags, "story")
-            judge, self.max_judge_failures = get_judge(flags, self.rubric, reference), flags.max_judge_failures
+            judge, self.max_judge_failures = (
+                get_judge(flags, self.rubric, reference),
+                flags.max_judge_failures,
+            )
         self.judge = judge
 
     @classmethod
     def check_flags(cls, args, prompt):
         if args is None or "judge_type" not in args:
-            raise ValueError("this evaluator needs a judge, and only main.py and selfcheck.py have flags for one")
+            raise ValueError(
+                "this evaluator needs a judge, and only main.py and selfcheck.py have flags for one"
+            )
         check_judge_flags(args)
 
     def before_training(self, args, run, sample):
@@ -286,10 +324,13 @@ class CreativeWritingEvaluator(RewardEvaluator):
         for i, (text, rule) in enumerate(zip(texts, broken, strict=True)):
             score, saying = judged.get(i, (math.nan, {}))
             details = {
-                "parsed": None if math.isnan(score) else f"{score:.4f}", "format": rule is None,
-                "correct_strict": not math.isnan(score), "correct_flexible": rule is None, "floor": rule,
-                "distinct_2": stories.distinct_n([text], 2),
-            }  # fmt: skip
+                "parsed": None if math.isnan(score) else f"{score:.4f}",
+                "format": rule is None,
+                "correct_strict": not math.isnan(score),
+                "correct_flexible": rule is None,
+                "floor": rule,
+                "distinct_2": story_rules.distinct_n([text], 2),
+            }
             rows.append(([score, -float(rule is not None)], details | saying))
         rewards = collect(rows, self.reward_names)
         missing = sum(map(math.isnan, scores))
@@ -297,8 +338,10 @@ class CreativeWritingEvaluator(RewardEvaluator):
         rewards.counts = {f"judge/{name}": n for name, n in counts.items()}
         rewards.means = {
             "below_floor_fraction": 1 - len(asked) / max(1, len(texts)),
-            "distinct_2": torch.tensor([detail["distinct_2"] for detail in rewards.details]).nanmean().item(),
-            "distinct_2_batch": stories.distinct_n(texts, 2),
+            "distinct_2": torch.tensor([detail["distinct_2"] for detail in rewards.details])
+            .nanmean()
+            .item(),
+            "distinct_2_batch": story_rules.distinct_n(texts, 2),
         }
         if missing > self.max_judge_failures * len(asked):
             errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
@@ -315,7 +358,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
 
     def floor(self, prompt: str, story: str) -> str | None:
         """The rule that a text breaks; None if it is above the floor."""
-        return stories.broken_rule(prompt, story, self.min_words)
+        return story_rules.broken_rule(prompt, story, self.min_words)
 
 
 EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": CreativeWritingEvaluator}

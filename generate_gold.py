@@ -29,14 +29,19 @@ import flags
 import llms
 import utils
 from evaluator import get_evaluator
-from grading.answers import strict_format, tagged_answer
-from grading.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
+from grading.extraction import strict_format, tagged_answer
+from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS
+from sampling import generation
 
 CHAT = PROMPTS["reasoning_answer"]  # the form that an endpoint is asked for
-SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")  # in training it would end a turn in the middle of the text
-MAX_FAILURES_IN_A_ROW = 20  # problems without a reply: the endpoint is gone, or the account is empty
+SPECIAL_TOKEN = re.compile(
+    r"<\|[^|<>\s]+\|>"
+)  # in training it would end a turn in the middle of the text
+MAX_FAILURES_IN_A_ROW = (
+    20  # problems without a reply: the endpoint is gone, or the account is empty
+)
 
 
 class JsonlFile:
@@ -49,7 +54,9 @@ class JsonlFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab+")
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends, however it ends
+            fcntl.flock(
+                self.file, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # held until this process ends, however it ends
         except BlockingIOError:
             raise ValueError(f"{path} is in use by another process") from None
         except OSError as error:
@@ -59,11 +66,16 @@ class JsonlFile:
         start, keys = b'{"id": ', {"id", "question", "source", "attempt", "correct", "prompt_name"}
         try:
             self.rows = [jsonl.parse(line, path) for line in whole.splitlines()]
-            ours = all(keys <= row.keys() for row in self.rows) and torn[: len(start)] == start[: len(torn)]
+            ours = (
+                all(keys <= row.keys() for row in self.rows)
+                and torn[: len(start)] == start[: len(torn)]
+            )
         except ValueError:
             ours = False
         if not ours:
-            raise ValueError(f"{path} holds lines that are not rows of generate_gold.py; name another --output")
+            raise ValueError(
+                f"{path} holds lines that are not rows of generate_gold.py; name another --output"
+            )
         if torn:
             self.file.truncate(len(whole + newline))
             print(f"{path}: dropped a last line that was not written to its end")
@@ -92,11 +104,19 @@ class Gold:
         self.source = args.api_model or args.model_name or "reference"
         self.accepted = JsonlFile(args.output)
         self.rejected = JsonlFile(Path(str(args.output).removesuffix(".jsonl") + ".rejected.jsonl"))
-        self.solved, self.attempts = set(), Counter()  # ids of solved problems; attempts of this source, by id
+        self.solved, self.attempts = (
+            set(),
+            Counter(),
+        )  # ids of solved problems; attempts of this source, by id
         questions = {problem["id"]: problem["question"] for problem in problems}
         for row in self.accepted.rows + self.rejected.rows:
-            if row["prompt_name"] != args.prompt or questions.get(row["id"], row["question"]) != row["question"]:
-                raise ValueError(f"{args.output} was made from other problems or for another prompt; name another")
+            if (
+                row["prompt_name"] != args.prompt
+                or questions.get(row["id"], row["question"]) != row["question"]
+            ):
+                raise ValueError(
+                    f"{args.output} was made from other problems or for another prompt; name another"
+                )
             if row["correct"]:
                 self.solved.add(row["id"])
             if row["source"] == self.source:
@@ -106,7 +126,9 @@ class Gold:
         self.tokens_in = self.tokens_out = self.failures_in_a_row = 0
         # The delay keeps the bar away until the first problem is done: what is wrong before that is one line alone.
         n = len(self.open_problems)
-        self.bar = tqdm(total=n, desc="gold", dynamic_ncols=True, leave=False, delay=0.1, disable=None)
+        self.bar = tqdm(
+            total=n, desc="gold", dynamic_ncols=True, leave=False, delay=0.1, disable=None
+        )
 
     def attempts_left(self, problem):
         most = 1 if self.args.from_reference else self.args.num_attempts
@@ -114,23 +136,41 @@ class Gold:
 
     def record(self, problems, samples):
         """Grade one sample for each of the problems and write it down."""
-        questions, answers = ([problem[key] for problem in problems] for key in ("question", "answer"))
-        details = self.evaluator.compute_rewards(questions, [sample.text for sample in samples], answers).details
+        questions, answers = (
+            [problem[key] for problem in problems] for key in ("question", "answer")
+        )
+        details = self.evaluator.compute_rewards(
+            questions, [sample.text for sample in samples], answers
+        ).details
         accepted, rejected = [], []
         for problem, sample, detail in zip(problems, samples, details, strict=True):
             reason = reason_against(sample, detail)
             self.attempts[problem["id"]] += 1
             if not reason:
                 self.solved.add(problem["id"])
-            kind = "accepted" if not reason else "unfinished" if self.attempts_left(problem) else "rejected"
+            kind = (
+                "accepted"
+                if not reason
+                else "unfinished"
+                if self.attempts_left(problem)
+                else "rejected"
+            )
             self.outcomes[problem["id"]] = (kind, reason)
             self.bar.update(kind != "unfinished")
-            self.tokens_in, self.tokens_out = self.tokens_in + sample.tokens_in, self.tokens_out + sample.tokens_out
+            self.tokens_in, self.tokens_out = (
+                self.tokens_in + sample.tokens_in,
+                self.tokens_out + sample.tokens_out,
+            )
             row = {
-                "id": problem["id"], "question": problem["question"], "completion": sample.text,
-                "answer": problem["answer"], "source": self.source, "attempt": self.attempts[problem["id"]],
-                "correct": not reason, "prompt_name": self.args.prompt,
-            }  # fmt: skip
+                "id": problem["id"],
+                "question": problem["question"],
+                "completion": sample.text,
+                "answer": problem["answer"],
+                "source": self.source,
+                "attempt": self.attempts[problem["id"]],
+                "correct": not reason,
+                "prompt_name": self.args.prompt,
+            }
             if reason and not self.args.keep_incorrect:
                 rejected.append(row | {"reason": reason})
             else:
@@ -148,7 +188,9 @@ class Gold:
         self.bar.update()
         self.failures_in_a_row += 1
         if self.failures_in_a_row == MAX_FAILURES_IN_A_ROW:
-            raise OSError(f"{MAX_FAILURES_IN_A_ROW} problems in a row got no reply ({reason}): stopped")
+            raise OSError(
+                f"{MAX_FAILURES_IN_A_ROW} problems in a row got no reply ({reason}): stopped"
+            )
 
     def usage(self):
         return f"{self.tokens_in:,} + {self.tokens_out:,} tokens"
@@ -159,7 +201,9 @@ class Gold:
         if self.open_problems and not self.outcomes:
             return
         solved = sum(problem["id"] in self.solved for problem in self.problems)
-        print(f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}")
+        print(
+            f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}"
+        )
         done_before = len(self.problems) - len(self.open_problems)
         print(f"{'done before':12} {done_before:7,}\n{'tried':12} {len(self.outcomes):7,}")
         for kind in ("accepted", "rejected", "no reply", "unfinished"):
@@ -180,30 +224,41 @@ def reason_against(sample, detail):
     return "truncated" if sample.cut else "wrong answer" if detail["format"] else "format"
 
 
-# --- The three sources ------------------------------------------------------------------------------------------------
+# --- The three sources ----------------------------------------------------------------------------
 
 
 def use_reference(args, gold):
     form = PROMPTS[args.prompt].format_solution
     for start in range(0, len(gold.open_problems), 500):
         batch = gold.open_problems[start : start + 500]
-        gold.record(batch, [Sample(form(p["solution"], p["answer"]) if p["solution"] else "") for p in batch])
+        gold.record(
+            batch,
+            [Sample(form(p["solution"], p["answer"]) if p["solution"] else "") for p in batch],
+        )
 
 
 def use_local_model(args, gold, model, tokenizer):
     prompt = PROMPTS[args.prompt]
-    utils.seed_everything(args.seed + sum(gold.attempts.values()))  # so that a second start draws other samples
+    utils.seed_everything(
+        args.seed + sum(gold.attempts.values())
+    )  # so that a second start draws other samples
     for start in range(0, len(gold.open_problems), args.concurrency):
         batch = gold.open_problems[start : start + args.concurrency]
         while batch := [problem for problem in batch if gold.attempts_left(problem)]:
-            rollout = llms.generate(
-                model, tokenizer, [prompt.render(tokenizer, problem["question"]) for problem in batch],
+            rollout = generation.generate(
+                model,
+                tokenizer,
+                [prompt.render(tokenizer, problem["question"]) for problem in batch],
                 max_new_tokens=args.max_completion_length,
-                temperature=1.0 if args.temperature is None else args.temperature, stop_strings=prompt.stop_strings,
-            )  # fmt: skip
+                temperature=1.0 if args.temperature is None else args.temperature,
+                stop_strings=prompt.stop_strings,
+            )
             lengths, totals = rollout.lengths.tolist(), rollout.attention_mask.sum(1).tolist()
             rows = zip(rollout.texts, rollout.finished.tolist(), lengths, totals, strict=True)
-            gold.record(batch, [Sample(text.rstrip(), not finished, T - C, C) for text, finished, C, T in rows])
+            gold.record(
+                batch,
+                [Sample(text.rstrip(), not finished, T - C, C) for text, finished, C, T in rows],
+            )
 
 
 async def use_endpoint(args, gold):
@@ -213,13 +268,18 @@ async def use_endpoint(args, gold):
     read = partial(read_solution, prompt=PROMPTS[args.prompt])
     # asyncio's own handler does not wake a loop that has just gone to sleep: Ctrl-C would wait for the next reply.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
-    async with Endpoint(args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries) as endpoint:
+    async with Endpoint(
+        args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries
+    ) as endpoint:
         await endpoint.check()
 
         async def solve(problem):
             try:
                 while gold.attempts_left(problem):
-                    gold.record([problem], [await endpoint.ask(CHAT.messages(problem["question"]), read, **options)])
+                    gold.record(
+                        [problem],
+                        [await endpoint.ask(CHAT.messages(problem["question"]), read, **options)],
+                    )
             except NoReply as error:
                 gold.no_reply(problem, str(error), error.message)
 
@@ -240,27 +300,57 @@ def read_solution(text, prompt):
 
 
 def parse_args(argv=None):
-    parser = flags.ArgumentParser(description="Collect verified solutions for supervised fine-tuning.")
+    parser = flags.ArgumentParser(
+        description="Collect verified solutions for supervised fine-tuning."
+    )
     add = parser.add_argument_group("source, one of three").add_argument
     add("--from_reference", action="store_true", help="the data set's own solutions")
     add("--model_name", help="a local model: hub name or directory with safetensors weights")
-    add("--api_model", help="a model of an OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY")
+    add(
+        "--api_model",
+        help="a model of an OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY",
+    )
     add("--base_url", help="the endpoint, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)")
 
     add = flags.add_data(parser)
-    add("--num_problems", type=int, help="so many, at random; fewer are always among more (default: all)")
+    add(
+        "--num_problems",
+        type=int,
+        help="so many, at random; fewer are always among more (default: all)",
+    )
 
     add = parser.add_argument_group("sampling").add_argument
     add("--num_attempts", type=int, default=1, help="per problem, until one is right")
     add("--temperature", type=float, help="(default: the endpoint's own; 1 for a local model)")
-    add("--max_completion_length", type=int, default=512, help="tokens; 0 leaves it to the endpoint")
-    add("--concurrency", type=int, default=16, help="requests at a time, or prompts per batch of a local model")
-    add("--timeout", type=float, default=120.0, help="seconds without a sign of the endpoint until a retry")
+    add(
+        "--max_completion_length", type=int, default=512, help="tokens; 0 leaves it to the endpoint"
+    )
+    add(
+        "--concurrency",
+        type=int,
+        default=16,
+        help="requests at a time, or prompts per batch of a local model",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=120.0,
+        help="seconds without a sign of the endpoint until a retry",
+    )
     add("--max_retries", type=int, default=5, help="of a failed request, with exponential back-off")
 
     add = parser.add_argument_group("output").add_argument
-    add("--output", type=Path, default=Path("gold.jsonl"), help="appended to; start again to continue")
-    add("--keep_incorrect", action="store_true", help='keep the other attempts here too, marked "correct": false')
+    add(
+        "--output",
+        type=Path,
+        default=Path("gold.jsonl"),
+        help="appended to; start again to continue",
+    )
+    add(
+        "--keep_incorrect",
+        action="store_true",
+        help='keep the other attempts here too, marked "correct": false',
+    )
     flags.add_runtime(parser)
     return parser.parse_args(argv)
 
@@ -313,7 +403,10 @@ def main(argv=None):
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted: every finished attempt is on disk; start again to continue", file=sys.stderr)
+        print(
+            "interrupted: every finished attempt is on disk; start again to continue",
+            file=sys.stderr,
+        )
         return 130
     return 0
 

@@ -29,17 +29,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import distributed
 import llms
 import utils
 from evaluator import RewardEvaluator, Rewards, get_evaluator
 from flags import LOSS_TYPES, check, check_lengths, parse_args
 from rl_datasets import get_dataloaders
-from runs import processes, write_logs
-from runs.run import Run, run_to_the_end, save_checkpoint
-from runs.signals import Guard
-from runs.updates import learning_rate_factor, split_into_updates
+from sampling import generation
+from sampling.rollout import Rollout, compute_rollout_logps
+from training import write_logs
+from training.run import Run, run_to_the_end, save_checkpoint
+from training.schedule import learning_rate_factor, split_into_updates
+from training.signals import Guard
 
-# --- The algorithm ----------------------------------------------------------------------------------------------------
+# --- The algorithm --------------------------------------------------------------------------------
 
 
 def train(args: Namespace, run: Run) -> None:
@@ -52,32 +55,46 @@ def train(args: Namespace, run: Run) -> None:
     for step in run.progress_bar(args.num_train_iters):
         with run.stages("sample"):  # 1. G completions for each of several prompts
             examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
-            mine = processes.share(examples)  # of several processes each takes some
-            rollout = sample(args, run, mine, num_samples=args.group_size, temperature=args.temperature)
+            mine = distributed.share(examples)  # of several processes each takes some
+            rollout = sample(
+                args, run, mine, num_samples=args.group_size, temperature=args.temperature
+            )
 
         with run.stages("reward"):  # 2. one weighted reward per completion
             repeated = [example for example in examples for _ in range(args.group_size)]
-            rewards = reward(run.evaluator, processes.share(repeated), rollout)
-            completions, rewards = write_logs.gather_completions(rollout, rewards)  # those of all processes
+            rewards = reward(run.evaluator, distributed.share(repeated), rollout)
+            completions, rewards = write_logs.gather_completions(
+                rollout, rewards
+            )  # those of all processes
             total = run.evaluator.total(rewards)  # (N,)
 
         # 3. advantages: how much better than its own group each completion is
         advantages, metrics = compute_group_normalized_rewards(
             total, args.group_size, args.advantage_eps, args.use_std_normalization
         )
-        signal = total if args.loss_type == "no_baseline" else advantages  # (N,) what multiplies the log-probs
+        signal = (
+            total if args.loss_type == "no_baseline" else advantages
+        )  # (N,) what multiplies the log-probs
         rollout, signal, resampled, counts = replace_flat_groups(args, run, rollout, signal)
-        signal = processes.share(signal).to(args.device)
+        signal = distributed.share(signal).to(args.device)
 
-        with run.stages("logps"):  # 4. log-probs that several updates share are computed once, before the first
+        with run.stages(
+            "logps"
+        ):  # 4. log-probs that several updates share are computed once, before the first
             updates = split_into_updates(args)
             old_logps = frozen_logps(args, run.model, rollout) if len(updates) > 1 else None
-            ref_logps = frozen_logps(args, run.base_model, rollout) if len(updates) > 1 and args.beta else None
+            ref_logps = (
+                frozen_logps(args, run.base_model, rollout)
+                if len(updates) > 1 and args.beta
+                else None
+            )
 
         taken = []
         for rows in updates:  # a single one when on-policy
             with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
-                loss_metrics = accumulate_gradient(args, run, rollout, signal, rows, old_logps, ref_logps)
+                loss_metrics = accumulate_gradient(
+                    args, run, rollout, signal, rows, old_logps, ref_logps
+                )
             run.interrupts.hold()  # once the weights move, an iteration is finished before the run may stop
             with run.stages("step"):  # 6. one optimiser step
                 taken.append(loss_metrics | take_step(args, run, loss_metrics["loss"]))
@@ -85,7 +102,9 @@ def train(args: Namespace, run: Run) -> None:
         # 7. what the steps that were taken did
         metrics |= write_logs.merge_metrics(taken, write_logs.mean)
         metrics |= write_logs.rollout_metrics(run.evaluator, rewards, completions)
-        records = write_logs.completion_records(run.evaluator, repeated, completions, rewards, advantage=advantages)
+        records = write_logs.completion_records(
+            run.evaluator, repeated, completions, rewards, advantage=advantages
+        )
         write_logs.save_iteration(args, run, step, metrics | counts, records + resampled)
         run.interrupts.release()
         if is_due(step, args.eval_iterations, args):
@@ -100,61 +119,89 @@ def is_due(step: int, every: int, args: Namespace) -> bool:
 
 
 def sample(
-    args: Namespace, run: Run, examples: list[dict], num_samples: int, temperature: float,
+    args: Namespace,
+    run: Run,
+    examples: list[dict],
+    num_samples: int,
+    temperature: float,
     progress: Callable[[int], None] | None = None,
-) -> llms.Rollout:  # fmt: skip
+) -> Rollout:
     """num_samples completions of each example's prompt: a Rollout of len(examples) * num_samples rows."""
-    return llms.generate(
-        run.sampler, run.tokenizer, [example["prompt"] for example in examples], num_samples=num_samples,
-        max_new_tokens=args.max_completion_length, temperature=temperature,
+    return generation.generate(
+        run.sampler,
+        run.tokenizer,
+        [example["prompt"] for example in examples],
+        num_samples=num_samples,
+        max_new_tokens=args.max_completion_length,
+        temperature=temperature,
         stop_strings=run.train_loader.prompt.stop_strings,
-        max_concurrent_sequences=args.max_concurrent_sequences, progress=progress,
-    )  # fmt: skip
+        max_concurrent_sequences=args.max_concurrent_sequences,
+        progress=progress,
+    )
 
 
-def reward(evaluator: RewardEvaluator, examples: list[dict], rollout: llms.Rollout) -> Rewards:
+def reward(evaluator: RewardEvaluator, examples: list[dict], rollout: Rollout) -> Rewards:
     """The evaluator's Rewards for one completion per example."""
-    return evaluator.check_rewards([e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples])
+    return evaluator.check_rewards(
+        [e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples]
+    )
 
 
 def replace_flat_groups(
-    args: Namespace, run: Run, rollout: llms.Rollout, signal: Tensor
-) -> tuple[llms.Rollout, Tensor, list[dict], dict[str, float]]:
+    args: Namespace, run: Run, rollout: Rollout, signal: Tensor
+) -> tuple[Rollout, Tensor, list[dict], dict[str, float]]:
     """DAPO's dynamic sampling (arXiv:2503.14476): groups of new prompts in the place of those whose rewards are equal.
 
     All processes draw the same prompts in as many rounds, and each samples for its own groups. signal: (N,), of all.
     Returns rollout and signal to train on, the records of what was sampled here, by all processes, and metrics.
     """
     G, column = args.group_size, "reward" if args.loss_type == "no_baseline" else "advantage"
-    signal, records, mine = signal.clone(), [], processes.share(range(len(signal) // G))
+    signal, records, mine = signal.clone(), [], distributed.share(range(len(signal) // G))
     for _ in range(args.dynamic_sampling):
         flat = flat_groups(signal, G).nonzero().flatten().tolist()
         drawn = zip(flat, run.train_loader.next_batch(len(flat)), strict=True)
         own, part = {group: example for group, example in drawn if group in mine}, []
         if own:  # another process may have some where this one has none
             with run.stages("sample"):
-                new = sample(args, run, list(own.values()), num_samples=G, temperature=args.temperature)
+                new = sample(
+                    args, run, list(own.values()), num_samples=G, temperature=args.temperature
+                )
             with run.stages("reward"):
                 repeated = [example for example in own.values() for _ in range(G)]
                 rewards = reward(run.evaluator, repeated, new)
-            total, settings = run.evaluator.total(rewards), (args.advantage_eps, args.use_std_normalization)
+            total, settings = (
+                run.evaluator.total(rewards),
+                (args.advantage_eps, args.use_std_normalization),
+            )
             advantages, _ = compute_group_normalized_rewards(total, G, *settings)
-            part = write_logs.completion_records(run.evaluator, repeated, new, rewards, advantage=advantages)
-            rollout = rollout.replace([(group - mine[0]) * G + i for group in own for i in range(G)], new)
-        part = processes.gather(part)  # in the order of `flat`
-        signal.view(-1, G)[flat] = signal.new_tensor([record[column] for record in part]).view(-1, G)
+            part = write_logs.completion_records(
+                run.evaluator, repeated, new, rewards, advantage=advantages
+            )
+            rollout = rollout.replace(
+                [(group - mine[0]) * G + i for group in own for i in range(G)], new
+            )
+        part = distributed.gather(part)  # in the order of `flat`
+        signal.view(-1, G)[flat] = signal.new_tensor([record[column] for record in part]).view(
+            -1, G
+        )
         records += part
     flat = flat_groups(signal, G).float().mean().item()
-    metrics = {"sampled_prompts": (len(signal) + len(records)) // G, "zero_std_fraction_trained": flat}
+    metrics = {
+        "sampled_prompts": (len(signal) + len(records)) // G,
+        "zero_std_fraction_trained": flat,
+    }
     return rollout, signal, records, metrics if args.dynamic_sampling else {}
 
 
-def frozen_logps(args: Namespace, model: torch.nn.Module, rollout: llms.Rollout) -> Tensor:
+def frozen_logps(args: Namespace, model: torch.nn.Module, rollout: Rollout) -> Tensor:
     """(B, C) a model's log-probs of the completions, without gradient."""
-    return llms.compute_logps(
-        model, rollout, group_size=args.group_size, temperature=args.temperature,
+    return compute_rollout_logps(
+        model,
+        rollout,
+        group_size=args.group_size,
+        temperature=args.temperature,
         micro_batch_tokens=args.micro_batch_tokens,
-    )  # fmt: skip
+    )
 
 
 def compute_group_normalized_rewards(
@@ -173,7 +220,10 @@ def compute_group_normalized_rewards(
     """
     groups = rewards.float().view(-1, group_size)  # (groups, G)
     present = ~groups.isnan()
-    flat, count = flat_groups(rewards, group_size).unsqueeze(1), present.sum(1, keepdim=True)  # (groups, 1)
+    flat, count = (
+        flat_groups(rewards, group_size).unsqueeze(1),
+        present.sum(1, keepdim=True),
+    )  # (groups, 1)
     mean = utils.masked_mean(groups, present, dim=1).unsqueeze(1)
     centred = torch.where(present, groups - mean, 0.0)
     std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
@@ -196,9 +246,14 @@ def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
 
 
 def accumulate_gradient(
-    args: Namespace, run: Run, rollout: llms.Rollout, signal: Tensor, rows: list[int],
-    old_logps: Tensor | None = None, ref_logps: Tensor | None = None,
-) -> dict[str, float]:  # fmt: skip
+    args: Namespace,
+    run: Run,
+    rollout: Rollout,
+    signal: Tensor,
+    rows: list[int],
+    old_logps: Tensor | None = None,
+    ref_logps: Tensor | None = None,
+) -> dict[str, float]:
     """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
 
     Denominators are those of the whole update, over all processes, so that shares of loss, gradient and metrics simply
@@ -209,33 +264,54 @@ def accumulate_gradient(
     if args.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
     present = ~signal[rows].isnan()  # a missing reward leaves the denominators
-    num_sequences, num_tokens = processes.all_sum(int(present.sum()), int(loss_mask[rows][present].sum()))
+    num_sequences, num_tokens = distributed.all_sum(
+        int(present.sum()), int(loss_mask[rows][present].sum())
+    )
     useful = present & loss_mask[rows].any(1) & (args.beta > 0 or signal[rows] != 0)
-    rows = torch.tensor(rows)[useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()]
+    rows = torch.tensor(rows)[
+        useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()
+    ]
 
-    shares, sharded = [], processes.is_sharded(run.model)
-    for part, batch, counts in rollout.micro_batches(rows, args.group_size, args.micro_batch_tokens, sharded):
+    shares, sharded = [], distributed.is_sharded(run.model)
+    for part, batch, counts in rollout.micro_batches(
+        rows, args.group_size, args.micro_batch_tokens, sharded
+    ):
         C = batch.completion_ids.shape[1]
         my_signal = signal[part] if counts else torch.full_like(signal[part], torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
-                run.model, run.base_model, batch.prompt_completion_ids, batch.completion_ids, batch.attention_mask,
-                loss_mask[part, :C], my_signal,
-                group_size=args.group_size, temperature=args.temperature, beta=args.beta, loss_type=args.loss_type,
-                cliprange=args.cliprange, cliprange_high=args.cliprange_high,
-                length_normalization=args.length_normalization, normalization_constant=args.max_completion_length,
+                run.model,
+                run.base_model,
+                batch.prompt_completion_ids,
+                batch.completion_ids,
+                batch.attention_mask,
+                loss_mask[part, :C],
+                my_signal,
+                group_size=args.group_size,
+                temperature=args.temperature,
+                beta=args.beta,
+                loss_type=args.loss_type,
+                cliprange=args.cliprange,
+                cliprange_high=args.cliprange_high,
+                length_normalization=args.length_normalization,
+                normalization_constant=args.max_completion_length,
                 old_per_token_logps=None if old_logps is None else old_logps[part, :C],
                 ref_per_token_logps=None if ref_logps is None else ref_logps[part, :C],
-                sampled_per_token_logps=batch.sampled_logps, importance_cap=args.importance_cap,
-                num_sequences=num_sequences, num_tokens=num_tokens,
-            )  # fmt: skip
+                sampled_per_token_logps=batch.sampled_logps,
+                importance_cap=args.importance_cap,
+                num_sequences=num_sequences,
+                num_tokens=num_tokens,
+            )
         loss.backward()
         trained_tokens = int(loss_mask[part, :C][~my_signal.isnan()].sum())
         shares.append(metrics | {"loss": loss.item(), "trained_tokens": trained_tokens})
-    total = write_logs.merge_metrics(processes.gather(shares), sum)
+    total = write_logs.merge_metrics(distributed.gather(shares), sum)
     # Skipped tokens have no entropy or ratio: means over tokens are over those that went through the model.
     scale = num_tokens / max(1, total.pop("trained_tokens", 0))
-    total = {key: value * (1 if key in write_logs.NOT_OVER_TOKENS else scale) for key, value in total.items()}
+    total = {
+        key: value * (1 if key in write_logs.NOT_OVER_TOKENS else scale)
+        for key, value in total.items()
+    }
     return {"loss": 0.0} | total  # 0.0 where all groups were skipped
 
 
@@ -248,9 +324,11 @@ def take_step(args: Namespace, run: Run, loss: float) -> dict[str, float]:
     return metrics
 
 
-def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, loss: float) -> dict:
+def clip_and_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, loss: float
+) -> dict:
     """Clip the accumulated gradient and apply it, unless it or the loss is not finite; its norm before the clipping."""
-    norm = processes.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    norm = distributed.full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
     finite = bool(norm.isfinite()) and math.isfinite(loss)
     if finite:
         optimizer.step()
@@ -258,19 +336,33 @@ def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_
     return {"grad_norm": norm.item(), "skipped_updates": int(not finite)}
 
 
-# --- The loss ---------------------------------------------------------------------------------------------------------
+# --- The loss -------------------------------------------------------------------------------------
 
 
 def compute_loss(
-    model: torch.nn.Module, base_model: torch.nn.Module | None, prompt_completion_ids: Tensor, completion_ids: Tensor,
-    attention_mask: Tensor, completion_mask: Tensor, advantages: Tensor, *, group_size: int = 1,
-    temperature: float = 1.0, beta: float = 0.04, loss_type: str = "grpo_clip",
-    cliprange: float = 0.2, cliprange_high: float | None = None,
-    length_normalization: str = "masked_mean", normalization_constant: float | None = None,
-    old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
-    sampled_per_token_logps: Tensor | None = None, importance_cap: float | None = None,
-    num_sequences: int | None = None, num_tokens: int | None = None,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    model: torch.nn.Module,
+    base_model: torch.nn.Module | None,
+    prompt_completion_ids: Tensor,
+    completion_ids: Tensor,
+    attention_mask: Tensor,
+    completion_mask: Tensor,
+    advantages: Tensor,
+    *,
+    group_size: int = 1,
+    temperature: float = 1.0,
+    beta: float = 0.04,
+    loss_type: str = "grpo_clip",
+    cliprange: float = 0.2,
+    cliprange_high: float | None = None,
+    length_normalization: str = "masked_mean",
+    normalization_constant: float | None = None,
+    old_per_token_logps: Tensor | None = None,
+    ref_per_token_logps: Tensor | None = None,
+    sampled_per_token_logps: Tensor | None = None,
+    importance_cap: float | None = None,
+    num_sequences: int | None = None,
+    num_tokens: int | None = None,
+) -> tuple[Tensor, dict[str, float]]:
     """The GRPO loss: per token -(ratio * advantage - beta * KL), averaged over tokens and over sequences.
 
     Args:
@@ -299,7 +391,13 @@ def compute_loss(
 
     def logps(model, **options):  # (B, C)
         return utils.get_per_token_logps(
-            model, prompt_completion_ids, attention_mask, C, group_size=group_size, temperature=temperature, **options
+            model,
+            prompt_completion_ids,
+            attention_mask,
+            C,
+            group_size=group_size,
+            temperature=temperature,
+            **options,
         )
 
     policy_logps, entropy = logps(model, return_entropy=True)
@@ -308,8 +406,12 @@ def compute_loss(
     per_token_loss, clipped = compute_policy_gradient_loss(
         policy_logps, loss_type, advantages, advantages, old_logps, cliprange, cliprange_high, mask
     )  # (B, C)
-    if importance_cap is not None:  # truncated importance sampling: https://fengyao.notion.site/off-policy-rl
-        per_token_loss = per_token_loss * (old_logps - sampled_per_token_logps).exp().clamp(max=importance_cap)
+    if (
+        importance_cap is not None
+    ):  # truncated importance sampling: https://fengyao.notion.site/off-policy-rl
+        per_token_loss = per_token_loss * (old_logps - sampled_per_token_logps).exp().clamp(
+            max=importance_cap
+        )
 
     if beta:
         if ref_per_token_logps is None:
@@ -323,17 +425,27 @@ def compute_loss(
 
     def reduce(per_token):  # (B, C) -> scalar: this call's share of the update's mean
         constant = normalization_constant or C
-        return utils.aggregate_tokens(per_token, mask, length_normalization, constant, num_sequences, num_tokens)
+        return utils.aggregate_tokens(
+            per_token, mask, length_normalization, constant, num_sequences, num_tokens
+        )
 
     def token_mean(per_token):  # metrics: over all tokens of the update
         return (utils.masked_sum(per_token, mask) / max(1, num_tokens)).item()
 
     with torch.no_grad():
         ratio = (policy_logps - old_logps).exp()
-        metrics = {"response_length": mask.sum().item() / max(1, num_sequences), "entropy": token_mean(entropy)}
-        metrics |= {"ratio_mean": token_mean(ratio)} | {name: token_mean(x.float()) for name, x in clipped.items()}
+        metrics = {
+            "response_length": mask.sum().item() / max(1, num_sequences),
+            "entropy": token_mean(entropy),
+        }
+        metrics |= {"ratio_mean": token_mean(ratio)} | {
+            name: token_mean(x.float()) for name, x in clipped.items()
+        }
         if mask.any():
-            metrics |= {"ratio_min": ratio[mask].min().item(), "ratio_max": ratio[mask].max().item()}
+            metrics |= {
+                "ratio_min": ratio[mask].min().item(),
+                "ratio_max": ratio[mask].max().item(),
+            }
         if beta:
             metrics |= {"kl": reduce(per_token_kl).item(), "kl_per_token": token_mean(per_token_kl)}
         if sampled_per_token_logps is not None:
@@ -341,15 +453,20 @@ def compute_loss(
     return reduce(per_token_loss), metrics
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+def compute_naive_policy_gradient_loss(
+    raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
+) -> Tensor:
     """REINFORCE, per token: -A log pi. (B, 1), (B, C) -> (B, C)."""
     return -raw_rewards_or_advantages * policy_log_probs
 
 
 def compute_grpo_clip_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float,
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    cliprange: float,
     cliprange_high: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective, per token: -min(ratio A, clip(ratio, 1 - low, 1 + high) A). high None means low.
 
     Returns:
@@ -360,25 +477,42 @@ def compute_grpo_clip_loss(
     clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
     clip_low = (ratio < 1 - cliprange) & (advantages < 0)
     clip_high = (ratio > 1 + high) & (advantages > 0)
-    metadata = {"clip_fraction": clip_low | clip_high, "clip_fraction_low": clip_low, "clip_fraction_high": clip_high}
+    metadata = {
+        "clip_fraction": clip_low | clip_high,
+        "clip_fraction_low": clip_low,
+        "clip_fraction_high": clip_high,
+    }
     return -torch.min(ratio * advantages, clipped_ratio * advantages), metadata
 
 
 def compute_policy_gradient_loss(
-    policy_log_probs: Tensor, loss_type: str, raw_rewards: Tensor | None = None, advantages: Tensor | None = None,
-    old_log_probs: Tensor | None = None, cliprange: float = 0.2, cliprange_high: float | None = None,
+    policy_log_probs: Tensor,
+    loss_type: str,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float = 0.2,
+    cliprange_high: float | None = None,
     mask: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards, advantages (B, 1); mask (B, C)."""
     if loss_type == "grpo_clip":
-        return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high)
+        return compute_grpo_clip_loss(
+            advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high
+        )
     if loss_type == "grpo_no_clip":
         return -(policy_log_probs - old_log_probs).exp() * advantages, {}
-    if loss_type == "gspo":  # arXiv:2507.18071: every token has the ratio of its sequence, exp(mean log-ratio)
+    if (
+        loss_type == "gspo"
+    ):  # arXiv:2507.18071: every token has the ratio of its sequence, exp(mean log-ratio)
         count, both = mask.sum(1, keepdim=True).clamp(min=1), (policy_log_probs, old_log_probs)
-        policy, old = ((utils.masked_sum(x, mask, dim=1).unsqueeze(1) / count).expand_as(x) for x in both)
+        policy, old = (
+            (utils.masked_sum(x, mask, dim=1).unsqueeze(1) / count).expand_as(x) for x in both
+        )
         return compute_grpo_clip_loss(advantages, policy, old, cliprange, cliprange_high)
-    if loss_type == "cispo":  # arXiv:2506.13585: the ratio is only a weight, capped: no token's gradient is stopped
+    if (
+        loss_type == "cispo"
+    ):  # arXiv:2506.13585: the ratio is only a weight, capped: no token's gradient is stopped
         ratio = (policy_log_probs - old_log_probs).exp().detach()
         cap = 1 + (cliprange if cliprange_high is None else cliprange_high)
         return -ratio.clamp(max=cap) * advantages * policy_log_probs, {"clip_fraction": ratio > cap}
@@ -389,7 +523,7 @@ def compute_policy_gradient_loss(
     raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
 
 
-# --- Evaluation -------------------------------------------------------------------------------------------------------
+# --- Evaluation -----------------------------------------------------------------------------------
 
 
 def evaluate(args: Namespace, run: Run) -> dict[str, float]:
@@ -398,12 +532,16 @@ def evaluate(args: Namespace, run: Run) -> dict[str, float]:
     Logs, and returns: n, accuracies with intervals and with several samples pass@k, rewards, lengths.
     """
     examples, start = list(run.eval_loader), time.perf_counter()
-    k, mine = args.eval_samples, processes.share(examples)
+    k, mine = args.eval_samples, distributed.share(examples)
     with (
         utils.isolated_seed(args.seed),
-        write_logs.bar(total=len(mine) * k, desc="evaluating", unit="completion", leave=False) as bar,
+        write_logs.bar(
+            total=len(mine) * k, desc="evaluating", unit="completion", leave=False
+        ) as bar,
     ):
-        rollout = sample(args, run, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update)
+        rollout = sample(
+            args, run, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update
+        )
     rewards = reward(run.evaluator, [example for example in mine for _ in range(k)], rollout)
     completions, rewards = write_logs.gather_completions(rollout, rewards)
     repeated = [example for example in examples for _ in range(k)]
@@ -414,7 +552,7 @@ def evaluate(args: Namespace, run: Run) -> dict[str, float]:
     return metrics
 
 
-# --- Setting up -------------------------------------------------------------------------------------------------------
+# --- Setting up -----------------------------------------------------------------------------------
 
 
 def load(args: Namespace, *, with_reference: bool = False) -> Run:
@@ -428,22 +566,40 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
         args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
     )
     train_loader, eval_loader = get_dataloaders(
-        args.dataset_name, tokenizer, prompt=args.prompt, dataset_path=args.dataset_path,
-        max_prompt_length=args.max_prompt_length, seed=args.seed, eval_split=args.eval_split, eval_size=args.eval_size,
-    )  # fmt: skip
+        args.dataset_name,
+        tokenizer,
+        prompt=args.prompt,
+        dataset_path=args.dataset_path,
+        max_prompt_length=args.max_prompt_length,
+        seed=args.seed,
+        eval_split=args.eval_split,
+        eval_size=args.eval_size,
+    )
     check_lengths(args, model, train_loader, eval_loader)
     for split, loader in (("training", train_loader), (args.eval_split, eval_loader)):
-        dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)" if loader.dropped else ""
+        dropped = (
+            f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)"
+            if loader.dropped
+            else ""
+        )
         print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
     base_model = llms.get_base_model(model) if with_reference else None
     name, reference = args.evaluator or train_loader.default_evaluator, (base_model, tokenizer)
-    evaluator = get_evaluator(name, prompt=train_loader.prompt.name, flags=args, reference=reference)
+    evaluator = get_evaluator(
+        name, prompt=train_loader.prompt.name, flags=args, reference=reference
+    )
     evaluator.check_gold(train_loader.examples, eval_loader.examples)
     sampler = llms.get_sampler(model, args.sampling_dtype)
     return Run(
-        model=llms.shard(model), base_model=base_model, sampler=sampler, tokenizer=tokenizer, evaluator=evaluator,
-        train_loader=train_loader, eval_loader=eval_loader, stages=write_logs.Stages(args.device),
-    )  # fmt: skip
+        model=llms.shard(model),
+        base_model=base_model,
+        sampler=sampler,
+        tokenizer=tokenizer,
+        evaluator=evaluator,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        stages=write_logs.Stages(args.device),
+    )
 
 
 def setup(args: Namespace) -> Run:
@@ -455,7 +611,9 @@ def setup(args: Namespace) -> Run:
     run.optimizer = torch.optim.AdamW(
         run.model.parameters(), lr=args.learning_rate, betas=betas, weight_decay=args.weight_decay
     )
-    run.scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: learning_rate_factor(args, n))
+    run.scheduler = torch.optim.lr_scheduler.LambdaLR(
+        run.optimizer, lambda n: learning_rate_factor(args, n)
+    )
     run.guard, run.saves = Guard(args.max_kl), not args.eval_only
     if not (args.eval_only or args.resume):
         run.evaluator.before_training(args, run, sample)

@@ -33,7 +33,9 @@ class Prompt(ABC):
 
     name: str
     before, after = "", ""  # what stands around the question in plain text
-    stop_strings: tuple[str, ...] = ()  # generation ends after any of these, which stays in the text; always at EOS
+    stop_strings: tuple[
+        str, ...
+    ] = ()  # generation ends after any of these, which stays in the text; always at EOS
 
     def render(self, tokenizer, question: str) -> str:
         """The text of the prompt, with its special tokens: a chat where form and tokenizer have one, else plain."""
@@ -120,7 +122,9 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
             if system.strip() in text:
                 return text
             reason = "it leaves out the system's text"
-    raise ValueError(f"the tokenizer's chat template fails ({reason}): take --prompt r1_zero or question_only")
+    raise ValueError(
+        f"the tokenizer's chat template fails ({reason}): take --prompt r1_zero or question_only"
+    )
 
 
 PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), QuestionOnly(), Story())}
@@ -138,7 +142,17 @@ class DataLoader(ABC):
     default_prompt: str
     splits: tuple[str, ...] = ("train", "test")  # what it has without --dataset_path
 
-    def __init__(self, split, tokenizer, prompt, *, dataset_path=None, max_prompt_length=512, seed=0, size=None):
+    def __init__(
+        self,
+        split,
+        tokenizer,
+        prompt,
+        *,
+        dataset_path=None,
+        max_prompt_length=512,
+        seed=0,
+        size=None,
+    ):
         self.split, self.prompt, self.seed = split, prompt, seed
         self.source = dataset_path or self.name
         examples = self.read(split, dataset_path)
@@ -164,14 +178,19 @@ class DataLoader(ABC):
     def check_split(cls, split: str) -> None:
         """Raise ValueError where the data set itself has no such split."""
         if split not in cls.splits:
-            raise ValueError(f"--eval_split {split}: {cls.name} has no such split; a folder can (--dataset_path)")
+            raise ValueError(
+                f"--eval_split {split}: {cls.name} has no such split; a folder can (--dataset_path)"
+            )
 
     @classmethod
     def read(cls, split: str, dataset_path: str | None = None) -> list[dict]:
         """Every example of the split, without its prompt: this needs no tokenizer. Raises ValueError."""
         if not dataset_path:
             cls.check_split(split)
-        return [{"id": f"{cls.name}/{split}/{i}", **row} for i, row in enumerate(cls.load(split, dataset_path))]
+        return [
+            {"id": f"{cls.name}/{split}/{i}", **row}
+            for i, row in enumerate(cls.load(split, dataset_path))
+        ]
 
     def next_batch(self, n: int) -> list[dict]:
         """The next `n` examples of an endless stream: each epoch is a shuffle by (seed, epoch) of all examples.
@@ -179,7 +198,9 @@ class DataLoader(ABC):
         No example comes twice within an epoch; a batch may reach over the end of one (or several) into the next.
         """
         if not self.examples:
-            raise ValueError(f"{self.source} has no {self.split} split, only test data: it can only be evaluated")
+            raise ValueError(
+                f"{self.source} has no {self.split} split, only test data: it can only be evaluated"
+            )
         batch = []
         while len(batch) < n:
             if self.position == len(self.examples):
@@ -195,7 +216,9 @@ class DataLoader(ABC):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
         if self.position > len(self.examples):
-            raise ValueError(f"cannot resume at example {self.position} of {self.source}: it has {len(self.examples)}")
+            raise ValueError(
+                f"cannot resume at example {self.position} of {self.source}: it has {len(self.examples)}"
+            )
         self.order = list(range(len(self.examples)))
         random.Random(f"{self.seed}/{self.epoch}").shuffle(self.order)
 
@@ -217,7 +240,10 @@ class ArithmeticLoader(DataLoader):
         if dataset_path:
             raise ValueError("the data set 'arithmetic' is generated; leave --dataset_path out")
         rows = word_problems.generate(split, cls.sizes[split])
-        return [gsm8k_example(row, f"arithmetic, row {i}") | {"level": row["level"]} for i, row in enumerate(rows, 1)]
+        return [
+            gsm8k_example(row, f"arithmetic, row {i}") | {"level": row["level"]}
+            for i, row in enumerate(rows, 1)
+        ]
 
 
 class GSM8kLoader(DataLoader):
@@ -227,7 +253,11 @@ class GSM8kLoader(DataLoader):
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        rows = read_folder(dataset_path, split) if dataset_path else read_hub("openai/gsm8k", ["main"], split)
+        rows = (
+            read_folder(dataset_path, split)
+            if dataset_path
+            else read_hub("openai/gsm8k", ["main"], split)
+        )
         return [gsm8k_example(row, where) for where, row in rows]
 
 
@@ -257,17 +287,27 @@ class CreativeLoader(DataLoader):
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         rows = read_folder(dataset_path or Path(__file__).parent / "data" / "opening_lines", split)
         return [
-            {"question": text_of(row, "opening", where).strip(), "answer": "", "solution": ""} for where, row in rows
+            {"question": text_of(row, "opening", where).strip(), "answer": "", "solution": ""}
+            for where, row in rows
         ]
 
 
-DATASETS = {loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader, CreativeLoader)}
+DATASETS = {
+    loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader, CreativeLoader)
+}
 
 
 def get_dataloaders(
-    name: str, tokenizer, *, prompt: str | None = None, dataset_path: str | None = None, max_prompt_length: int = 512,
-    seed: int = 0, eval_split: str | None = None, eval_size: int | None = None,
-) -> tuple[DataLoader, DataLoader]:  # fmt: skip
+    name: str,
+    tokenizer,
+    *,
+    prompt: str | None = None,
+    dataset_path: str | None = None,
+    max_prompt_length: int = 512,
+    seed: int = 0,
+    eval_split: str | None = None,
+    eval_size: int | None = None,
+) -> tuple[DataLoader, DataLoader]:
     """(train_loader, eval_loader). Raises ValueError, and OSError where the hub cannot be reached.
 
     prompt: a name in PROMPTS, by default the data set's own, as is eval_split, "validation" or "test". eval_size: how
@@ -282,7 +322,11 @@ def get_dataloaders(
 
 def default_eval_split(name: str, dataset_path: str | None) -> str:
     """Validation, where the data set itself has it, else test: its best checkpoint is then chosen on test."""
-    return "validation" if name in DATASETS and "validation" in DATASETS[name].splits and not dataset_path else "test"
+    return (
+        "validation"
+        if name in DATASETS and "validation" in DATASETS[name].splits and not dataset_path
+        else "test"
+    )
 
 
 def _fixed_subset(examples, size):
@@ -294,6 +338,12 @@ def _fixed_subset(examples, size):
 def _drop_long(examples, tokenizer, max_length):
     """The examples whose prompts are short enough, and the tokens of the longest of these."""
     prompts = [example["prompt"] for example in examples]
-    lengths = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]] if prompts else []
-    kept = [example for example, length in zip(examples, lengths, strict=True) if length <= max_length]
+    lengths = (
+        [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+        if prompts
+        else []
+    )
+    kept = [
+        example for example, length in zip(examples, lengths, strict=True) if length <= max_length
+    ]
     return kept, max((length for length in lengths if length <= max_length), default=0)

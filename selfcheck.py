@@ -13,15 +13,14 @@ import time
 
 import torch
 
+import distributed
 import flags
-import llms
 import main
 import utils
 from evaluator import CreativeWritingEvaluator
-from grading import judge_report
-from runs import processes
-from runs.lock import Lock
-from sampling import decoding
+from judges import report as judge_report
+from sampling import decoding, generation
+from training.lock import Lock
 
 PROMPTS = 4  # sampled in groups of --group_size
 
@@ -33,17 +32,32 @@ def check_sampled_logps(args, run, sampled):
     figure = f"mean gap {gap.mean():.1e} nats, worst {gap.max():.1e}"
     # bfloat16 (a sampling copy, or autocast) has 8 bits of mantissa: it differs by some hundredths of a nat on average.
     limit = 0.05 if run.sampler is not run.model or run.model.device.type == "cuda" else 1e-3
-    return gap.mean().item() < limit, figure, "sampling and loss see different models, temperatures or positions"
+    return (
+        gap.mean().item() < limit,
+        figure,
+        "sampling and loss see different models, temperatures or positions",
+    )
 
 
 def check_masks(args, run, sampled):
     """The EOS is inside the completion mask, where stopping is learnt, and nothing behind it is."""
-    rollout, eos_ids = sampled.rollout, torch.tensor(llms.eos_token_ids(run.sampler, run.tokenizer))
-    inside = (torch.isin(rollout.completion_ids, eos_ids.to(args.device)) & rollout.completion_mask.bool()).sum(1)
+    rollout, eos_ids = (
+        sampled.rollout,
+        torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)),
+    )
+    inside = (
+        torch.isin(rollout.completion_ids, eos_ids.to(args.device)) & rollout.completion_mask.bool()
+    ).sum(1)
     ended, finished = int((inside > 0).sum()), int(rollout.finished.sum())
-    figure = f"{ended} of {len(inside)} completions end with an EOS, {len(inside) - finished} were cut"
+    figure = (
+        f"{ended} of {len(inside)} completions end with an EOS, {len(inside) - finished} were cut"
+    )
     if not finished:
-        return False, figure, "no completion ended: raise --max_completion_length, or the model does not know its EOS"
+        return (
+            False,
+            figure,
+            "no completion ended: raise --max_completion_length, or the model does not know its EOS",
+        )
     ok = inside.max() <= 1 and (ended == finished or run.train_loader.prompt.stop_strings)
     return bool(ok), figure, "masks must run from the first completion token through the first EOS"
 
@@ -58,7 +72,11 @@ def check_template(args, run, sampled):
     chat = run.tokenizer.apply_chat_template([*messages, answer], tokenize=False)
     ok = chat.startswith(example["prompt"] + "ANSWER")
     figure = f"prompt ends in {example['prompt'][-25:]!r}"
-    return ok, figure, "the chat template's generation prompt differs from how it opens an assistant's turn"
+    return (
+        ok,
+        figure,
+        "the chat template's generation prompt differs from how it opens an assistant's turn",
+    )
 
 
 def check_gold(args, run, sampled):
@@ -67,10 +85,14 @@ def check_gold(args, run, sampled):
     if not examples:
         return True, "the data set has no gold answers", ""
     texts = [run.train_loader.prompt.format_solution(e["solution"], e["answer"]) for e in examples]
-    rewards = run.evaluator.compute_rewards([e["question"] for e in examples], texts, [e["answer"] for e in examples])
+    rewards = run.evaluator.compute_rewards(
+        [e["question"] for e in examples], texts, [e["answer"] for e in examples]
+    )
     right = sum(detail["correct_strict"] for detail in rewards.details)
     reward = run.evaluator.total(rewards).mean()
-    figure = f"{right} of {len(examples)} gold solutions are strictly correct, mean reward {reward:.3f}"
+    figure = (
+        f"{right} of {len(examples)} gold solutions are strictly correct, mean reward {reward:.3f}"
+    )
     advice = "evaluator, prompt form and data do not fit together: look at --evaluator, --prompt and the answers"
     return right == len(examples), figure, advice
 
@@ -81,48 +103,84 @@ def check_spread(args, run, sampled):
     _, metrics = main.compute_group_normalized_rewards(total, args.group_size)
     figure = f"mean reward {metrics['reward']:.3f}, std within groups {metrics['reward_std']:.3f},"
     figure += f" {metrics['zero_std_fraction']:.0%} of groups flat"
-    advice = "easier problems, a larger --group_size or --temperature, or supervised fine-tuning first"
+    advice = (
+        "easier problems, a larger --group_size or --temperature, or supervised fine-tuning first"
+    )
     return metrics["zero_std_fraction"] < 0.9, figure, advice
 
 
 def check_memory(args, run, sampled):
     """One iteration's peak, with the optimiser's states, leaves a tenth of the memory free."""
     rows = list(range(len(sampled.rollout.texts)))
-    main.accumulate_gradient(args, run, sampled.rollout, torch.ones(len(rows), device=args.device), rows)
+    main.accumulate_gradient(
+        args, run, sampled.rollout, torch.ones(len(rows), device=args.device), rows
+    )
     run.optimizer.zero_grad()
-    states = 8 * sum(p.numel() for p in run.model.parameters())  # AdamW's two moments, which do not exist yet
+    states = 8 * sum(
+        p.numel() for p in run.model.parameters()
+    )  # AdamW's two moments, which do not exist yet
     peak, total = memory(args.device)
     figure = f"peak {(peak + states) / 2**30:.1f} of {total / 2**30:.1f} GiB"
-    return peak + states < 0.9 * total, figure, "lower --micro_batch_tokens, or use --gradient_checkpointing"
+    return (
+        peak + states < 0.9 * total,
+        figure,
+        "lower --micro_batch_tokens, or use --gradient_checkpointing",
+    )
 
 
 def check_graphs(args, run, sampled):
     """Decode steps that are captured in CUDA graphs draw what others draw, and sooner."""
     decoder, drawn, seconds = decoding.KEPT.get(run.sampler), [], []
     if decoder is None:
-        return True, "nothing is captured: no CUDA, float32 weights, or keys and values that would fill the memory", ""
-    captures, settings = decoder.works, dict(num_samples=args.group_size, max_new_tokens=150)  # rows leave, room grows
+        return (
+            True,
+            "nothing is captured: no CUDA, float32 weights, or keys and values that would fill the memory",
+            "",
+        )
+    captures, settings = (
+        decoder.works,
+        dict(num_samples=args.group_size, max_new_tokens=150),
+    )  # rows leave, room grows
     for decoder.works in (captures, captures, False):  # the first time, graphs may be made
         with utils.isolated_seed(0):
-            start, prompts = time.perf_counter(), [example["prompt"] for example in sampled.examples]
-            drawn.append(llms.generate(run.sampler, run.tokenizer, prompts, **settings).completion_ids.tolist())
+            start, prompts = (
+                time.perf_counter(),
+                [example["prompt"] for example in sampled.examples],
+            )
+            drawn.append(
+                generation.generate(
+                    run.sampler, run.tokenizer, prompts, **settings
+                ).completion_ids.tolist()
+            )
             seconds.append(time.perf_counter() - start)
     decoder.works = captures
-    figure = f"{len(prompts)} prompts, 150 steps: {seconds[1]:.2f} s, without graphs {seconds[2]:.2f} s"
+    figure = (
+        f"{len(prompts)} prompts, 150 steps: {seconds[1]:.2f} s, without graphs {seconds[2]:.2f} s"
+    )
     return captures and drawn[1] == drawn[2], figure, "without graphs sampling is right, but slow"
 
 
 def memory(device):
     """(peak bytes of this process so far, bytes in all) on the device."""
     if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(device).total_memory
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(
+            device
+        ).total_memory
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     return peak, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 CHECKS = (
-    check_template, check_masks, check_sampled_logps, check_graphs, check_gold, check_spread, check_memory
-)  # fmt: skip
+    check_template,
+    check_masks,
+    check_sampled_logps,
+    check_graphs,
+    check_gold,
+    check_spread,
+    check_memory,
+)
 
 
 class Sampled:
@@ -143,7 +201,9 @@ def run_checks(args, run):
         start = time.perf_counter()
         ok, figure, advice = check(args, run, sampled)
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        print(f"{'pass' if ok else 'FAIL'}  {name:16s} {figure} ({time.perf_counter() - start:.1f} s)")
+        print(
+            f"{'pass' if ok else 'FAIL'}  {name:16s} {figure} ({time.perf_counter() - start:.1f} s)"
+        )
         if not ok:
             print(f"      {check.__doc__} To do: {advice}.")
             failed.append(name)
@@ -155,7 +215,9 @@ def check_judge(args):
     args.eval_only = True  # so that the setup of a training run makes no report of its own
     prepared = main.setup(args)
     if not isinstance(prepared.evaluator, CreativeWritingEvaluator):
-        raise ValueError(f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative")
+        raise ValueError(
+            f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative"
+        )
     lock = Lock(args.output_dir)  # the report of a run that lives is not written over
     judge_report.make(args, prepared, main.sample, args.check_judge)
     lock.release()
@@ -163,13 +225,17 @@ def check_judge(args):
 
 
 def run(argv=None):
-    parser = flags.ArgumentParser(description="Check a model, data and hardware; any other flag is one of main.py's.")
-    parser.add_argument("--check_judge", type=int, metavar="LINES", help="only the report of the judge of stories")
+    parser = flags.ArgumentParser(
+        description="Check a model, data and hardware; any other flag is one of main.py's."
+    )
+    parser.add_argument(
+        "--check_judge", type=int, metavar="LINES", help="only the report of the judge of stories"
+    )
     own, rest = parser.parse_known_args(argv)
     args = flags.parse_args(rest)
     args.check_judge = own.check_judge
     try:
-        processes.init(args.device, several=False)
+        distributed.init(args.device, several=False)
         if args.check_judge is not None:
             return check_judge(args)
         prepared = main.setup(args)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, set_seed
 
-from runs import processes
+import distributed
 
 # Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
@@ -20,13 +20,19 @@ LOGITS_CHUNK = 2**23
 LENGTH_BUCKETS = 4
 
 
-# --- Log-probabilities ------------------------------------------------------------------------------------------------
+# --- Log-probabilities ----------------------------------------------------------------------------
 
 
 def get_per_token_logps(
-    model: torch.nn.Module, prompt_completion_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *,
-    group_size: int = 1, temperature: float = 1.0, return_entropy: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    model: torch.nn.Module,
+    prompt_completion_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    *,
+    group_size: int = 1,
+    temperature: float = 1.0,
+    return_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Log-probability of each completion token under softmax(logits / temperature), in float32.
 
     Args:
@@ -39,11 +45,22 @@ def get_per_token_logps(
     Returns:
         (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of (B, C).
     """
-    compute = model.per_token_logps if processes.is_sharded(model) else partial(per_token_logps, model)  # llms.shard
-    return compute(prompt_completion_ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy)
+    compute = (
+        model.per_token_logps if distributed.is_sharded(model) else partial(per_token_logps, model)
+    )  # llms.shard
+    return compute(
+        prompt_completion_ids,
+        attention_mask,
+        logits_to_keep,
+        group_size,
+        temperature,
+        return_entropy,
+    )
 
 
-def per_token_logps(model, ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy):
+def per_token_logps(
+    model, ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy
+):
     """get_per_token_logps of a model whose embedding, norm and output layer are whole."""
     B, T = ids.shape
     group_size = min(group_size, B)
@@ -56,7 +73,9 @@ def per_token_logps(model, ids, attention_mask, logits_to_keep, group_size, temp
     targets = ids[:, -logits_to_keep:][real]  # (N,)
 
     layer = model.get_output_embeddings()
-    logps, entropy = _ChunkedLogps.apply(states, layer.weight, layer.bias, targets, temperature, return_entropy)
+    logps, entropy = _ChunkedLogps.apply(
+        states, layer.weight, layer.bias, targets, temperature, return_entropy
+    )
 
     def scatter(values):  # (N,) back to (B, C)
         return torch.zeros(real.shape, device=states.device).masked_scatter(real, values)
@@ -79,7 +98,9 @@ class _ChunkedLogps(torch.autograd.Function):
         logps, entropy = (torch.zeros(len(states), device=states.device) for _ in range(2))
         for rows in _chunks(len(states), len(weight)):
             logits = F.linear(states[rows], weight, bias).float() / temperature  # (n, V)
-            logps[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+            logps[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(
+                -1
+            ) - logits.logsumexp(-1)
             if with_entropy:
                 entropy[rows] = compute_entropy(logits)
         ctx.mark_non_differentiable(entropy)
@@ -96,7 +117,9 @@ class _ChunkedLogps(torch.autograd.Function):
             logits = F.linear(states[rows], weight, bias).float() / ctx.temperature
             grad_logits = logits.softmax(-1).neg_()
             grad_logits[torch.arange(len(logits), device=logits.device), targets[rows]] += 1
-            grad_logits = grad_logits.mul_((grad_logps[rows] / ctx.temperature).unsqueeze(-1)).to(weight.dtype)
+            grad_logits = grad_logits.mul_((grad_logps[rows] / ctx.temperature).unsqueeze(-1)).to(
+                weight.dtype
+            )
             grad_states[rows] = (grad_logits @ weight).to(states.dtype)
             if grad_weight is not None:
                 grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
@@ -111,20 +134,25 @@ def _chunks(n: int, vocabulary: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, n, size)]
 
 
-def _completion_hidden_states(model, ids: Tensor, attention_mask: Tensor, C: int, group_size: int) -> Tensor:
+def _completion_hidden_states(
+    model, ids: Tensor, attention_mask: Tensor, C: int, group_size: int
+) -> Tensor:
     """(B, C, H): the last hidden state before each completion token, which predicts that token."""
     P = ids.shape[1] - C
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
 
     def run(rows, start, end, cache):  # the given columns, on top of those in the cache
         return model.get_decoder()(
-            ids[rows, start:end], attention_mask=attention_mask[rows, :end], position_ids=position_ids[rows, start:end],
-            past_key_values=cache, use_cache=cache is not None,
-        ).last_hidden_state  # fmt: skip
+            ids[rows, start:end],
+            attention_mask=attention_mask[rows, :end],
+            position_ids=position_ids[rows, start:end],
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
 
     # Checkpointing drops the cache, so nothing can be shared. Sharded, every process runs a prompt and its completions
     # apart, in two passes whatever the size of its groups, since all must make equally many.
-    sharded = processes.is_sharded(model)
+    sharded = distributed.is_sharded(model)
     if model.is_activation_checkpointing or (group_size == 1 and not sharded):
         return run(slice(None), 0, P + C, None)[:, P - 1 : -1]
 
@@ -140,10 +168,16 @@ def _completion_hidden_states(model, ids: Tensor, attention_mask: Tensor, C: int
     # Completions of similar length run together, so that little is padded.
     lengths = attention_mask[:, P:].sum(1)  # (B,)
     for rows in lengths.argsort().chunk(1 if sharded else LENGTH_BUCKETS):
-        end = max(1, int(lengths[rows].max()) - 1)  # the last token predicts nothing; one at least: a pass for everyone
-        own = DynamicCache()  # index_select: plain indexing adds gradients up in no fixed order on several threads
+        end = max(
+            1, int(lengths[rows].max()) - 1
+        )  # the last token predicts nothing; one at least: a pass for everyone
+        own = (
+            DynamicCache()
+        )  # index_select: plain indexing adds gradients up in no fixed order on several threads
         for i, layer in enumerate(cache.layers):
-            own.update(*(x.index_select(0, rows // group_size) for x in (layer.keys, layer.values)), i)
+            own.update(
+                *(x.index_select(0, rows // group_size) for x in (layer.keys, layer.values)), i
+            )
         hidden[rows, 1 : end + 1] = run(rows, P, P + end, own)[:, : C - 1]
     return hidden
 
@@ -154,7 +188,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
     return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
 
-# --- Masked reductions ------------------------------------------------------------------------------------------------
+# --- Masked reductions ----------------------------------------------------------------------------
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -167,13 +201,20 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_sum(tensor, mask, dim) / mask.sum(dim)
 
 
-def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
+def masked_normalize(
+    tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None
+) -> Tensor:
     """Sum where mask is true, over a constant (Dr. GRPO, arXiv:2503.20783)."""
     return masked_sum(tensor, mask, dim) / normalize_constant
 
 
 def aggregate_tokens(
-    per_token: Tensor, mask: Tensor, length_normalization: str, constant: float, num_sequences: int, num_tokens: int
+    per_token: Tensor,
+    mask: Tensor,
+    length_normalization: str,
+    constant: float,
+    num_sequences: int,
+    num_tokens: int,
 ) -> Tensor:
     """Sum of a per-token loss (B, C) over this call's tokens, divided as the update's mean asks; shares simply add.
 
@@ -185,18 +226,22 @@ def aggregate_tokens(
         num_sequences, num_tokens: those of the whole update, over all its micro-batches.
     """
     if length_normalization == "masked_mean":
-        return (masked_sum(per_token, mask, dim=1) / mask.sum(1).clamp(min=1)).sum() / max(1, num_sequences)
+        return (masked_sum(per_token, mask, dim=1) / mask.sum(1).clamp(min=1)).sum() / max(
+            1, num_sequences
+        )
     if length_normalization == "masked_normalize":
         return masked_normalize(per_token, mask, constant, dim=1).sum() / max(1, num_sequences)
     if length_normalization == "token_mean":
         return masked_sum(per_token, mask) / max(1, num_tokens)
-    raise ValueError(f"unknown length_normalization {length_normalization!r}; known: {LENGTH_NORMALIZATIONS}")
+    raise ValueError(
+        f"unknown length_normalization {length_normalization!r}; known: {LENGTH_NORMALIZATIONS}"
+    )
 
 
 LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
 
 
-# --- Micro-batches ----------------------------------------------------------------------------------------------------
+# --- Micro-batches --------------------------------------------------------------------------------
 
 
 def split_into_micro_batches(
@@ -221,26 +266,29 @@ def split_into_micro_batches(
         if fitting < group_size:
             micro_batches += [group[i : i + fitting] for i in range(0, group_size, fitting)]
             continue
-        if current and (len(current) // group_size + 1) * (max(P, p) + group_size * max(C, c)) > max_tokens:
+        if (
+            current
+            and (len(current) // group_size + 1) * (max(P, p) + group_size * max(C, c)) > max_tokens
+        ):
             micro_batches.append(current)
             current, P, C = [], 0, 0
         current, P, C = current + group, max(P, p), max(C, c)
     return [*micro_batches, current] if current else micro_batches
 
 
-# --- Seeds and precision ----------------------------------------------------------------------------------------------
+# --- Seeds and precision --------------------------------------------------------------------------
 
 
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch (every device), each process with a stream of its own."""
-    set_seed(processes.own_seed(seed) % 2**32)  # NumPy takes no more
+    set_seed(distributed.process_seed(seed) % 2**32)  # NumPy takes no more
 
 
 @contextmanager
 def isolated_seed(seed: int) -> Iterator[None]:
     """Seed torch inside the block and restore its random state after it: evaluation must not disturb training."""
-    with torch.random.fork_rng(devices=processes.own_gpus()):
-        torch.manual_seed(processes.own_seed(seed))
+    with torch.random.fork_rng(devices=distributed.process_gpus()):
+        torch.manual_seed(distributed.process_seed(seed))
         yield
 
 

@@ -1,7 +1,7 @@
 """How fast a GRPO step is, beside transformers and TRL doing the same work: one table.
 
   step      main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
-  sampling  llms.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
+  sampling  generation.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
 
 Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
 and range over the repeats. A ratio is taken within each repeat: how many times more time than ours.
@@ -29,7 +29,8 @@ import llms
 from flags import ArgumentParser
 from logs import jsonl
 from rl_datasets import get_dataloaders
-from runs import write_logs
+from sampling import generation
+from training import write_logs
 
 HERE = Path(__file__).parent
 
@@ -46,25 +47,48 @@ def step(args, folder):
     if theirs:
         trl, seconds = f"TRL {theirs[0]['version']}", [median(run["seconds"]) for run in theirs]
         yield f"{trl}: whole step", "s", seconds
-        yield f"{trl}: completion length", "tokens", [median(run["response_length"]) for run in theirs]
-        yield f"{trl} / ours", "ratio", [b / a["whole step, s"] for a, b in zip(ours, seconds, strict=True)]
+        yield (
+            f"{trl}: completion length",
+            "tokens",
+            [median(run["response_length"]) for run in theirs],
+        )
+        yield (
+            f"{trl} / ours",
+            "ratio",
+            [b / a["whole step, s"] for a, b in zip(ours, seconds, strict=True)],
+        )
 
 
 def run_grpo(args, output_dir):
     """main.py's own command line."""
     flags = dict(
-        model_name=args.model_name, dataset_name="arithmetic", device=args.device, output_dir=output_dir,
-        rollout_batch_size=args.num_prompts * args.group_size, group_size=args.group_size, beta=args.beta, eval_size=1,
-        max_completion_length=args.max_completion_length, micro_batch_tokens=args.micro_batch_tokens,
-        num_train_iters=args.iterations + 1, eval_iterations=10**6, save_iterations=10**6,
-    )  # fmt: skip
+        model_name=args.model_name,
+        dataset_name="arithmetic",
+        device=args.device,
+        output_dir=output_dir,
+        rollout_batch_size=args.num_prompts * args.group_size,
+        group_size=args.group_size,
+        beta=args.beta,
+        eval_size=1,
+        max_completion_length=args.max_completion_length,
+        micro_batch_tokens=args.micro_batch_tokens,
+        num_train_iters=args.iterations + 1,
+        eval_iterations=10**6,
+        save_iterations=10**6,
+    )
     given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     subprocess.run([sys.executable, HERE.parent / "main.py", *given], check=True, stdout=sys.stderr)
     rows = jsonl.read(output_dir / "train_log.jsonl")
-    value = {key: median(row[key] for row in rows[1:]) for key in rows[1] if isinstance(rows[1][key], (int, float))}
+    value = {
+        key: median(row[key] for row in rows[1:])
+        for key in rows[1]
+        if isinstance(rows[1][key], (int, float))
+    }
     return {
         # From log line to log line, so that what no stage counts (transcripts, metrics) is in it.
-        "whole step, s": median(b["elapsed"] - a["elapsed"] for a, b in zip(rows, rows[1:], strict=False)),
+        "whole step, s": median(
+            b["elapsed"] - a["elapsed"] for a, b in zip(rows, rows[1:], strict=False)
+        ),
         "sample, s": value["time/sample"],
         "reward, s": value["time/reward"],
         "loss, s": value["time/loss"],
@@ -80,9 +104,10 @@ def run_trl(args, output):
     loader, _ = get_dataloaders("arithmetic", AutoTokenizer.from_pretrained(args.model_name))
     batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
     settings = vars(args) | {
-        "examples": [{"prompt": e["prompt"], "answer": e["answer"]} for e in batch], "output": str(output),
+        "examples": [{"prompt": e["prompt"], "answer": e["answer"]} for e in batch],
+        "output": str(output),
         "sequences": args.num_prompts * args.group_size,
-    }  # fmt: skip
+    }
     jsonl.write_json(output.with_suffix(".settings"), settings)
     command = [args.trl_python, HERE / "trl_step.py", output.with_suffix(".settings")]
     subprocess.run(command, check=True, stdout=sys.stderr)
@@ -96,32 +121,56 @@ def sampling(args, folder):
     loader, _ = get_dataloaders("arithmetic", tokenizer)
     prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
     options = dict(num_samples=args.group_size, max_new_tokens=args.max_completion_length)
-    natural = llms.eos_token_ids(model, tokenizer)
-    for lengths, eos in (("natural", natural), ("equal", [model.config.vocab_size])):  # an id outside the vocabulary
-        with patch.object(llms, "eos_token_ids", return_value=eos):
+    natural = generation.eos_token_ids(model, tokenizer)
+    for lengths, eos in (
+        ("natural", natural),
+        ("equal", [model.config.vocab_size]),
+    ):  # an id outside the vocabulary
+        with patch.object(generation, "eos_token_ids", return_value=eos):
             runs = alternate(
                 args,
-                ours=lambda: llms.generate(model, tokenizer, prompts, **options).lengths.tolist(),
+                ours=lambda: generation.generate(
+                    model, tokenizer, prompts, **options
+                ).lengths.tolist(),
                 generate=lambda: sample_transformers(args, model, tokenizer, prompts),
             )
         for name, taken in runs.items():
             yield f"{lengths} lengths, {name}", "s", [seconds for seconds, _ in taken]
-            yield f"{lengths} lengths, {name}", "tokens/s", [sum(n) / seconds for seconds, n in taken]
-            yield f"{lengths} lengths, {name}: mean completion", "tokens", [sum(n) / len(n) for _, n in taken]
+            yield (
+                f"{lengths} lengths, {name}",
+                "tokens/s",
+                [sum(n) / seconds for seconds, n in taken],
+            )
+            yield (
+                f"{lengths} lengths, {name}: mean completion",
+                "tokens",
+                [sum(n) / len(n) for _, n in taken],
+            )
         turns = zip(runs["generate"], runs["ours"], strict=True)
         yield f"{lengths} lengths, generate / ours", "ratio", [a / b for (a, _), (b, _) in turns]
 
 
 def sample_transformers(args, model, tokenizer, prompts):
     """model.generate from the whole distribution: every field is set, since an unset one is the model's own."""
-    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(model.device)
-    eos = llms.eos_token_ids(model, tokenizer)
+    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(
+        model.device
+    )
+    eos = generation.eos_token_ids(model, tokenizer)
     config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, eos_token_id=eos, use_cache=True,
-        max_new_tokens=args.max_completion_length, num_return_sequences=args.group_size,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=eos,
+        use_cache=True,
+        max_new_tokens=args.max_completion_length,
+        num_return_sequences=args.group_size,
         pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, generation_config=config)
+    )
+    ids = model.generate(
+        inputs.input_ids, attention_mask=inputs.attention_mask, generation_config=config
+    )
     ids = ids[:, inputs.input_ids.shape[1] :].tolist()
     lengths = [next((n for n, token in enumerate(row, 1) if token in eos), len(row)) for row in ids]
     tokenizer.batch_decode([row[:n] for row, n in zip(ids, lengths, strict=True)])
@@ -153,9 +202,19 @@ def parse_args(argv):
     add("--num_prompts", type=int, default=16)
     add("--group_size", type=int, default=8, help="completions per prompt")
     add("--max_completion_length", type=int, default=64, help="tokens")
-    add("--beta", type=float, default=0.04, help="weight of the KL to the reference; 0: no reference")
+    add(
+        "--beta",
+        type=float,
+        default=0.04,
+        help="weight of the KL to the reference; 0: no reference",
+    )
     add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass of main.py")
-    add("--iterations", type=int, default=5, help="timed steps per repeat of `step`, after one to warm up")
+    add(
+        "--iterations",
+        type=int,
+        default=5,
+        help="timed steps per repeat of `step`, after one to warm up",
+    )
     add("--repeats", type=int, default=5, help="turns of each competitor")
     add("--trl_python", help="python of an environment with trl, torch, accelerate and datasets")
     return parser.parse_args(argv)
@@ -170,14 +229,28 @@ def main(argv=None):
         for name in args.benchmarks:
             rows += [(name, *row) for row in BENCHMARKS[name](args, Path(folder))]
 
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
-    device = torch.cuda.get_device_name() if args.device != "cpu" else f"{os.cpu_count()} {platform.machine()} cores"
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
+    )
+    device = (
+        torch.cuda.get_device_name()
+        if args.device != "cpu"
+        else f"{os.cpu_count()} {platform.machine()} cores"
+    )
     versions = [f"{package} {version(package)}" for package in ("torch", "transformers")]
-    about = [f"commit {git.stdout.strip() or 'unknown'}", date.today(), device, f"{args.threads} threads", *versions]
+    about = [
+        f"commit {git.stdout.strip() or 'unknown'}",
+        date.today(),
+        device,
+        f"{args.threads} threads",
+        *versions,
+    ]
     print(f"`python {' '.join(sys.argv)}`: {', '.join(map(str, about))}\n")
     print("| benchmark | quantity | median | min .. max | unit |\n|---|---|---:|---:|---|")
     for name, quantity, unit, values in rows:
-        print(f"| {name} | {quantity} | {median(values):.4g} | {min(values):.4g} .. {max(values):.4g} | {unit} |")
+        print(
+            f"| {name} | {quantity} | {median(values):.4g} | {min(values):.4g} .. {max(values):.4g} | {unit} |"
+        )
     return 0
 
 

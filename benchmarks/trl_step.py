@@ -22,7 +22,10 @@ from trl import GRPOConfig, GRPOTrainer
 def reward(completions, answer, **_):
     """1 where the answer tags hold the gold answer: as cheap as a rule can be."""
     found = [re.search(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL) for text in completions]
-    return [float(match is not None and match[1] == gold) for match, gold in zip(found, answer, strict=True)]
+    return [
+        float(match is not None and match[1] == gold)
+        for match, gold in zip(found, answer, strict=True)
+    ]
 
 
 class Clock(TrainerCallback):
@@ -42,17 +45,34 @@ class Clock(TrainerCallback):
 
 
 def main():
-    args = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text("utf-8")))  # benchmark.py's flags, and what to do
+    args = SimpleNamespace(
+        **json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    )  # benchmark.py's flags, and what to do
     on_cpu, clock = args.device == "cpu", Clock()
     config = GRPOConfig(
-        output_dir=args.output + ".trl", max_steps=args.iterations + 1, per_device_train_batch_size=args.sequences,
-        num_generations=args.group_size, max_completion_length=args.max_completion_length, temperature=1.0,
-        beta=args.beta, num_iterations=1, loss_type="grpo", learning_rate=1e-6, gradient_checkpointing=False,
-        bf16=not on_cpu, use_cpu=on_cpu,
-        dataloader_pin_memory=not on_cpu, shuffle_dataset=False, save_strategy="no", logging_steps=1, report_to="none",
-    )  # fmt: skip
+        output_dir=args.output + ".trl",
+        max_steps=args.iterations + 1,
+        per_device_train_batch_size=args.sequences,
+        num_generations=args.group_size,
+        max_completion_length=args.max_completion_length,
+        temperature=1.0,
+        beta=args.beta,
+        num_iterations=1,
+        loss_type="grpo",
+        learning_rate=1e-6,
+        gradient_checkpointing=False,
+        bf16=not on_cpu,
+        use_cpu=on_cpu,
+        dataloader_pin_memory=not on_cpu,
+        shuffle_dataset=False,
+        save_strategy="no",
+        logging_steps=1,
+        report_to="none",
+    )
     GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model_name, dtype=torch.float32, attn_implementation="sdpa"),
+        model=AutoModelForCausalLM.from_pretrained(
+            args.model_name, dtype=torch.float32, attn_implementation="sdpa"
+        ),
         processing_class=AutoTokenizer.from_pretrained(args.model_name, padding_side="left"),
         reward_funcs=reward,
         args=config,

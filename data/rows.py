@@ -6,7 +6,7 @@
 import re
 from pathlib import Path
 
-from grading.answers import last_boxed
+from grading.extraction import last_boxed
 from logs import jsonl
 
 
@@ -18,8 +18,14 @@ def read_hub(name: str, configs: list[str], split: str) -> list[tuple[str, dict]
         parts = [(config, datasets.load_dataset(name, config, split=split)) for config in configs]
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise OSError(f"cannot load {name} from the hub ({reason}); give a local folder by --dataset_path") from error
-    return [(f"{name} {config} {split}, row {i}", row) for config, part in parts for i, row in enumerate(part, 1)]
+        raise OSError(
+            f"cannot load {name} from the hub ({reason}); give a local folder by --dataset_path"
+        ) from error
+    return [
+        (f"{name} {config} {split}, row {i}", row)
+        for config, part in parts
+        for i, row in enumerate(part, 1)
+    ]
 
 
 def read_folder(folder: str, split: str) -> list[tuple[str, dict]]:
@@ -34,14 +40,20 @@ def find_files(folder: str, split: str) -> list[Path]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"--dataset_path {folder} is not a folder; it should hold train and test .jsonl or .parquet")
+        raise ValueError(
+            f"--dataset_path {folder} is not a folder; it should hold train and test .jsonl or .parquet"
+        )
     for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*-of-*.parquet"):
         if paths := sorted(folder.glob(pattern)):
             return paths
     if split == "train":
         return []
     paths = [*folder.glob("*.jsonl"), *folder.glob("*.parquet")]
-    if split == "test" and len(paths) == 1 and not paths[0].name.startswith(("train", "validation")):
+    if (
+        split == "test"
+        and len(paths) == 1
+        and not paths[0].name.startswith(("train", "validation"))
+    ):
         return paths
     found = ", ".join(sorted(path.name for path in paths)) or "no data files"
     if others := sorted(path.name for path in folder.glob("*.json")):
@@ -54,7 +66,11 @@ def _read_file(path):
         import datasets
 
         try:
-            rows = list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+            rows = list(
+                datasets.load_dataset(
+                    "parquet", data_files=str(path), split="train", streaming=True
+                )
+            )
         except ValueError as error:
             raise ValueError(f"{path}: cannot be read as parquet ({error})") from error
     else:
@@ -78,7 +94,9 @@ def gsm8k_example(row: dict, where: str) -> dict:
 def math_example(row: dict, where: str) -> dict:
     """A row of MATH: problem; answer, or solution whose last \\boxed{} is the answer; level and subject where given."""
     solution = text_of(row, "solution", where).strip() if "solution" in row else ""
-    answer = text_of(row, "answer", where) if "answer" in row or not solution else last_boxed(solution)
+    answer = (
+        text_of(row, "answer", where) if "answer" in row or not solution else last_boxed(solution)
+    )
     if answer is None:
         raise ValueError(f"{where}: no column 'answer', and no \\boxed{{}} in column 'solution'")
     level = str(row.get("level", "")).removeprefix("Level ")

@@ -21,7 +21,9 @@ NAMES = ("Ana", "Ben", "Eva", "Leo", "Lily", "Mia", "Sam", "Tom")
 THINGS = ("apples", "books", "cakes", "cards", "eggs", "pens", "shells", "toys")
 MAX_RESULT = 999
 SPLITS = ("test", "validation", "train")  # a tenth of the operands each, and the rest
-MAX_MISSES = 1_000  # draws in a row that gave nothing new before `generate` says that there is no more
+MAX_MISSES = (
+    1_000  # draws in a row that gave nothing new before `generate` says that there is no more
+)
 
 # symbol: (how a step is written, its value as numerator and denominator)
 OPERATORS = {
@@ -48,7 +50,11 @@ def easier_pieces(x, operator, y):
         return [f"{tens * small} + {units * small}"] if tens and units and small > 1 else []
     if operator == "/":
         tens, units = x // y // 10 * 10, x // y % 10
-        return [f"{tens * y} / {y} + {units * y} / {y}", f"{tens} + {units}"] if tens and units and y > 1 else []
+        return (
+            [f"{tens * y} / {y} + {units * y} / {y}", f"{tens} + {units}"]
+            if tens and units and y > 1
+            else []
+        )
     if operator == "part":
         return [f"{y} / {x}", *easier_pieces(y, "/", x)]
     parts, of = x // math.gcd(x, 100), 100 // math.gcd(x, 100)  # 75% is 3 parts of 4
@@ -98,15 +104,21 @@ def _values(text):
     """What an operand may be: "2 to 99", "20 to 500 by 5", or a list like "10 20 25"."""
     if " to " not in text:
         return tuple(map(int, text.split()))
-    first, last, step = map(int, (text if " by " in text else f"{text} by 1").replace(" by ", " to ").split(" to "))
+    first, last, step = map(
+        int, (text if " by " in text else f"{text} by 1").replace(" by ", " to ").split(" to ")
+    )
     return range(first, last + 1, step)
 
 
 FAMILIES = tuple(
-    Family(row["name"], row["question"], {letter: _values(text) for letter, text in row["operands"].items()},
-           tuple(row["steps"].split(", ")))
+    Family(
+        row["name"],
+        row["question"],
+        {letter: _values(text) for letter, text in row["operands"].items()},
+        tuple(row["steps"].split(", ")),
+    )
     for row in jsonl.read(Path(__file__).with_name("families.jsonl"))
-)  # fmt: skip
+)
 
 
 def generate(split, n, seed=0, careful=0.0):
@@ -120,7 +132,10 @@ def generate(split, n, seed=0, careful=0.0):
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     by_level = [[family for family in FAMILIES if family.level == level] for level in (1, 2, 3, 4)]
-    rng, style = random.Random(f"word problems/{split}/{seed}"), random.Random(f"careful/{split}/{seed}")
+    rng, style = (
+        random.Random(f"word problems/{split}/{seed}"),
+        random.Random(f"careful/{split}/{seed}"),
+    )
     problems, seen, misses = [], set(), 0
     while len(problems) < n:
         family = _pick(rng, by_level[len(problems) % len(by_level)])
@@ -135,7 +150,13 @@ def generate(split, n, seed=0, careful=0.0):
         misses = 0
         seen.add(key)
         lines, result = family.solve(operands, lambda: style.random() < careful)
-        problems.append({"question": question, "answer": "\n".join([*lines, f"#### {result}"]), "level": family.level})
+        problems.append(
+            {
+                "question": question,
+                "answer": "\n".join([*lines, f"#### {result}"]),
+                "level": family.level,
+            }
+        )
     return problems
 
 

@@ -20,7 +20,10 @@ from data.word_problems import OPERATORS, easier_pieces  # noqa: E402
 from logs import jsonl  # noqa: E402
 
 NUMBER = r"(\d{1,12})"
-STEP = re.compile(rf"^(?:{NUMBER}( [-+*/] |% of )|1/{NUMBER} of ){NUMBER}((?: = [^=\n]+)*) = {NUMBER}$", re.MULTILINE)
+STEP = re.compile(
+    rf"^(?:{NUMBER}( [-+*/] |% of )|1/{NUMBER} of ){NUMBER}((?: = [^=\n]+)*) = {NUMBER}$",
+    re.MULTILINE,
+)
 WAYS = ("easy", "direct", "careful")
 
 
@@ -44,20 +47,36 @@ def bits(answers):
 
 def read(path):
     """The answers of an evaluation in the order of their ids, each with its checked steps."""
-    rows = jsonl.read(path, required=("id", "prompt", "completion", "correct_strict", "correct_flexible", "length"))
+    rows = jsonl.read(
+        path,
+        required=("id", "prompt", "completion", "correct_strict", "correct_flexible", "length"),
+    )
     rows = [row | {"steps": checked_steps(row["completion"])} for row in rows]
-    return sorted(rows, key=lambda row: row["id"])  # subsets are drawn in another order; samples stay together
+    return sorted(
+        rows, key=lambda row: row["id"]
+    )  # subsets are drawn in another order; samples stay together
 
 
 def summary(path):
     """The line that is kept of an evaluation."""
     rows = read(path)
     ids, steps = [row["id"] for row in rows], [step for row in rows for step in row["steps"]]
-    result = {"step": int(path.stem.removeprefix("step_")), "n": len(rows), "samples": len(ids) // len(set(ids))}
-    result |= {kind: bits(row[f"correct_{kind}"] for row in rows) for kind in ("strict", "flexible")}
-    result |= {"questions": zlib.crc32("\n".join(ids).encode()), "with_steps": sum(bool(row["steps"]) for row in rows)}
+    result = {
+        "step": int(path.stem.removeprefix("step_")),
+        "n": len(rows),
+        "samples": len(ids) // len(set(ids)),
+    }
+    result |= {
+        kind: bits(row[f"correct_{kind}"] for row in rows) for kind in ("strict", "flexible")
+    }
+    result |= {
+        "questions": zlib.crc32("\n".join(ids).encode()),
+        "with_steps": sum(bool(row["steps"]) for row in rows),
+    }
     result["tokens"] = round(sum(row["length"] for row in rows) / len(rows), 2)
-    return result | {way: [steps.count((way, True)), sum(step[0] == way for step in steps)] for way in WAYS}
+    return result | {
+        way: [steps.count((way, True)), sum(step[0] == way for step in steps)] for way in WAYS
+    }
 
 
 def share(part, whole):
@@ -81,7 +100,9 @@ def what_changed(run, paths):
     if len(paths) < 2:
         raise ValueError(f"{run} has not two evaluations in eval/ to compare")
     before, after = counts(summary(paths[0])), counts(summary(paths[-1]))
-    first, last = ({row["id"]: row for row in reversed(read(path))} for path in (paths[0], paths[-1]))
+    first, last = (
+        {row["id"]: row for row in reversed(read(path))} for path in (paths[0], paths[-1])
+    )
     yield f"{run}: {paths[0].stem} -> {paths[-1].stem}, {len(last)} problems"
     yield from (f"{what}  {before[what]} -> {after[what]}" for what in before)
     both = [(first[key], row) for key, row in last.items() if key in first]
@@ -91,7 +112,9 @@ def what_changed(run, paths):
         shown = zip((paths[0], paths[-1]), answers, strict=True)
         texts = [question, *(f"--- {path.stem}\n{row['completion']}" for path, row in shown)]
         yield f"\nOf the {len(fixed)} questions that were wrong and are right, the one with the most careful steps:"
-        yield from ("\n" + re.sub(r"[^\n -~]", "?", text) for text in texts)  # nothing steers a terminal
+        yield from (
+            "\n" + re.sub(r"[^\n -~]", "?", text) for text in texts
+        )  # nothing steers a terminal
 
 
 def main(run="", target=None):

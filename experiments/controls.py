@@ -30,7 +30,9 @@ class RandomEvaluator(GSM8kEvaluator):
 class FormatEvaluator(GSM8kEvaluator):
     """The rewards for numbers, tags and their order; nothing for a right answer."""
 
-    reward_weights = tuple(0.0 if name == "correctness" else 1.0 for name in GSM8kEvaluator.reward_names)
+    reward_weights = tuple(
+        0.0 if name == "correctness" else 1.0 for name in GSM8kEvaluator.reward_names
+    )
 
 
 EVALUATORS |= {"random": RandomEvaluator, "format": FormatEvaluator}

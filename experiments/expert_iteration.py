@@ -17,8 +17,8 @@ import flags  # noqa: E402
 import llms  # noqa: E402
 import main as grpo  # noqa: E402
 import sft  # noqa: E402
-from runs import write_logs  # noqa: E402
-from runs.run import Run, run_to_the_end, save_checkpoint  # noqa: E402
+from training import write_logs  # noqa: E402
+from training.run import Run, run_to_the_end, save_checkpoint  # noqa: E402
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -29,7 +29,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--n_ei_steps", type=int, default=5, help="expert iterations")
     add("--epochs", type=int, default=1, help="E, passes over the kept completions of a step")
     add("--train_batch_size", type=int, default=32, help="examples per optimiser step")
-    add("--learning_rate", type=float, default=1e-5, help="peak of each step's fine-tuning, followed by a cosine to 0")
+    add(
+        "--learning_rate",
+        type=float,
+        default=1e-5,
+        help="peak of each step's fine-tuning, followed by a cosine to 0",
+    )
     flags.add_evaluation_and_output(parser, "output/expert_iteration")
     flags.add_runtime(parser)
     parser.set_defaults(warmup_steps=0)
@@ -59,7 +64,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
             for example, text, detail in zip(repeated, rollout.texts, rewards.details, strict=True)
             if detail["correct_strict"]
         ]
-        print(f"expert iteration {ei_step}: {len(kept)} of {len(repeated)} completions are right and kept")
+        print(
+            f"expert iteration {ei_step}: {len(kept)} of {len(repeated)} completions are right and kept"
+        )
 
         run.interrupts.hold()  # once the weights move, a step is finished before the run may stop
         run.total_tokens += int(rollout.lengths.sum())
@@ -67,14 +74,28 @@ def train(args: argparse.Namespace, run: Run) -> None:
         write_logs.transcript(args, "rollouts", ei_step, records)
         if kept:
             log = sft.fine_tune(
-                run.model, run.tokenizer, kept, num_updates=max(1, args.epochs * len(kept) // args.train_batch_size),
-                train_batch_size=args.train_batch_size, micro_batch_tokens=args.micro_batch_tokens,
-                learning_rate=args.learning_rate, warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm,
-                log_entropy=True, seed=args.seed + ei_step, optimizer=run.optimizer, start_time=run.start,
-            )  # fmt: skip
+                run.model,
+                run.tokenizer,
+                kept,
+                num_updates=max(1, args.epochs * len(kept) // args.train_batch_size),
+                train_batch_size=args.train_batch_size,
+                micro_batch_tokens=args.micro_batch_tokens,
+                learning_rate=args.learning_rate,
+                warmup_steps=args.warmup_steps,
+                max_grad_norm=args.max_grad_norm,
+                log_entropy=True,
+                seed=args.seed + ei_step,
+                optimizer=run.optimizer,
+                start_time=run.start,
+            )
             for row in log:
                 run.step += 1
-                extra = {"step": run.step, "ei_step": ei_step, "kept": len(kept), "total_tokens": run.total_tokens}
+                extra = {
+                    "step": run.step,
+                    "ei_step": ei_step,
+                    "kept": len(kept),
+                    "total_tokens": run.total_tokens,
+                }
                 write_logs.append(args, "train_log.jsonl", row | extra)
         run.ei_step = ei_step
         run.mark()

@@ -16,7 +16,9 @@ BLANK = '''\
 
 def blank(source):
     """main.py's source with the body of compute_loss, and nothing else, left to be written."""
-    functions = [node for node in ast.parse(source).body if getattr(node, "name", None) == "compute_loss"]
+    functions = [
+        node for node in ast.parse(source).body if getattr(node, "name", None) == "compute_loss"
+    ]
     assert len(functions) == 1, f"main.py defines compute_loss {len(functions)} times"
     first, last = functions[0].body[0], functions[0].body[-1]
     lines = source.splitlines(keepends=True)
@@ -26,10 +28,14 @@ def blank(source):
 def write_exercise(folder):
     """Copy every tracked file to a new folder, with compute_loss blanked. ValueError where that is not possible."""
     if folder.exists():
-        raise ValueError(f"{folder} already exists, perhaps with your solution in it; move or remove it first")
+        raise ValueError(
+            f"{folder} already exists, perhaps with your solution in it; move or remove it first"
+        )
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT)
     if listed.returncode:
-        raise ValueError(f"git cannot list the tracked files of {ROOT}: the exercise is made in a clone")
+        raise ValueError(
+            f"git cannot list the tracked files of {ROOT}: the exercise is made in a clone"
+        )
     for name in filter(None, listed.stdout.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -38,13 +44,22 @@ def write_exercise(folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write a copy of the repository with compute_loss left to you.")
-    parser.add_argument("--output_dir", type=Path, default=Path("output/exercise"), help="a folder that is not there")
+    parser = argparse.ArgumentParser(
+        description="Write a copy of the repository with compute_loss left to you."
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path("output/exercise"),
+        help="a folder that is not there",
+    )
     folder = parser.parse_args().output_dir
     try:
         write_exercise(folder)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(f"write compute_loss in {folder}/main.py, as {folder}/experiments/exercise.md asks; the judge of it is")
+    print(
+        f"write compute_loss in {folder}/main.py, as {folder}/experiments/exercise.md asks; the judge of it is"
+    )
     print(f"    make test-exercise EXERCISE={folder}")

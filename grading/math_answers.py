@@ -31,52 +31,82 @@ from fractions import Fraction
 MAX_LENGTH = 500  # characters; a longer answer equals the gold only if it is the same text
 MEMORY = 2 * 2**30  # bytes of address space for one question
 
-# --- One notation: from the many ways to write an answer to one plain LaTeX without spaces; text stands in "quotes" ---
+# --- One notation: from the many ways to write an answer to one plain LaTeX without spaces; text stands in "quotes"
 
-UNICODE = str.maketrans({
-    "−": "-", "–": "-", "×": r"\cdot ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
-    "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "²": "^2", "³": "^3",
-    "θ": r"\theta ", "⟨": "(", "⟩": ")", '"': "", "\xa0": " ", "\0": "\ufffd",
-})  # fmt: skip
+UNICODE = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": r"\cdot ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "∪": r"\cup ",
+        "∈": r"\in ",
+        "±": r"\pm ",
+        "°": r"^\circ ",
+        "²": "^2",
+        "³": "^3",
+        "θ": r"\theta ",
+        "⟨": "(",
+        "⟩": ")",
+        '"': "",
+        "\xa0": " ",
+        "\0": "\ufffd",
+    }
+)
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln"
 ONE = r"(\d|[a-zA-Z]|\\pi)"  # what LaTeX takes as an argument without braces
-REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in [
-    (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
-    (r"√", r"\\sqrt "),
-    (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![a-zA-Z])", ""),
-    (r"(?<=\d)(?:,\\!\s*|\{,\}|\\[,!;]\s?)(?=\d{3}(?!\d))", ""),  # 1{,}000 and 10,\!080
-    (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![a-zA-Z])", " "),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\(?:text|mbox|hbox|mathrm|textrm|textbf|textit|mathbf|mathit)\s*\{([^{}]*)\}", r'"\1"'),
-    (r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if match[0] == r"\lbrace" else r"\}"),
-    (r"\\langle(?![a-zA-Z])", "("),
-    (r"\\rangle(?![a-zA-Z])", ")"),
-    (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|<=", r"\\le "),
-    (r"\\(?:geqslant|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
-    (r"\\lt(?![a-zA-Z])", "<"),
-    (r"\\gt(?![a-zA-Z])", ">"),
-    (r"\\(?:times|cdot|ast)(?![a-zA-Z])", r"\\cdot "),
-    (r"\\div(?![a-zA-Z])", "/"),
-    (r"\*\*", "^"),
-    (r"\*", r"\\cdot "),
-    (rf"(?<![\\a-zA-Z])(sqrt|pi|theta|{FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
-    (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty "),
-    (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
-    (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
-    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (rf"(\\sqrt(?:\[\d\])?)\s*{ONE}(?!\d)", r"\1{\2}"),
-    (rf"\\frac\s*{ONE}(?!\d\d)", r"\\frac{\1}"),
-    (rf"(\\frac\{{[^{{}}]*\}})\s*{ONE}(?!\d)", r"\1{\2}"),
-    (r"\^\s*\(([^()]*)\)", r"^{\1}"),
-    (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),
-    (r"_\s*(\d+|[a-zA-Z])", r"_{\1}"),
-    (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # a mixed number
-    (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", r"(\1+\\frac{\2}{\3})"),
-    (r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(\d)\s+(?=[\d.])", r"\1\2\0"),  # the spaces that mean something
-    (r"\s+", ""),
-    (r"\0", " "),
-    (r"(?<=[(\[,=])\+", ""),
-]]  # fmt: skip
+REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
+        (r"√", r"\\sqrt "),
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![a-zA-Z])", ""),
+        (r"(?<=\d)(?:,\\!\s*|\{,\}|\\[,!;]\s?)(?=\d{3}(?!\d))", ""),  # 1{,}000 and 10,\!080
+        (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![a-zA-Z])", " "),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:text|mbox|hbox|mathrm|textrm|textbf|textit|mathbf|mathit)\s*\{([^{}]*)\}", r'"\1"'),
+        (
+            r"\\(?:lbrace|rbrace)(?![a-zA-Z])",
+            lambda match: r"\{" if match[0] == r"\lbrace" else r"\}",
+        ),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|<=", r"\\le "),
+        (r"\\(?:geqslant|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\(?:times|cdot|ast)(?![a-zA-Z])", r"\\cdot "),
+        (r"\\div(?![a-zA-Z])", "/"),
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (rf"(?<![\\a-zA-Z])(sqrt|pi|theta|{FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
+        (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty "),
+        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+        (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (rf"(\\sqrt(?:\[\d\])?)\s*{ONE}(?!\d)", r"\1{\2}"),
+        (rf"\\frac\s*{ONE}(?!\d\d)", r"\\frac{\1}"),
+        (rf"(\\frac\{{[^{{}}]*\}})\s*{ONE}(?!\d)", r"\1{\2}"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),
+        (r"_\s*(\d+|[a-zA-Z])", r"_{\1}"),
+        (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # a mixed number
+        (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", r"(\1+\\frac{\2}{\3})"),
+        (
+            r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(\d)\s+(?=[\d.])",
+            r"\1\2\0",
+        ),  # the spaces that mean something
+        (r"\s+", ""),
+        (r"\0", " "),
+        (r"(?<=[(\[,=])\+", ""),
+    ]
+]
 INEQUALITY = re.compile(r"[<>≤≥]|\\(?:[lg]t|[lg]e|[lg]eq|[lg]eqslant)(?![a-zA-Z])")
 
 
@@ -86,18 +116,24 @@ def normalize(text: str) -> str:
     for word, separator in ("or", either), ("and", ","):
         spelled = rf",?\s*(?:\\(?:text|mbox)\{{\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))"
         text = re.sub(spelled, lambda _, separator=separator: separator, text)
-    dollars = re.compile(r"(?<!\\)\$")  # an even number of them encloses mathematics, an odd one is money
+    dollars = re.compile(
+        r"(?<!\\)\$"
+    )  # an even number of them encloses mathematics, an odd one is money
     text = dollars.sub("" if len(dollars.findall(text)) % 2 == 0 else r"\\$", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)  # \( \) \[ \] enclose mathematics too
     text = text.translate(UNICODE)
     if not re.search(r"[(\[]|\\\{", text):  # inside brackets a comma separates
-        text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)", lambda match: match[0].replace(",", ""), text)
+        text = re.sub(
+            r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)",
+            lambda match: match[0].replace(",", ""),
+            text,
+        )
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
     return text.rstrip(".").removeprefix("+")
 
 
-# --- Words, numbers, units: what needs no algebra. From here on every text is normalized ------------------------------
+# --- Words, numbers, units: what needs no algebra. From here on every text is normalized ----------
 
 DECIMAL = r"[-+]?(?:\d+\.?\d*|\.\d+)"
 EXACT_NUMBER = re.compile(
@@ -114,7 +150,13 @@ def exact_number(text: str) -> Fraction | None:
     if match is None:
         return None
     whole, below, sign, top, bottom, integer, part, parts = match.groups()
-    terms = [(whole, below or "1")] if whole else [(top, bottom)] if top else [(integer, "1"), (part, parts)]
+    terms = (
+        [(whole, below or "1")]
+        if whole
+        else [(top, bottom)]
+        if top
+        else [(integer, "1"), (part, parts)]
+    )
     if any(Fraction(denominator) == 0 for _, denominator in terms):
         return None
     value = sum(Fraction(numerator) / Fraction(denominator) for numerator, denominator in terms)
@@ -123,13 +165,34 @@ def exact_number(text: str) -> Fraction | None:
 
 # A line is a unit and its other names; what follows a bar is a unit only inside \text{}: a bare `5m` is 5 times m.
 UNITS = [
-    r"^\circ degrees degree deg", r"\% % percent", "dollars dollar", "cents cent", "units unit", "mph milesperhour",
-    "mm millimeters millimeter", "cm centimeters centimeter centimetres", "km kilometers kilometer",
-    "meters meter metres | m", "inches inch in", "feet foot ft", "yards yard yd", "miles mile | mi",
-    "seconds second sec | s", "minutes minute min", "hours hour hr hrs | h", "days day", "weeks week", "months month",
-    "years year", "grams gram | g", "kg kilograms kilogram", "pounds pound lb lbs", "ounces ounce oz",
-    "liters liter litres | L", "gallons gallon",
-]  # fmt: skip
+    r"^\circ degrees degree deg",
+    r"\% % percent",
+    "dollars dollar",
+    "cents cent",
+    "units unit",
+    "mph milesperhour",
+    "mm millimeters millimeter",
+    "cm centimeters centimeter centimetres",
+    "km kilometers kilometer",
+    "meters meter metres | m",
+    "inches inch in",
+    "feet foot ft",
+    "yards yard yd",
+    "miles mile | mi",
+    "seconds second sec | s",
+    "minutes minute min",
+    "hours hour hr hrs | h",
+    "days day",
+    "weeks week",
+    "months month",
+    "years year",
+    "grams gram | g",
+    "kg kilograms kilogram",
+    "pounds pound lb lbs",
+    "ounces ounce oz",
+    "liters liter litres | L",
+    "gallons gallon",
+]
 UNIT_OF = {name: line.split()[0] for line in UNITS for name in line.replace("|", "").split()}
 
 
@@ -178,9 +241,11 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
     return None if None in numbers else numbers[0] == numbers[1]
 
 
-# --- Structure: tuples, intervals, sets, unions, matrices, assignments ------------------------------------------------
+# --- Structure: tuples, intervals, sets, unions, matrices, assignments ----------------------------
 
-NAMED = re.compile(r"(\\?[a-zA-Z]+(?:_\{\w+\})?(?:\([a-zA-Z]\))?|\([a-zA-Z](?:,[a-zA-Z])+\))(=|\\in ?)([^=]*)")
+NAMED = re.compile(
+    r"(\\?[a-zA-Z]+(?:_\{\w+\})?(?:\([a-zA-Z]\))?|\([a-zA-Z](?:,[a-zA-Z])+\))(=|\\in ?)([^=]*)"
+)
 MATRIX = re.compile(r"\\begin\{([pbv])matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
 BRACKETS = re.compile(r"(\(|\[|\\\{)(.*)(\)|\]|\\\})", re.DOTALL)
 GREEK = "alpha|beta|gamma|theta|lambda|mu|phi|omega"
@@ -216,11 +281,21 @@ def read_inequality(text: str) -> Form | None:
     if {">", r"\ge"} & set(parts):
         parts = [{">": "<", r"\ge": r"\le", "<": ">"}.get(part, part) for part in reversed(parts)]
     if len(parts) == 3:  # one-sided
-        parts = [r"-\infty", "<", *parts] if re.fullmatch("[a-zA-Z]", parts[0]) else [*parts, "<", r"\infty"]
-    if len(parts) != 5 or not {parts[1], parts[3]} <= {"<", r"\le"} or not re.fullmatch("[a-zA-Z]", parts[2]):
+        parts = (
+            [r"-\infty", "<", *parts]
+            if re.fullmatch("[a-zA-Z]", parts[0])
+            else [*parts, "<", r"\infty"]
+        )
+    if (
+        len(parts) != 5
+        or not {parts[1], parts[3]} <= {"<", r"\le"}
+        or not re.fullmatch("[a-zA-Z]", parts[2])
+    ):
         return None
     low, opening, name, closing, high = parts
-    return Form(("(" if opening == "<" else "[") + (")" if closing == "<" else "]"), [low, high], name)
+    return Form(
+        ("(" if opening == "<" else "[") + (")" if closing == "<" else "]"), [low, high], name
+    )
 
 
 def read(text: str) -> Form:
@@ -235,7 +310,9 @@ def read(text: str) -> Form:
         return form
     if (match := MATRIX.fullmatch(text)) and r"\begin" not in match[2]:
         rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row]
-        kind = ("determinant " if match[1] == "v" else "matrix ") + "x".join(str(len(row)) for row in rows)
+        kind = ("determinant " if match[1] == "v" else "matrix ") + "x".join(
+            str(len(row)) for row in rows
+        )
         return Form(kind, [cell for row in rows for cell in row], name)
     match = BRACKETS.fullmatch(text)
     inside = match and split_top(match[2], ",")
@@ -283,11 +360,13 @@ def equal(gold: str, answer: str) -> bool:
             unmatched.remove(match)
         return True
     if form.kind or (form.items, other.items) != ([gold], [answer]):
-        return all(equal(item, candidate) for item, candidate in zip(form.items, other.items, strict=True))
+        return all(
+            equal(item, candidate) for item, candidate in zip(form.items, other.items, strict=True)
+        )
     return same_expression(split_unit(gold)[0], split_unit(answer)[0])
 
 
-# --- Algebra: math-verify, and a check of its "equal" -----------------------------------------------------------------
+# --- Algebra: math-verify, and a check of its "equal" ---------------------------------------------
 
 COMMAND = re.compile(rf"\\(?:frac|sqrt|binom|cdot|pi|{FUNCTIONS}|{GREEK})(?![a-zA-Z])")
 EXPRESSION = re.compile(r"[a-zA-Z0-9.+\-^_{}()\[\]|/!= ]+", re.ASCII)
@@ -304,10 +383,15 @@ def is_clear(gold: str, answer: str) -> bool:
     bare = [COMMAND.sub(" ", text) for text in (gold, answer)]
     if not all(map(EXPRESSION.fullmatch, bare)) or any(map(UNCLEAR.search, (gold, answer))):
         return False
-    if any(text.count("{") != text.count("}") or re.search(r"[a-zA-Z]{4,}|[a-zA-Z]\d", text) for text in bare):
+    if any(
+        text.count("{") != text.count("}") or re.search(r"[a-zA-Z]{4,}|[a-zA-Z]\d", text)
+        for text in bare
+    ):
         return False
     letters = set(re.findall("[a-zA-Z]", "".join(bare)))
-    one_case = len({letter.lower() for letter in letters}) == len(letters)  # math-verify takes R and r for one
+    one_case = len({letter.lower() for letter in letters}) == len(
+        letters
+    )  # math-verify takes R and r for one
     return one_case and gold.count("=") == answer.count("=") < 2
 
 
@@ -318,22 +402,39 @@ def same_expression(gold: str, answer: str) -> bool:
 
     if not is_clear(gold, answer):
         return False
-    config = LatexExtractionConfig(normalization_config=NormalizationConfig(basic_latex=False, boxed="none"))
+    config = LatexExtractionConfig(
+        normalization_config=NormalizationConfig(basic_latex=False, boxed="none")
+    )
     parsed = []
     for text in gold, answer:
-        text = re.sub(r"(\d*)\.(\d+)", lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
-        text = re.sub(r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text)  # math-verify takes 4(3) for a mixed number, 7
-        parsed.append(parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None))
-    return all(parsed) and _agree(parsed[0][0], parsed[1][0]) and verify(*parsed, timeout_seconds=None)
+        text = re.sub(
+            r"(\d*)\.(\d+)",
+            lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}",
+            text,
+        )
+        text = re.sub(
+            r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text
+        )  # math-verify takes 4(3) for a mixed number, 7
+        parsed.append(
+            parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
+        )
+    return (
+        all(parsed) and _agree(parsed[0][0], parsed[1][0]) and verify(*parsed, timeout_seconds=None)
+    )
 
 
 def _agree(left, right) -> bool:
     """Whether two sympy expressions agree at three points to 40 digits: math-verify itself is content with 15."""
     from sympy import Eq
 
-    if isinstance(left, Eq) and isinstance(right, Eq):  # equations are equal where their residuals are proportional
+    if isinstance(left, Eq) and isinstance(
+        right, Eq
+    ):  # equations are equal where their residuals are proportional
         ratios = _values((left.lhs - left.rhs) / (right.lhs - right.rhs))
-        return all(ratio.is_finite and ratio != 0 and abs(ratio / ratios[0] - 1) < 1e-40 for ratio in ratios)
+        return all(
+            ratio.is_finite and ratio != 0 and abs(ratio / ratios[0] - 1) < 1e-40
+            for ratio in ratios
+        )
     return all(
         gap == 0 or gap.is_number and gap.is_finite and abs(gap) < 1e-40 * max(1, abs(value))
         for gap, value in zip(_values(left - right), _values(left), strict=True)
@@ -345,15 +446,22 @@ def _values(expression) -> list:
     from sympy import Rational
 
     symbols = sorted(expression.free_symbols, key=str)
-    points = [{symbol: Rational(7 * k + 5, 2 * i + 9) for i, symbol in enumerate(symbols)} for k in (-2, 0, 1)]
+    points = [
+        {symbol: Rational(7 * k + 5, 2 * i + 9) for i, symbol in enumerate(symbols)}
+        for k in (-2, 0, 1)
+    ]
     return [expression.subs(point).evalf(50) for point in points]
 
 
 # What each fork would otherwise load and cache for itself: sympy's lazy imports, the parser's automaton.
 WARM_UP = [
-    ("(a+5)(b-2)", r"ab+5b-2a-\frac{20}{2}"), (r"\frac{\sqrt{2}}{2}", r"2^{-1/2}"), ("y=2x+3", r"x=\frac{1}{2}y-3\pi"),
-    (r"\sin^{2}x+|x|", r"1-\cos^{2}(2x)+5!"), (r"e^{x}\log_{2}x", r"e\ln x\cdot 3^{n}"), ("f(x_{1})+2i", r"6\theta-5i"),
-]  # fmt: skip
+    ("(a+5)(b-2)", r"ab+5b-2a-\frac{20}{2}"),
+    (r"\frac{\sqrt{2}}{2}", r"2^{-1/2}"),
+    ("y=2x+3", r"x=\frac{1}{2}y-3\pi"),
+    (r"\sin^{2}x+|x|", r"1-\cos^{2}(2x)+5!"),
+    (r"e^{x}\log_{2}x", r"e\ln x\cdot 3^{n}"),
+    ("f(x_{1})+2i", r"6\theta-5i"),
+]
 
 VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by a fork's exit code
 
@@ -362,7 +470,9 @@ def serve() -> None:
     """Answer questions, one JSON line [gold, answer, seconds] each on standard input, until it closes."""
     replies = os.fdopen(os.dup(1), "w")  # a channel of our own: libraries print to standard output
     os.dup2(2, 1)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence when nobody wants the reply any more
+    signal.signal(
+        signal.SIGPIPE, signal.SIG_DFL
+    )  # end in silence when nobody wants the reply any more
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the owner was started with
     logging.disable()  # math-verify warns that its timeouts are off
     for question in WARM_UP:
@@ -373,7 +483,9 @@ def serve() -> None:
         if child == 0:
             code = 2
             try:
-                signal.setitimer(signal.ITIMER_REAL, seconds)  # without a handler SIGALRM ends also what hangs in C
+                signal.setitimer(
+                    signal.ITIMER_REAL, seconds
+                )  # without a handler SIGALRM ends also what hangs in C
                 if sys.platform == "linux":
                     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
                 code = 0 if equal(*question) else 1
@@ -408,7 +520,9 @@ class MathGrader:
     def _start(self) -> None:
         command = [sys.executable, os.path.abspath(__file__)]
         # A session of its own, so that Ctrl-C in a terminal does not reach it. It ends when these pipes are closed.
-        self._server = subprocess.Popen(command, stdin=-1, stdout=-1, bufsize=0, start_new_session=True)
+        self._server = subprocess.Popen(
+            command, stdin=-1, stdout=-1, bufsize=0, start_new_session=True
+        )
 
     def _ask(self, question: bytes) -> str:
         for _ in range(2):  # the server may have been killed since the last question
@@ -417,13 +531,17 @@ class MathGrader:
                 reply = self._server.stdout.readline().decode().strip()
             except BrokenPipeError:
                 reply = ""
-            except BaseException:  # interrupted before the reply, which must not answer the next question
+            except (
+                BaseException
+            ):  # interrupted before the reply, which must not answer the next question
                 self._start()
                 raise
             if reply:
                 return reply
             self._start()
-        raise ChildProcessError("the grading process ends at once, for the reason above (is math-verify installed?)")
+        raise ChildProcessError(
+            "the grading process ends at once, for the reason above (is math-verify installed?)"
+        )
 
 
 if __name__ == "__main__":

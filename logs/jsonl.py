@@ -12,7 +12,10 @@ def read(path, required=(), torn=None):
     required: keys that each row must have. torn: called with a message instead of raising where the last line is cut,
     as a kill leaves it, or another process that still writes.
     """
-    lines = [(f"{path}, line {i}", line) for i, line in enumerate(Path(path).read_bytes().split(b"\n"), 1)]
+    lines = [
+        (f"{path}, line {i}", line)
+        for i, line in enumerate(Path(path).read_bytes().split(b"\n"), 1)
+    ]
     rows = []
     for where, line in lines:
         if not line.strip():

@@ -17,13 +17,21 @@ import numpy as np
 from logs import jsonl
 from logs.statistics import mcnemar
 
-COUNTERS = set("step total_tokens tokens examples elapsed epoch ei_step n".split())  # where and how much, not what
+COUNTERS = set(
+    "step total_tokens tokens examples elapsed epoch ei_step n".split()
+)  # where and how much, not what
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
 # What stands for these words where runs wrote stories: no answer is right there.
-STORIES = {"strict": "above the floor and scored", "flexible": "above the floor", "Accuracy": "Stories scored",
-    "Evaluation accuracy": "Stories", "correct": "scored", "incorrect": "not scored",
+STORIES = {
+    "strict": "above the floor and scored",
+    "flexible": "above the floor",
+    "Accuracy": "Stories scored",
+    "Evaluation accuracy": "Stories",
+    "correct": "scored",
+    "incorrect": "not scored",
     "Response length correct": "Response length, scored",
-    "Response length incorrect": "Response length, not scored"}  # fmt: skip
+    "Response length incorrect": "Response length, not scored",
+}
 
 
 @dataclass
@@ -73,8 +81,14 @@ def load_runs(log_dirs):
         train, evaluations = (read_log(log) if log.exists() else [] for log in logs)
         if not train and not evaluations:
             raise ValueError(f"{path}: no complete line in its logs yet")
-        args = read_args(path / "args.json") | {"arm": re.sub(r"(_rate[^_]+)?_seed\d+$", "", path.name)}
-        size = f"{in_words('parameters', args['parameters'])} parameters" if args.get("parameters") else None
+        args = read_args(path / "args.json") | {
+            "arm": re.sub(r"(_rate[^_]+)?_seed\d+$", "", path.name)
+        }
+        size = (
+            f"{in_words('parameters', args['parameters'])} parameters"
+            if args.get("parameters")
+            else None
+        )
         model = os.path.basename(args.get("model_name") or "")
         about = ", ".join(filter(None, (model, args.get("dataset_name"), size)))
         name = os.path.relpath(path, common)
@@ -84,11 +98,15 @@ def load_runs(log_dirs):
 
 MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or changes nothing that is learnt
     "seed arm output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to"
-    " judge_timeout micro_batch_tokens max_concurrent_sequences judge_concurrency".split())  # fmt: skip
+    " judge_timeout micro_batch_tokens max_concurrent_sequences judge_concurrency".split()
+)
 
 
 def values_of(args, flags):
-    values = [{"num_examples": "all"}.get(flag, "default") if args[flag] is None else args[flag] for flag in flags]
+    values = [
+        {"num_examples": "all"}.get(flag, "default") if args[flag] is None else args[flag]
+        for flag in flags
+    ]
     return tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
 
 
@@ -98,8 +116,17 @@ def in_words(flag, value, values=()):
         return f"with{'' if value else 'out'} {flag.removeprefix('use_').replace('_', ' ')}"
     if flag == "parameters" and not isinstance(value, str):
         return f"{value / 1e6:.2f} M" if value < 1e9 else f"{value / 1e9:.2f} B"
-    path, *others = (str(v).rstrip("/").split("/")[::-1] for v in (value, *(v for v in values if v != value)))
-    return next((part for i, part in enumerate(path) if all(other[i : i + 1] != [part] for other in others)), path[0])
+    path, *others = (
+        str(v).rstrip("/").split("/")[::-1] for v in (value, *(v for v in values if v != value))
+    )
+    return next(
+        (
+            part
+            for i, part in enumerate(path)
+            if all(other[i : i + 1] != [part] for other in others)
+        ),
+        path[0],
+    )
 
 
 def group_by(runs, flags):
@@ -123,8 +150,15 @@ def group_by(runs, flags):
         columns = zip(flags, group, zip(*order, strict=True), strict=True)
         label = ", ".join(in_words(flag, value, set(column)) for flag, value, column in columns)
         others = sorted(set().union(*(run.args for run in pooled)) - MAY_DIFFER - set(flags))
-        seen = {flag: {values_of({flag: None} | run.args, [flag])[0]: run for run in pooled} for flag in others}
-        said = {flag: ", ".join(in_words(flag, v, vs) for v in vs) for flag, vs in seen.items() if len(vs) > 1}
+        seen = {
+            flag: {values_of({flag: None} | run.args, [flag])[0]: run for run in pooled}
+            for flag in others
+        }
+        said = {
+            flag: ", ".join(in_words(flag, v, vs) for v in vs)
+            for flag, vs in seen.items()
+            if len(vs) > 1
+        }
         differs = "; ".join(f"{flag.replace('_', ' ')}: {words}" for flag, words in said.items())
         for run in pooled:
             run.label, run.place = f"{label} ({differs})".removesuffix(" ()"), order.index(group)
@@ -133,12 +167,17 @@ def group_by(runs, flags):
 
 def groups_of(runs):
     """{group: its runs}"""
-    return {group: [run for run in runs if run.group == group] for group in dict.fromkeys(run.group for run in runs)}
+    return {
+        group: [run for run in runs if run.group == group]
+        for group in dict.fromkeys(run.group for run in runs)
+    }
 
 
 def said(words, runs):
     """Those words, or what STORIES has for them."""
-    stories = all("creative" == (run.args.get("evaluator") or run.args.get("dataset_name")) for run in runs)
+    stories = all(
+        "creative" == (run.args.get("evaluator") or run.args.get("dataset_name")) for run in runs
+    )
     return STORIES.get(words[words.find("(") + 1 :].rstrip(")"), words) if stories else words
 
 
@@ -158,7 +197,12 @@ def with_number(rows, key):
 def find_metrics(runs, log):
     """Keys of a log ("train" or "eval") with a finite number in some row of some run, in order of appearance."""
     rows = [row for run in runs for row in getattr(run, log)]
-    keys = {key: None for row in rows for key in row if key not in COUNTERS and math.isfinite(number(row[key]))}
+    keys = {
+        key: None
+        for row in rows
+        for key in row
+        if key not in COUNTERS and math.isfinite(number(row[key]))
+    }
     intervals = {key + end for key in keys for end in ("_low", "_high")} if log == "eval" else set()
     return [key for key in keys if key not in intervals]
 
@@ -169,13 +213,17 @@ def log_of(runs, key):
     for log in ("eval", "train") if key.startswith(("accuracy", "pass")) else ("train", "eval"):
         if key in metrics[log]:
             return log
-    raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(sorted({*sum(metrics.values(), [])}))}")
+    raise ValueError(
+        f"--metrics {key}: not in the logs, which have {', '.join(sorted({*sum(metrics.values(), [])}))}"
+    )
 
 
 def smooth(values):
     """Centred running mean of the finite values among about a fifteenth of the points; a gap stays a gap."""
     finite, window = np.isfinite(values), np.ones(2 * (len(values) // 30) + 1)
-    total, count = (np.convolve(part, window, "same") for part in (np.where(finite, values, 0.0), finite))
+    total, count = (
+        np.convolve(part, window, "same") for part in (np.where(finite, values, 0.0), finite)
+    )
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
@@ -183,15 +231,24 @@ def pool(logs, *keys):
     """Of several runs' rows, step by step over those that have the step: mean, least and greatest of each key."""
     logs = [{row["step"]: row for row in rows} for rows in logs]
     for key in keys:
-        table = [column([rows.get(step, {}) for step in sorted(set().union(*logs))], key) for rows in logs]
+        table = [
+            column([rows.get(step, {}) for step in sorted(set().union(*logs))], key)
+            for rows in logs
+        ]
         table = np.ma.masked_invalid(table)
         yield [of(axis=0).filled(np.nan) for of in (table.mean, table.min, table.max)]
 
 
 def transcripts(run, folder):
     """{step: file} of rollouts/ or eval/; the file of an evaluation without a row is not finished."""
-    files = {int(path.stem[5:]): path for path in run.path.glob(f"{folder}/step_*.jsonl") if path.stem[5:].isdecimal()}
-    done = files if folder == "rollouts" else [row["step"] for row in run.eval if row["step"] in files]
+    files = {
+        int(path.stem[5:]): path
+        for path in run.path.glob(f"{folder}/step_*.jsonl")
+        if path.stem[5:].isdecimal()
+    }
+    done = (
+        files if folder == "rollouts" else [row["step"] for row in run.eval if row["step"] in files]
+    )
     return {step: files[step] for step in done}
 
 
@@ -208,12 +265,20 @@ def compare(label, before, after, runs):
     before, after, lines = first_answers(before), first_answers(after), []
     for kind in ACCURACIES:
         key = f"correct_{kind}"
-        pairs = [(before[question].get(key), after[question].get(key)) for question in before.keys() & after.keys()]
+        pairs = [
+            (before[question].get(key), after[question].get(key))
+            for question in before.keys() & after.keys()
+        ]
         pairs = [pair for pair in pairs if None not in pair]
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
         if pairs:
-            what, p = f"{fixed} fixed, {broken} broken of {len(pairs)} questions", mcnemar(fixed, broken)
-            lines.append(f"{label}, {said(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}")
+            what, p = (
+                f"{fixed} fixed, {broken} broken of {len(pairs)} questions",
+                mcnemar(fixed, broken),
+            )
+            lines.append(
+                f"{label}, {said(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}"
+            )
     return lines or [f"note: {label}: no question in common, not compared"]
 
 
@@ -224,7 +289,12 @@ def compare_runs(runs):
         files = transcripts(run, "eval")
         steps = list(files)
         if len(steps) > 1:
-            lines += compare(f"{run.name}, step {steps[0]} -> {steps[-1]}", files[steps[0]], files[steps[-1]], [run])
+            lines += compare(
+                f"{run.name}, step {steps[0]} -> {steps[-1]}",
+                files[steps[0]],
+                files[steps[-1]],
+                [run],
+            )
         if steps:
             last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]], run))
     for name, path, run in last[1:]:
@@ -259,12 +329,18 @@ def last_evaluations(runs):
     for run in runs:
         if not with_number(run.eval, "accuracy"):
             raise ValueError(f"{run.path}: not evaluated")
-    return {group: [with_number(run.eval, "accuracy")[-1] for run in same] for group, same in groups_of(runs).items()}
+    return {
+        group: [with_number(run.eval, "accuracy")[-1] for run in same]
+        for group, same in groups_of(runs).items()
+    }
 
 
 def end_table(runs, flags, keys):
     """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training."""
-    lines = [f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |", "|---" * (len(keys) + 1) + "|"]
+    lines = [
+        f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |",
+        "|---" * (len(keys) + 1) + "|",
+    ]
     logs = {key: log_of(runs, key) for key in keys}
 
     def end(run, key):

@@ -56,7 +56,10 @@ def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[
     for example, right in zip(examples, correct, strict=True):
         if example.get(column) is not None:
             groups[example[column]].append(right)
-    return {f"accuracy_{column}/{value}": sum(group) / len(group) for value, group in sorted(groups.items())}
+    return {
+        f"accuracy_{column}/{value}": sum(group) / len(group)
+        for value, group in sorted(groups.items())
+    }
 
 
 def mcnemar(fixed: int, broken: int) -> float:

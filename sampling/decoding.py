@@ -21,11 +21,17 @@ ATTENTION = "sdpa_or_products"
 def attention(module, query, key, value, attention_mask, scaling=None, **options):
     """SDPA, but for one query token on a CPU, where two matrix products take a third of its time."""
     if query.device.type != "cpu" or query.shape[2] > 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
     R, heads, _, D = query.shape
-    grouped = query.reshape(R, key.shape[1], -1, D) * (D**-0.5 if scaling is None else scaling)  # by what they share
+    grouped = query.reshape(R, key.shape[1], -1, D) * (
+        D**-0.5 if scaling is None else scaling
+    )  # by what they share
     scores = grouped @ key.mT  # (R, kv heads, heads / kv heads, room)
-    probs = (scores if attention_mask is None else scores + attention_mask).softmax(-1, dtype=torch.float32)
+    probs = (scores if attention_mask is None else scores + attention_mask).softmax(
+        -1, dtype=torch.float32
+    )
     return (probs.to(value.dtype) @ value).reshape(R, 1, heads, -1), None
 
 
@@ -36,11 +42,17 @@ def mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **optio
     local_size: of a sliding window.
     """
     if q_length > 1 or attention_mask is None:
-        return sdpa_mask(q_length=q_length, attention_mask=attention_mask, local_size=local_size, **options)
+        return sdpa_mask(
+            q_length=q_length, attention_mask=attention_mask, local_size=local_size, **options
+        )
     if local_size:
         slots = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-        attention_mask = attention_mask & (slots > (slots * attention_mask).amax(1, keepdim=True) - local_size)
-    return torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, -torch.inf)[:, None, None]
+        attention_mask = attention_mask & (
+            slots > (slots * attention_mask).amax(1, keepdim=True) - local_size
+        )
+    return torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, -torch.inf)[
+        :, None, None
+    ]
 
 
 AttentionInterface.register(ATTENTION, attention)
@@ -90,9 +102,13 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, rows: int, room: int):
         """For at most so many rows and slots."""
         device, self.rows = model.device, rows
-        self.look, block = (1, 32) if device.type == "cpu" else (8, 128)  # steps between looks for ends
+        self.look, block = (
+            (1, 32) if device.type == "cpu" else (8, 128)
+        )  # steps between looks for ends
         self.rooms = range(block, room + block, block)  # the sizes that the room grows through
-        self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of each row's last token, which has not run yet
+        self.slot = torch.zeros(
+            1, dtype=torch.long, device=device
+        )  # of each row's last token, which has not run yet
         self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of each row's prompt
         self.tokens = torch.zeros(rows, room, dtype=torch.long, device=device)
         self.logps = torch.zeros(rows, room, device=device)
@@ -105,13 +121,17 @@ class Decoder:
         uniforms: (R, n) for the draws of n tokens.
         """
         R, each, P = len(uniforms), len(uniforms) // len(mask), mask.shape[1]
-        self.cache.layers = self.cache.layers or [Slots(self.slot, self.reserve) for _ in cache.layers]
+        self.cache.layers = self.cache.layers or [
+            Slots(self.slot, self.reserve) for _ in cache.layers
+        ]
         self.fit(cache, P, each)
         self.padding[:R] = (P - mask.sum(1, keepdim=True)).repeat_interleave(each, dim=0)
         self.uniforms[:R, P : P + uniforms.shape[1]] = uniforms
         self.slot.fill_(P)
 
-    def fit(self, cache: DynamicCache, used: int, each: int = 1, rows: Tensor | slice = slice(None)) -> None:
+    def fit(
+        self, cache: DynamicCache, used: int, each: int = 1, rows: Tensor | slice = slice(None)
+    ) -> None:
         """Hold the given rows of a cache, `each` times, with room for more than the slots that are used."""
         room = next(size for size in self.rooms if size > used)
         for slots, layer in zip(self.cache.layers, cache.layers, strict=True):
@@ -136,7 +156,9 @@ class Decoder:
         seen = (slots >= self.padding[:rows]) & (slots <= self.slot)  # (rows, room)
         hidden = model.get_decoder()(
             self.tokens[:rows].index_select(1, self.slot),
-            attention_mask=seen if model.config._attn_implementation == ATTENTION else mask(1, seen, dtype=model.dtype),
+            attention_mask=seen
+            if model.config._attn_implementation == ATTENTION
+            else mask(1, seen, dtype=model.dtype),
             position_ids=self.slot - self.padding[:rows],
             past_key_values=self.cache,
             use_cache=True,
@@ -147,18 +169,24 @@ class Decoder:
     def draw(self, model: PreTrainedModel, hidden: Tensor, temperature: float) -> None:
         """A token for each row from its last hidden state (R, H), by inverting its distribution function."""
         R = len(hidden)
-        probs = (model.get_output_embeddings()(hidden).float() / (temperature or 1.0)).softmax(-1)  # (R, V)
+        probs = (model.get_output_embeddings()(hidden).float() / (temperature or 1.0)).softmax(
+            -1
+        )  # (R, V)
         if temperature:
-            cumulative = probs.cumsum(-1, dtype=torch.float64)  # in float32 a GPU's sum is not quite monotonic
+            cumulative = probs.cumsum(
+                -1, dtype=torch.float64
+            )  # in float32 a GPU's sum is not quite monotonic
             u = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
-            token = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp(max=probs.shape[1] - 1)  # of NaN
+            token = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp(
+                max=probs.shape[1] - 1
+            )  # of NaN
         else:
             token = probs.argmax(-1, keepdim=True)
         self.tokens[:R].index_copy_(1, self.slot, token)
         self.logps[:R].index_copy_(1, self.slot, probs.gather(1, token).log())
 
 
-# --- CUDA graphs: one launch for a step instead of thousands ----------------------------------------------------------
+# --- CUDA graphs: one launch for a step instead of thousands --------------------------------------
 # None of these lines has run on a GPU yet: selfcheck.py compares captured steps with others there.
 
 
@@ -178,8 +206,12 @@ class Captured(Decoder):
             before = self.slot.clone()
             try:
                 self.graphs[key] = self._capture(model, temperature, before)
-            except RuntimeError as error:  # the model's own code asks the host, or the driver cannot
-                print(f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}")
+            except (
+                RuntimeError
+            ) as error:  # the model's own code asks the host, or the driver cannot
+                print(
+                    f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}"
+                )
                 self.works = False
             self.slot.copy_(before)
         if self.works and key in self.graphs:
@@ -190,25 +222,38 @@ class Captured(Decoder):
     def _capture(self, model, temperature, before):
         """A graph of the step. What its trials write, the step itself writes again, the same."""
         self.side = self.side or torch.cuda.Stream()
-        graph, here, checks = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+        graph, here, checks = (
+            torch.cuda.CUDAGraph(),
+            torch.cuda.current_stream(),
+            torch.cuda.get_sync_debug_mode(),
+        )
         self.side.wait_stream(here)
         try:
             with torch.cuda.stream(self.side):
                 super().step(model, temperature)  # kernels are chosen, workspaces made
                 self.slot.copy_(before)
-                torch.cuda.set_sync_debug_mode("error")  # what asks the host raises here: a capture would be left open
+                torch.cuda.set_sync_debug_mode(
+                    "error"
+                )  # what asks the host raises here: a capture would be left open
                 super().step(model, temperature)
         finally:
             torch.cuda.set_sync_debug_mode(checks)
             here.wait_stream(self.side)
         self.slot.copy_(before)
-        pool = next((made.pool() for made in self.graphs.values()), None)  # one for all: they run one at a time
-        with torch.cuda.stream(here), torch.cuda.graph(graph, pool, self.side, capture_error_mode="thread_local"):
+        pool = next(
+            (made.pool() for made in self.graphs.values()), None
+        )  # one for all: they run one at a time
+        with (
+            torch.cuda.stream(here),
+            torch.cuda.graph(graph, pool, self.side, capture_error_mode="thread_local"),
+        ):
             super().step(model, temperature)
         return graph
 
 
-KEPT: WeakKeyDictionary[PreTrainedModel, Captured] = WeakKeyDictionary()  # a graph knows where its memory lies
+KEPT: WeakKeyDictionary[PreTrainedModel, Captured] = (
+    WeakKeyDictionary()
+)  # a graph knows where its memory lies
 
 
 def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: int) -> Decoder:
@@ -226,7 +271,12 @@ def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: in
     grown = [(max(rows, kept.rows), max(room, kept.rooms[-1]))] if kept else []
     for size in (*grown, (rows, room)):
         decoder = Captured(model, *size)
-        if decoder.reserve * place <= torch.cuda.get_device_properties(model.device).total_memory / 8:
-            KEPT[model] = decoder  # its memory stays while the loss runs, and so must not be too much
+        if (
+            decoder.reserve * place
+            <= torch.cuda.get_device_properties(model.device).total_memory / 8
+        ):
+            KEPT[model] = (
+                decoder  # its memory stays while the loss runs, and so must not be too much
+            )
             return decoder
     return Decoder(model, rows, room)

@@ -19,15 +19,19 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-import llms
 import main
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
+from sampling.rollout import Rollout
 
 ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
-torch.set_num_threads(1)  # as in the subprocesses: what is compared bit by bit must be added up in one order
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, where a run would rightly ignore it as well
+torch.set_num_threads(
+    1
+)  # as in the subprocesses: what is compared bit by bit must be added up in one order
+signal.signal(
+    signal.SIGHUP, signal.SIG_DFL
+)  # ignored under nohup, where a run would rightly ignore it as well
 VOCAB = 48
 
 
@@ -43,7 +47,12 @@ class LettersEvaluator(RewardEvaluator):
         vowels = [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
         rows = [[v, float(len(text) > 3)] for v, text in zip(vowels, completions, strict=True)]
         details = [
-            {"parsed": text[:1], "format": v > 0.3, "correct_strict": v > 0.3, "correct_flexible": v > 0.2}
+            {
+                "parsed": text[:1],
+                "format": v > 0.3,
+                "correct_strict": v > 0.3,
+                "correct_flexible": v > 0.2,
+            }
             for v, text in zip(vowels, completions, strict=True)
         ]
         return Rewards(torch.tensor(rows), details)
@@ -55,9 +64,17 @@ EVALUATORS["letters"] = LettersEvaluator
 def random_model(seed=0, **overrides):
     """A Qwen2 of some 20,000 random weights, wide enough in scale that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    sizes = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    sizes = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
     config = Qwen2Config(
-        **sizes | dict(num_key_value_heads=2, initializer_range=0.25, tie_word_embeddings=True) | overrides
+        **sizes
+        | dict(num_key_value_heads=2, initializer_range=0.25, tie_word_embeddings=True)
+        | overrides
     )
     config.eos_token_id, config.pad_token_id = 1, 0
     model = Qwen2ForCausalLM(config)
@@ -109,7 +126,9 @@ def ragged_batch(groups=3, group_size=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randint(2, VOCAB, shape, generator=generator)  # noqa: E731
     P, C, B = 6, 7, groups * group_size
-    prompt_lengths = torch.tensor([2 + (3 * g) % 5 for g in range(groups)]).repeat_interleave(group_size)
+    prompt_lengths = torch.tensor([2 + (3 * g) % 5 for g in range(groups)]).repeat_interleave(
+        group_size
+    )
     lengths = torch.tensor([1 + (i * 5) % C for i in range(B)])
     prompts = draw(groups, P).repeat_interleave(group_size, dim=0)
     prompt_mask = (torch.arange(P) >= P - prompt_lengths.unsqueeze(1)).long()
@@ -127,7 +146,7 @@ def ragged_batch(groups=3, group_size=4, seed=0):
 def rollout_of(batch):
     """A Rollout made of a ragged batch, for accumulate_gradient."""
     C = batch["completion_ids"].shape[1]
-    return llms.Rollout(
+    return Rollout(
         prompt_ids=batch["prompt_completion_ids"][:, :-C],
         completion_ids=batch["completion_ids"],
         attention_mask=batch["attention_mask"],
@@ -159,7 +178,9 @@ def data_folder():
     """The folder that GRPO_LITE_DATA names: data/gsm8k, data/math, models/qwen2, models/stories260K."""
     folder = os.environ.get("GRPO_LITE_DATA")
     if not folder:
-        pytest.skip("set GRPO_LITE_DATA to a folder with data/ and models/ to test on real GSM8K, MATH and Qwen2 files")
+        pytest.skip(
+            "set GRPO_LITE_DATA to a folder with data/ and models/ to test on real GSM8K, MATH and Qwen2 files"
+        )
     return Path(folder).resolve()
 
 
@@ -178,7 +199,9 @@ def gold_file(tmp_path_factory):
     prompt, path = PROMPTS["reasoning_answer"], tmp_path_factory.mktemp("gold") / "gold.jsonl"
     rows = ArithmeticLoader.read("train")[:60]
     for i, row in enumerate(rows):
-        row["completion"] = prompt.format_solution(row["solution"], row["answer"] if i % 10 else "0")
+        row["completion"] = prompt.format_solution(
+            row["solution"], row["answer"] if i % 10 else "0"
+        )
     jsonl.write(path, rows)
     return path
 
@@ -190,8 +213,15 @@ def as_flags(**flags):
 
 def run_flags(model_folder, output_dir, **flags):
     """main.py's flags for a small run on `arithmetic`, as a list of text."""
-    small = dict(model_name=model_folder, output_dir=output_dir, dataset_name="arithmetic", evaluator="letters")
-    small |= dict(rollout_batch_size=8, group_size=4, max_completion_length=6, eval_size=4, num_train_iters=4)
+    small = dict(
+        model_name=model_folder,
+        output_dir=output_dir,
+        dataset_name="arithmetic",
+        evaluator="letters",
+    )
+    small |= dict(
+        rollout_batch_size=8, group_size=4, max_completion_length=6, eval_size=4, num_train_iters=4
+    )
     small |= dict(eval_iterations=2, save_iterations=2, learning_rate=1e-3, device="cpu")
     return as_flags(**small | flags)
 
@@ -220,8 +250,12 @@ def assert_same_run(actual, expected):
     assert logs_of(actual) == logs_of(expected)
     newest = [max((folder / "checkpoints").iterdir()) for folder in (actual, expected)]
     assert newest[0].name == newest[1].name
-    assert (newest[0] / "model.safetensors").read_bytes() == (newest[1] / "model.safetensors").read_bytes()
-    states = [torch.load(path / "trainer.pt", weights_only=True) | {"elapsed": 0} for path in newest]
+    assert (newest[0] / "model.safetensors").read_bytes() == (
+        newest[1] / "model.safetensors"
+    ).read_bytes()
+    states = [
+        torch.load(path / "trainer.pt", weights_only=True) | {"elapsed": 0} for path in newest
+    ]
     assert str(states[0]) == str(states[1])  # shapes and counters, then every number of it
     for a, b in zip(*map(torch.utils._pytree.tree_leaves, states), strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
@@ -254,7 +288,9 @@ def run_script(script, *flags, **options):
     """Run one of the project's scripts as its users do, in a subprocess."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=300, **options
+    )
 
 
 def closed_port():
@@ -266,9 +302,17 @@ def closed_port():
 @contextmanager
 def transformers_serve(model, lines=None):
     """The base URL of a `transformers serve` of this model on loopback; what it prints is appended to lines."""
-    pytest.importorskip("uvicorn", reason="pip install 'transformers[serving]' to test against transformers serve")
+    pytest.importorskip(
+        "uvicorn", reason="pip install 'transformers[serving]' to test against transformers serve"
+    )
     port, lines = closed_port(), [] if lines is None else lines
-    command = [str(Path(sys.executable).parent / "transformers"), "serve", str(model), "--device", "cpu"]
+    command = [
+        str(Path(sys.executable).parent / "transformers"),
+        "serve",
+        str(model),
+        "--device",
+        "cpu",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "info"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

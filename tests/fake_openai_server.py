@@ -17,9 +17,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 def ok(text, *, finish_reason="stop", prompt_tokens=10, completion_tokens=5, logprobs=None):
     """A chat completion. logprobs: per token a dict {token: log-prob}, the sampled one first."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": finish_reason,
+    }
     if logprobs is not None:
-        ranked = [[{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in top.items()] for top in logprobs]
+        ranked = [
+            [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in top.items()]
+            for top in logprobs
+        ]
         choice["logprobs"] = {"content": [top[0] | {"top_logprobs": top} for top in ranked]}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     usage["total_tokens"] = prompt_tokens + completion_tokens
@@ -43,7 +50,13 @@ def story_in(request):
 
 
 def completion(choices):
-    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "fake", "choices": choices}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "fake",
+        "choices": choices,
+    }
 
 
 def body(value, code=200, headers=(), content_type="application/json", cut=0):
@@ -53,7 +66,11 @@ def body(value, code=200, headers=(), content_type="application/json", cut=0):
 
     def behave(handler):
         handler.send_response(code)
-        for name, content in [*headers, ("Content-Type", content_type), ("Content-Length", str(len(data)))]:
+        for name, content in [
+            *headers,
+            ("Content-Type", content_type),
+            ("Content-Length", str(len(data))),
+        ]:
             handler.send_header(name, content)
         handler.end_headers()
         handler.wfile.write(data)
@@ -73,7 +90,9 @@ def empty_choices():
 
 def cut_json(text="Paris"):
     """A reply that ends in the middle of its JSON, under a Content-Length that fits."""
-    return body(completion([{"index": 0, "message": {"role": "assistant", "content": text}}]), cut=20)
+    return body(
+        completion([{"index": 0, "message": {"role": "assistant", "content": text}}]), cut=20
+    )
 
 
 def web_page():
@@ -101,7 +120,11 @@ class FakeOpenAIServer:
     """
 
     def __init__(self, behaviour, models=None):
-        self.behaviour, self.models, self.requests = behaviour, models or body({"object": "list", "data": []}), []
+        self.behaviour, self.models, self.requests = (
+            behaviour,
+            models or body({"object": "list", "data": []}),
+            [],
+        )
         self.lock = threading.Lock()
         fake = self
 
@@ -113,9 +136,11 @@ class FakeOpenAIServer:
 
             def do_POST(self):
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                (fake.next_behaviour(request, self.headers) if self.path == "/v1/chat/completions" else status(404))(
-                    self
-                )
+                (
+                    fake.next_behaviour(request, self.headers)
+                    if self.path == "/v1/chat/completions"
+                    else status(404)
+                )(self)
 
             def log_message(self, *args):
                 pass
@@ -133,13 +158,20 @@ class FakeOpenAIServer:
 
     def next_behaviour(self, request, headers):
         with self.lock:
-            self.requests.append({"body": request, "headers": {name.lower(): value for name, value in headers.items()}})
+            self.requests.append(
+                {
+                    "body": request,
+                    "headers": {name.lower(): value for name, value in headers.items()},
+                }
+            )
             if not callable(self.behaviour):
                 return self.behaviour.pop(0) if len(self.behaviour) > 1 else self.behaviour[0]
         return self.behaviour(request)
 
     def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *exception):

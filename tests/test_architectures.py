@@ -7,28 +7,49 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import llms
 import utils
+from sampling import generation
+from sampling.rollout import compute_rollout_logps
 
 SIZES = dict(
-    vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=1,
-)  # fmt: skip
+    vocab_size=48,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=1,
+)
 WINDOW = dict(sliding_window=6)  # shorter than the prompts below
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 GPT = dict(n_embd=32, n_layer=2, n_head=4, n_positions=256)
 LATENT = dict(
-    num_key_value_heads=4, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8
+    num_key_value_heads=4,
+    kv_lora_rank=8,
+    q_lora_rank=8,
+    qk_rope_head_dim=4,
+    qk_nope_head_dim=4,
+    v_head_dim=8,
 )
 LINEAR = dict(
-    linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+    linear_num_value_heads=2,
+    linear_num_key_heads=2,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
     num_hidden_layers=4,
-)  # fmt: skip
+)
 LONGROPE = dict(
     original_max_position_embeddings=64,
     rope_parameters=dict(
-        rope_type="longrope", rope_theta=10_000.0, short_factor=[1.0] * 4, long_factor=[2.0] * 4,
+        rope_type="longrope",
+        rope_theta=10_000.0,
+        short_factor=[1.0] * 4,
+        long_factor=[2.0] * 4,
         original_max_position_embeddings=64,
     ),
-)  # fmt: skip
+)
 AGREE = {
     "llama": {},
     "qwen2": {},
@@ -56,7 +77,9 @@ AGREE = {
     "glm4": dict(head_dim=8),
     "nemotron": {},
     "granite": {},
-    "deepseek_v3": dict(n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1) | EXPERTS | LATENT,
+    "deepseek_v3": dict(n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1)
+    | EXPERTS
+    | LATENT,
     "ernie4_5": {},
     "exaone4": dict(num_hidden_layers=4, head_dim=8) | WINDOW,
     "apertus": {},
@@ -70,7 +93,10 @@ REFUSED = {  # with what the message says first
     "granite rescaled": (dict(logits_scaling=2.0), RESCALES),
     "cohere": ({}, RESCALES),
     "lfm2": (dict(layer_types=["conv", "full_attention"]), KEYS),
-    "jamba": (dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False), KEYS),
+    "jamba": (
+        dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
+        KEYS,
+    ),
     "mamba": ({}, "cannot be loaded (MambaForCausalLM does not support"),
     "llama4_text": (dict(head_dim=8, num_local_experts=2, intermediate_size_mlp=48), KEYS),
     "bloom": (GPT, "cannot be loaded (BloomForCausalLM does not support"),
@@ -83,7 +109,9 @@ def saved(name, settings, folder):
     """A model of this architecture on disk, whose weights are large enough that distributions are far from uniform."""
     torch.manual_seed(0)
     sizes = {} if "text_config" in settings else SIZES
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split()[0], **sizes | settings)).float()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(name.split()[0], **sizes | settings)
+    ).float()
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.data.normal_(0, 0.15)
@@ -94,7 +122,9 @@ def saved(name, settings, folder):
 
 def ragged_rows(P=11, C=7, group_size=3):
     """Three groups: prompts of 11, 8 and 3 tokens, left-padded; completions of 1 to 7."""
-    ids = torch.randint(2, SIZES["vocab_size"], (9, P + C), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        2, SIZES["vocab_size"], (9, P + C), generator=torch.Generator().manual_seed(0)
+    )
     mask = torch.ones_like(ids)
     for i in range(9):
         ids[i, :P] = ids[i - i % group_size, :P]
@@ -108,7 +138,9 @@ def plain_logps(model, ids, mask, C):
     rows = []
     for row, real in zip(ids, mask.bool(), strict=True):
         n = int(real[-C:].sum())
-        logps = model(row[real].unsqueeze(0), use_cache=False).logits[0, -n - 1 : -1].log_softmax(-1)
+        logps = (
+            model(row[real].unsqueeze(0), use_cache=False).logits[0, -n - 1 : -1].log_softmax(-1)
+        )
         taken = logps.gather(-1, row[real][-n:].unsqueeze(-1)).squeeze(-1)
         rows.append(torch.nn.functional.pad(taken, (0, C - n)))
     return torch.stack(rows)
@@ -133,8 +165,12 @@ def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
     off = gradient(model, (ours * weights).sum()) - expected_gradient
     assert off.norm() / expected_gradient.norm() < 1e-4
-    rollout = llms.generate(model, tokenizer, ["abcdefghijk", "lmn"], num_samples=3, max_new_tokens=8)
-    logps = llms.compute_logps(model, rollout, group_size=3, temperature=1.0, micro_batch_tokens=1000)
+    rollout = generation.generate(
+        model, tokenizer, ["abcdefghijk", "lmn"], num_samples=3, max_new_tokens=8
+    )
+    logps = compute_rollout_logps(
+        model, rollout, group_size=3, temperature=1.0, micro_batch_tokens=1000
+    )
     torch.testing.assert_close(logps, rollout.sampled_logps, atol=2e-5, rtol=0)
 
 
@@ -145,4 +181,6 @@ def test_an_architecture_is_refused_in_one_line(name, tmp_path):
     settings, reason = REFUSED[name]
     with pytest.raises(ValueError) as refusal:
         llms.get_llm_tokenizer(saved(name, settings, tmp_path))
-    assert str(refusal.value).startswith(f"--model_name {tmp_path}: {reason}") and "\n" not in str(refusal.value)
+    assert str(refusal.value).startswith(f"--model_name {tmp_path}: {reason}") and "\n" not in str(
+        refusal.value
+    )

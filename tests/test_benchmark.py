@@ -16,9 +16,15 @@ import memory_table
 def small_flags(folder):
     """Flags of the command for a model of a few random weights, half of whose ids end a completion."""
     config = Qwen2Config(
-        vocab_size=4096, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, eos_token_id=list(range(1, 2048)), architectures=["Qwen2ForCausalLM"],
-    )  # fmt: skip
+        vocab_size=4096,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        eos_token_id=list(range(1, 2048)),
+        architectures=["Qwen2ForCausalLM"],
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
     sizes = "--num_prompts 2 --group_size 2 --max_completion_length 5 --iterations 1 --repeats 1 --threads 1"
@@ -62,16 +68,36 @@ def test_memory_table_by_hand(tmp_path, capsys):
     """Two layers of hidden size 32: bytes from the parameter count, and what a layer keeps for one token at most."""
     model = random_model()
     model.config.save_pretrained(tmp_path)
-    flags = [str(tmp_path), "--processes", "1", "4", "--max_concurrent_sequences", "10", "--gpu_memory", "0.003"]
+    flags = [
+        str(tmp_path),
+        "--processes",
+        "1",
+        "4",
+        "--max_concurrent_sequences",
+        "10",
+        "--gpu_memory",
+        "0.003",
+    ]
     memory_table.main(flags)
-    header, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    header, _, *rows = [
+        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
+    ]
     assert [row[1] for row in rows] == ["1", "4"] and {len(row) for row in rows} == {len(header)}
     assert all(row[-1] == "**no**" for row in rows)
     args, P = memory_table.parse_args(flags), model.num_parameters()
     one, four = (memory_table.parts(model.config, n, args, activation=100) for n in (1, 4))
-    assert one["master weights"] == 4 * P and four["optimiser"] == 2 * P and four["sampling copy"] == 2 * P
-    assert one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 4 * 4 * 10 * 48  # K and V, 2 layers, 2 heads of 8
-    for memory, kept in ((8 * one["cache"], one["cache"]), (4 * one["cache"], 0)):  # for CUDA graphs, or too much
+    assert (
+        one["master weights"] == 4 * P
+        and four["optimiser"] == 2 * P
+        and four["sampling copy"] == 2 * P
+    )
+    assert (
+        one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 4 * 4 * 10 * 48
+    )  # K and V, 2 layers, 2 heads of 8
+    for memory, kept in (
+        (8 * one["cache"], one["cache"]),
+        (4 * one["cache"], 0),
+    ):  # for CUDA graphs, or too much
         stages = memory_table.stages(one, memory)
         assert stages["loss"] == 22 * P + kept + one["activations"] + one["weights at work"]
     # Per token and layer: counted by hand from the modules, some 34 H + 8 I bytes, and the keys and values.

@@ -35,15 +35,34 @@ def handout_arguments(tokenizer):
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
     log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-2.0, -1.0, -0.5]])
     return dict(
-        prompt_strs=["ab", "c"], output_strs=["d", "ef"], tokenizer=tokenizer, logits=torch.eye(4).unsqueeze(0),
-        model=random_model(), input_ids=ids, labels=ids + 1, return_token_entropy=True,
-        tensor=log_probs, mask=torch.tensor([[1, 1, 0], [0, 1, 1]]), normalize_constant=7.0, dim=1,
-        policy_log_probs=log_probs, response_mask=torch.tensor([[1, 1, 0], [0, 1, 1]]), gradient_accumulation_steps=2,
-        reward_fn=lambda response, truth: {"reward": float(response == truth)}, rollout_responses=list("abcc"),
-        repeated_ground_truths=list("aacc"), group_size=2, advantage_eps=1e-6, normalize_by_std=True,
-        raw_rewards_or_advantages=torch.tensor([[1.0], [-2.0]]), raw_rewards=torch.tensor([[3.0], [0.0]]),
-        advantages=torch.tensor([[1.0], [-2.0]]), old_log_probs=log_probs + 0.3, cliprange=0.2, loss_type="grpo_clip",
-    )  # fmt: skip
+        prompt_strs=["ab", "c"],
+        output_strs=["d", "ef"],
+        tokenizer=tokenizer,
+        logits=torch.eye(4).unsqueeze(0),
+        model=random_model(),
+        input_ids=ids,
+        labels=ids + 1,
+        return_token_entropy=True,
+        tensor=log_probs,
+        mask=torch.tensor([[1, 1, 0], [0, 1, 1]]),
+        normalize_constant=7.0,
+        dim=1,
+        policy_log_probs=log_probs,
+        response_mask=torch.tensor([[1, 1, 0], [0, 1, 1]]),
+        gradient_accumulation_steps=2,
+        reward_fn=lambda response, truth: {"reward": float(response == truth)},
+        rollout_responses=list("abcc"),
+        repeated_ground_truths=list("aacc"),
+        group_size=2,
+        advantage_eps=1e-6,
+        normalize_by_std=True,
+        raw_rewards_or_advantages=torch.tensor([[1.0], [-2.0]]),
+        raw_rewards=torch.tensor([[3.0], [0.0]]),
+        advantages=torch.tensor([[1.0], [-2.0]]),
+        old_log_probs=log_probs + 0.3,
+        cliprange=0.2,
+        loss_type="grpo_clip",
+    )
 
 
 def test_tokenize_prompt_and_output_by_hand():
@@ -78,7 +97,9 @@ def test_handout_defaults():
     tensor, mask = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [1, 1]])
     assert cs336.masked_mean(tensor=tensor, mask=mask).item() == pytest.approx(8 / 3)
     assert cs336.masked_normalize(tensor=tensor, mask=mask, normalize_constant=2.0).item() == 4
-    loss, _ = cs336.compute_policy_gradient_loss(tensor, "no_baseline", raw_rewards=torch.tensor([[2.0], [1.0]]))
+    loss, _ = cs336.compute_policy_gradient_loss(
+        tensor, "no_baseline", raw_rewards=torch.tensor([[2.0], [1.0]])
+    )
     assert loss.tolist() == [[-2, -4], [-3, -4]]
 
 
@@ -89,7 +110,9 @@ def test_response_log_probs_and_entropy_by_hand():
     p = model(ids[:, :-1]).logits.double().softmax(-1)[0]
     expected = torch.stack([p[t, ids[0, t + 1]].log() for t in range(3)])
     torch.testing.assert_close(result["log_probs"][0].double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result["token_entropy"][0].double(), -(p * p.log()).sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        result["token_entropy"][0].double(), -(p * p.log()).sum(-1), rtol=1e-5, atol=1e-5
+    )
     assert result["log_probs"].requires_grad
 
 
@@ -108,7 +131,11 @@ def test_group_normalized_rewards_from_a_reward_function():
     advantages, raw, metadata = cs336.compute_group_normalized_rewards(
         reward, list("abaa"), list("tttt"), group_size=2, advantage_eps=0.0, normalize_by_std=False
     )
-    assert raw.tolist() == [1, 0, 1, 1] and advantages.tolist() == [0.5, -0.5, 0, 0] and metadata["reward"] == 0.75
+    assert (
+        raw.tolist() == [1, 0, 1, 1]
+        and advantages.tolist() == [0.5, -0.5, 0, 0]
+        and metadata["reward"] == 0.75
+    )
 
 
 @pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip"])
@@ -123,15 +150,31 @@ def test_grpo_step_by_hand(loss_type):
     A = [3.0, 0.0] if loss_type == "no_baseline" else [1.0, -2.0]
     assert log_probs.grad[0].tolist() == pytest.approx([-A[0] / 4, 0])
     assert log_probs.grad[1].tolist() == pytest.approx([-A[1] / 8, -A[1] / 8])
-    by_hand = {"no_baseline": 3 / 4, "reinforce_with_baseline": (1 - 7) / 4, "grpo_clip": (-1 + 2) / 4}
+    by_hand = {
+        "no_baseline": 3 / 4,
+        "reinforce_with_baseline": (1 - 7) / 4,
+        "grpo_clip": (-1 + 2) / 4,
+    }
     assert loss.item() == pytest.approx(by_hand[loss_type])
 
 
 def test_reward_functions():
     good = "2 + 2 = 4 </think> <answer>4</answer>"
-    assert cs336.r1_zero_reward_fn(good, "4") == {"format_reward": 1, "answer_reward": 1, "reward": 1}
-    assert cs336.r1_zero_reward_fn(good, "5") == {"format_reward": 1, "answer_reward": 0, "reward": 0}
-    assert cs336.r1_zero_reward_fn("4", "4") == {"format_reward": 0, "answer_reward": 0, "reward": 0}
+    assert cs336.r1_zero_reward_fn(good, "4") == {
+        "format_reward": 1,
+        "answer_reward": 1,
+        "reward": 1,
+    }
+    assert cs336.r1_zero_reward_fn(good, "5") == {
+        "format_reward": 1,
+        "answer_reward": 0,
+        "reward": 0,
+    }
+    assert cs336.r1_zero_reward_fn("4", "4") == {
+        "format_reward": 0,
+        "answer_reward": 0,
+        "reward": 0,
+    }
     assert cs336.question_only_reward_fn("so \\boxed{4}", "4")["reward"] == 1
 
 
@@ -149,4 +192,8 @@ def test_log_generations():
         ["p", "q"], ["\\boxed{1}", "x"], ["1", "2"], cs336.question_only_reward_fn, entropy, mask
     )
     assert [row["entropy"] for row in rows] == [2, 5] and [row["reward"] for row in rows] == [1, 0]
-    assert lengths == {"response_length": 1.5, "response_length_correct": 2, "response_length_incorrect": 1}
+    assert lengths == {
+        "response_length": 1.5,
+        "response_length_correct": 2,
+        "response_length_incorrect": 1,
+    }

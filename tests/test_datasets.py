@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rl_datasets
-from grading.answers import last_boxed
+from grading.extraction import last_boxed
 from rl_datasets import DATASETS, PROMPTS, GSM8kLoader, get_dataloaders, gsm8k_example, math_example
 
 CHAT_TEMPLATE = (
@@ -36,7 +36,10 @@ def write_jsonl(path, rows):
 
 
 def gsm8k_rows(n):
-    return [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(n)]
+    return [
+        {"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
+        for i in range(n)
+    ]
 
 
 @pytest.fixture
@@ -48,7 +51,9 @@ def folder(tmp_path):
 
 
 def load(folder, name="gsm8k", **options):
-    return get_dataloaders(name, TOKENIZER, **{"prompt": "question_only", "dataset_path": str(folder), **options})
+    return get_dataloaders(
+        name, TOKENIZER, **{"prompt": "question_only", "dataset_path": str(folder), **options}
+    )
 
 
 # Prompts
@@ -61,8 +66,13 @@ def test_prompts_word_for_word():
         "<answer>\nonly the final answer\n</answer><|im_end|>\n"
         "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert PROMPTS["reasoning_answer"].render(TOKENIZER, question) == f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
-    assert PROMPTS["r1_zero"].render(chat, question).endswith("\nUser: How many?\nAssistant: <think>")
+    assert (
+        PROMPTS["reasoning_answer"].render(TOKENIZER, question)
+        == f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
+    )
+    assert (
+        PROMPTS["r1_zero"].render(chat, question).endswith("\nUser: How many?\nAssistant: <think>")
+    )
     assert PROMPTS["question_only"].render(chat, question) == "How many?\n"
     stops = {name: prompt.stop_strings for name, prompt in PROMPTS.items() if prompt.stop_strings}
     assert stops == {"r1_zero": ("</answer>",), "story": ("\n",)}
@@ -106,20 +116,33 @@ def test_gsm8k_answer_and_solution(text, answer, solution):
 
 def test_math_example_from_answer_or_from_the_box_of_the_solution():
     row = {"problem": "p", "solution": r"It is $\boxed{4}$.", "level": "Level 5", "type": "Algebra"}
-    expected = {"question": "p", "answer": "4", "solution": r"It is $\boxed{4}$.", "level": 5, "subject": "Algebra"}
+    expected = {
+        "question": "p",
+        "answer": "4",
+        "solution": r"It is $\boxed{4}$.",
+        "level": 5,
+        "subject": "Algebra",
+    }
     assert math_example(row, "row 1") == expected
-    assert math_example({**row, "answer": "four"}, "row 1")["answer"] == "four", "a column of its own comes first"
+    assert math_example({**row, "answer": "four"}, "row 1")["answer"] == "four", (
+        "a column of its own comes first"
+    )
     row = {"problem": "p", "answer": " 4 ", "level": 3, "subject": "Geometry"}
     expected = {"question": "p", "answer": "4", "solution": "", "level": 3, "subject": "Geometry"}
     assert math_example(row, "row 1") == expected
-    assert math_example({"problem": "p", "answer": "4", "level": "Level ?"}, "row 1")["level"] is None
+    assert (
+        math_example({"problem": "p", "answer": "4", "level": "Level ?"}, "row 1")["level"] is None
+    )
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"problem": "p"}, "row 1: no column 'answer' (columns: problem)"),
-        ({"problem": "p", "solution": "s"}, r"row 1: no column 'answer', and no \boxed{} in column 'solution'"),
+        (
+            {"problem": "p", "solution": "s"},
+            r"row 1: no column 'answer', and no \boxed{} in column 'solution'",
+        ),
         ({"answer": "4"}, "row 1: no column 'problem' (columns: answer)"),
         ({"problem": "p", "answer": 4}, "row 1: column 'answer' must be text, not 4"),
     ],
@@ -135,18 +158,27 @@ def test_math_rows_that_are_refused(row, message):
 def test_jsonl_folder(folder):
     train_loader, test_loader = load(folder)
     assert (len(train_loader), len(test_loader)) == (10, 5)
-    row = {"id": "gsm8k/test/3", "question": "What is 3 + 1?", "answer": "4", "solution": "3 + 1 = 4"}
+    row = {
+        "id": "gsm8k/test/3",
+        "question": "What is 3 + 1?",
+        "answer": "4",
+        "solution": "3 + 1 = 4",
+    }
     assert list(test_loader)[3] == row | {"prompt": "What is 3 + 1?\n"}
     assert GSM8kLoader.read("test", folder)[3] == row, "this needs no tokenizer"
 
 
-@pytest.mark.parametrize("names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]])
+@pytest.mark.parametrize(
+    "names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]]
+)
 def test_parquet_gives_the_same_examples_as_jsonl(folder, names):
     expected = load(folder)[1].examples
     (folder / "test.jsonl").unlink()
     size = -(-5 // len(names))
     for i, name in enumerate(names):
-        datasets.Dataset.from_list(gsm8k_rows(5)[i * size : (i + 1) * size]).to_parquet(folder / name)
+        datasets.Dataset.from_list(gsm8k_rows(5)[i * size : (i + 1) * size]).to_parquet(
+            folder / name
+        )
     assert load(folder)[1].examples == expected
 
 
@@ -156,15 +188,36 @@ GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (GOOD + b"\n\n" + GOOD + b'\n{"question": "q"', "test.jsonl, line 4: not valid JSON (Expecting"),
-        (GOOD + b'\n{"question": "\xff"}', "test.jsonl, line 2: not valid JSON ('utf-8' codec can't decode"),
+        (
+            GOOD + b"\n\n" + GOOD + b'\n{"question": "q"',
+            "test.jsonl, line 4: not valid JSON (Expecting",
+        ),
+        (
+            GOOD + b'\n{"question": "\xff"}',
+            "test.jsonl, line 2: not valid JSON ('utf-8' codec can't decode",
+        ),
         (b"[" * 100_000, "test.jsonl, line 1: not valid JSON ("),
         (GOOD + b"\n[1, 2]\n", "test.jsonl, line 2: not a JSON object"),
-        (b'{"question": "q", "text": "t"}', "test.jsonl, row 1: no column 'answer' (columns: question, text)"),
-        (b'{"question": 7, "answer": "#### 7"}', "test.jsonl, row 1: column 'question' must be text, not 7"),
-        (b'{"question": " ", "answer": "#### 7"}', "test.jsonl, row 1: column 'question' must be text, not ' '"),
-        (GOOD + b'\n{"question": "q", "answer": "7"}', "test.jsonl, row 2: column 'answer' has no final line"),
-        (b'{"question": "q", "answer": "7\\n#### "}', "test.jsonl, row 1: column 'answer' has no final line"),
+        (
+            b'{"question": "q", "text": "t"}',
+            "test.jsonl, row 1: no column 'answer' (columns: question, text)",
+        ),
+        (
+            b'{"question": 7, "answer": "#### 7"}',
+            "test.jsonl, row 1: column 'question' must be text, not 7",
+        ),
+        (
+            b'{"question": " ", "answer": "#### 7"}',
+            "test.jsonl, row 1: column 'question' must be text, not ' '",
+        ),
+        (
+            GOOD + b'\n{"question": "q", "answer": "7"}',
+            "test.jsonl, row 2: column 'answer' has no final line",
+        ),
+        (
+            b'{"question": "q", "answer": "7\\n#### "}',
+            "test.jsonl, row 1: column 'answer' has no final line",
+        ),
         (b"", "test.jsonl is empty"),
         (b"\n \n", "test.jsonl is empty"),
     ],
@@ -188,7 +241,9 @@ def test_a_broken_parquet_file_is_named_with_its_row(folder):
         load(folder)
     rows = [*gsm8k_rows(1), {"question": "q", "answer": None}]
     datasets.Dataset.from_list(rows).to_parquet(folder / "test.parquet")
-    with pytest.raises(ValueError, match="test.parquet, row 2: column 'answer' must be text, not None"):
+    with pytest.raises(
+        ValueError, match="test.parquet, row 2: column 'answer' must be text, not None"
+    ):
         load(folder)
 
 
@@ -196,7 +251,9 @@ def test_a_folder_that_is_no_folder_or_holds_no_test_data(folder):
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         load(folder / "nowhere")
     (folder / "test.jsonl").unlink()
-    with pytest.raises(ValueError, match=re.escape("has no test.jsonl or test.parquet (found: train.jsonl)")):
+    with pytest.raises(
+        ValueError, match=re.escape("has no test.jsonl or test.parquet (found: train.jsonl)")
+    ):
         load(folder)
     (folder / "train.jsonl").unlink()
     with pytest.raises(ValueError, match="found: no data files"):
@@ -208,7 +265,9 @@ def test_a_single_file_of_another_name_can_be_evaluated_but_not_trained_on(tmp_p
     train_loader, test_loader = load(tmp_path, name="math")
     assert [example["answer"] for example in test_loader] == ["4"]
     assert len(train_loader) == 0
-    with pytest.raises(ValueError, match="has no train split, only test data: it can only be evaluated"):
+    with pytest.raises(
+        ValueError, match="has no train split, only test data: it can only be evaluated"
+    ):
         train_loader.next_batch(1)
 
 
@@ -220,10 +279,14 @@ def test_a_folder_can_hold_a_validation_split(folder):
     assert [example["id"] for example in loader] == [f"gsm8k/validation/{i}" for i in range(3)]
     (folder / "test.jsonl").unlink()
     (folder / "train.jsonl").unlink()
-    with pytest.raises(ValueError, match=re.escape("has no test.jsonl or test.parquet (found: validation.jsonl)")):
+    with pytest.raises(
+        ValueError, match=re.escape("has no test.jsonl or test.parquet (found: validation.jsonl)")
+    ):
         load(folder)
     (folder / "validation.jsonl").rename(folder / "math500.jsonl")
-    with pytest.raises(ValueError, match=re.escape("has no validation.jsonl or validation.parquet")):
+    with pytest.raises(
+        ValueError, match=re.escape("has no validation.jsonl or validation.parquet")
+    ):
         load(folder, eval_split="validation")
 
 
@@ -250,7 +313,9 @@ def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nand more lines")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(OSError, match="cannot load openai/gsm8k from the hub .*--dataset_path") as error:
+    with pytest.raises(
+        OSError, match="cannot load openai/gsm8k from the hub .*--dataset_path"
+    ) as error:
         load(folder="", name="gsm8k")
     assert "\n" not in str(error.value)
 
@@ -259,23 +324,35 @@ def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
 
 
 def test_each_data_set_names_its_evaluator_and_its_prompt_is_the_default(folder):
-    chosen = {name: (loader.default_evaluator, loader.default_prompt) for name, loader in DATASETS.items()}
+    chosen = {
+        name: (loader.default_evaluator, loader.default_prompt) for name, loader in DATASETS.items()
+    }
     assert chosen == dict.fromkeys(("arithmetic", "gsm8k"), ("gsm8k", "reasoning_answer")) | {
-        "math": ("math", "r1_zero"), "creative": ("creative", "story"),
-    }  # fmt: skip
+        "math": ("math", "r1_zero"),
+        "creative": ("creative", "story"),
+    }
     loader = load(folder, prompt=None)[1]
     assert loader.prompt is PROMPTS["reasoning_answer"]
     assert loader.examples[0]["prompt"] == f"{rl_datasets.SYSTEM_PROMPT}\n\nWhat is 0 + 1?\n"
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path):
-    questions = ["a" * 9, "b" * 10, "c" * 4 + "é" * 3, "d" * 3]  # 10, 11, 11 and 4 bytes with the newline
+    questions = [
+        "a" * 9,
+        "b" * 10,
+        "c" * 4 + "é" * 3,
+        "d" * 3,
+    ]  # 10, 11, 11 and 4 bytes with the newline
     for split in ("train", "test"):
-        write_jsonl(tmp_path / f"{split}.jsonl", [{"question": q, "answer": "#### 1"} for q in questions])
+        write_jsonl(
+            tmp_path / f"{split}.jsonl", [{"question": q, "answer": "#### 1"} for q in questions]
+        )
     _, loader = load(tmp_path, max_prompt_length=10)
     assert [example["id"] for example in loader] == ["gsm8k/test/0", "gsm8k/test/3"]
     assert loader.dropped == 2
-    with pytest.raises(ValueError, match="all 4 prompts of .* are longer than 3 tokens; raise --max_prompt_length"):
+    with pytest.raises(
+        ValueError, match="all 4 prompts of .* are longer than 3 tokens; raise --max_prompt_length"
+    ):
         load(tmp_path, max_prompt_length=3)
 
 
@@ -285,7 +362,9 @@ def ids(examples):
 
 def test_an_epoch_is_a_permutation_and_batches_run_on_into_the_next(folder):
     train_loader, _ = load(folder)
-    stream = [example for n in (3, 4, 1, 25, 7) for example in train_loader.next_batch(n)]  # 4 epochs of 10
+    stream = [
+        example for n in (3, 4, 1, 25, 7) for example in train_loader.next_batch(n)
+    ]  # 4 epochs of 10
     epochs = [ids(stream[i : i + 10]) for i in range(0, 40, 10)]
     assert all(sorted(epoch) == sorted(ids(train_loader)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4, "each epoch has an order of its own"
@@ -317,9 +396,13 @@ def test_the_evaluation_subset_is_fixed(tmp_path):
         write_jsonl(tmp_path / f"{split}.jsonl", gsm8k_rows(100))
     subset = ids(load(tmp_path, eval_size=20, seed=0)[1])
     assert len(set(subset)) == 20
-    assert ids(load(tmp_path, eval_size=20, seed=1)[1]) == subset, "another training seed evaluates the same problems"
+    assert ids(load(tmp_path, eval_size=20, seed=1)[1]) == subset, (
+        "another training seed evaluates the same problems"
+    )
     assert ids(load(tmp_path, eval_size=20, prompt="r1_zero", max_prompt_length=1000)[1]) == subset
-    assert set(subset) < set(ids(load(tmp_path, eval_size=50)[1])), "a larger subset holds the smaller one"
+    assert set(subset) < set(ids(load(tmp_path, eval_size=50)[1])), (
+        "a larger subset holds the smaller one"
+    )
     everything = ids(load(tmp_path)[1])
     assert subset == [name for name in everything if name in subset], "in the order of the file"
     assert subset != everything[:20], "not the first ones: a file may be sorted"
@@ -330,13 +413,19 @@ def test_the_evaluation_subset_is_fixed(tmp_path):
 def test_arithmetic():
     train_loader, eval_loader = get_dataloaders("arithmetic", TOKENIZER)
     assert (len(train_loader), len(eval_loader)) == (DATASETS["arithmetic"].sizes["train"], 2_000)
-    assert eval_loader.examples[0]["id"] == "arithmetic/validation/0", "its own validation split, unless test is named"
+    assert eval_loader.examples[0]["id"] == "arithmetic/validation/0", (
+        "its own validation split, unless test is named"
+    )
     _, test_loader = get_dataloaders("arithmetic", TOKENIZER, eval_split="test")
     assert len(test_loader) == 2_000 and test_loader.examples[0]["id"] == "arithmetic/test/0"
     assert {example["level"] for example in eval_loader} == {1, 2, 3, 4}
     for example in [*eval_loader, *test_loader]:
         assert example["solution"].endswith(f" = {example['answer']}")
-        assert example["solution"].count("\n") + 1 == example["level"] == example["solution"].count(" = "), "all direct"
+        assert (
+            example["solution"].count("\n") + 1
+            == example["level"]
+            == example["solution"].count(" = ")
+        ), "all direct"
     with pytest.raises(ValueError, match="is generated; leave --dataset_path out"):
         get_dataloaders("arithmetic", TOKENIZER, dataset_path="somewhere")
 
@@ -350,7 +439,9 @@ def qwen2(data_folder):
 
 
 def test_real_gsm8k(qwen2, data_folder):
-    train_loader, test_loader = get_dataloaders("gsm8k", qwen2, dataset_path=data_folder / "data" / "gsm8k")
+    train_loader, test_loader = get_dataloaders(
+        "gsm8k", qwen2, dataset_path=data_folder / "data" / "gsm8k"
+    )
     assert (len(train_loader), len(test_loader)) == (7473, 1319)
     assert train_loader.dropped == test_loader.dropped == 0
     for example in [*train_loader, *test_loader]:
@@ -358,7 +449,9 @@ def test_real_gsm8k(qwen2, data_folder):
         assert "<<" not in example["solution"] and "####" not in example["solution"]
     assert train_loader.examples[0]["answer"] == "72"
     prompt = test_loader.examples[0]["prompt"]
-    assert prompt.startswith(f"<|im_start|>system\n{rl_datasets.SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\nJanet")
+    assert prompt.startswith(
+        f"<|im_start|>system\n{rl_datasets.SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\nJanet"
+    )
     assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 

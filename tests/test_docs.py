@@ -40,11 +40,6 @@ def blocks(text):
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_readme_takes_two_minutes():
-    assert README.count("\n") <= 130
-    assert max(map(len, README.splitlines())) <= 160
-
-
 def test_readmes_accuracies_are_those_of_the_study():
     """experiments/table.py check says that the study's page is right."""
     study = (ROOT / "experiments" / "dynamics" / "README.md").read_text("utf-8")
@@ -56,7 +51,10 @@ def test_readmes_accuracies_are_those_of_the_study():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     text = prose(page)
-    links = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r"^\[\w+\]: (\S+)$", text, re.MULTILINE)]
+    links = [
+        *re.findall(r"\]\(([^)\s]+)\)", text),
+        *re.findall(r"^\[\w+\]: (\S+)$", text, re.MULTILINE),
+    ]
     for link in (link for link in links if not link.startswith("http")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
@@ -66,14 +64,10 @@ def test_links_lead_somewhere(page):
 
 def test_the_tree_is_there():
     tree = README[README.index("## The tree") : README.index("## Add an")]
-    lines = [line for line in tree.splitlines() if line.startswith("    ")]
-    for line in lines:
-        folder = re.match(r"[ *]+([a-z]+/)", line)
-        for name in re.findall(r"[\w]+\.(?:py|jsonl)|[a-z_]+/", line):
-            places = [ROOT / name, *[path / name for path in ROOT.iterdir() if folder or path.is_dir()]]
-            assert any(place.exists() for place in places), name
-    core = {"main.py", "flags.py", "llms.py", "evaluator.py", "rl_datasets.py", "utils.py", "runs/", "sampling/"}
-    assert set(re.findall(r"\* ([\w.]+/?)", "\n".join(lines))) == core
+    names = re.findall(r"^ {4}(\w+(?:\.py|/))", tree, re.MULTILINE)
+    assert len(names) > 15
+    for name in names:
+        assert (ROOT / name).exists(), name
 
 
 def test_commands_have_flags_that_exist():
@@ -96,7 +90,10 @@ def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
         shlex.join(next(commands(ROOT / "docs" / "try.md"))),
         study["DEMO"].replace("$MODEL", study["MODEL"]),
     ]
-    demos = [vars(flags.parse_args(text.split())) | {"output_dir": None, "device": None} for text in given]
+    demos = [
+        vars(flags.parse_args(text.split())) | {"output_dir": None, "device": None}
+        for text in given
+    ]
     assert demos[0] == demos[1] == demos[2] and demos[0]["num_train_iters"] == 100
 
 
@@ -104,19 +101,24 @@ def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
 def edited(tmp_path_factory):
     """A copy of the repository into which README's three examples are written."""
     folder = tmp_path_factory.mktemp("docs") / "copy"
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for name in names:
         if name.endswith((".py", ".toml", ".jsonl")) or name.startswith("tiny/0.1m"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     evaluator, data, loss = blocks(README)
     registrations = re.findall(r"`((?:EVALUATORS|DATASETS)\[.+?\] = \w+)`", README)
-    for name, code, line in zip(("evaluator.py", "rl_datasets.py"), (evaluator, data), registrations, strict=True):
+    for name, code, line in zip(
+        ("evaluator.py", "rl_datasets.py"), (evaluator, data), registrations, strict=True
+    ):
         with open(folder / name, "a") as file:
             file.write(f"\n\n{code}\n\n{line}\n")
     for name, before, new in (
-        ("main.py", '    raise ValueError(f"unknown loss_type', loss), ("flags.py", '"cispo")', '"cispo", "soft")')
-    ):  # fmt: skip
+        ("main.py", '    raise ValueError(f"unknown loss_type', loss),
+        ("flags.py", '"cispo")', '"cispo", "soft")'),
+    ):
         text = (folder / name).read_text()
         assert text.count(before) == 1
         (folder / name).write_text(text.replace(before, new + before if name == "main.py" else new))
@@ -127,7 +129,9 @@ def test_the_examples_pass_the_lint(edited):
     names = ["evaluator.py", "rl_datasets.py", "main.py", "flags.py"]
     for command in (["check"], ["format", "--check", "--diff"]):
         ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        run = subprocess.run([ruff, *command, "--no-cache", *names], cwd=edited, capture_output=True, text=True)
+        run = subprocess.run(
+            [ruff, *command, "--no-cache", *names], cwd=edited, capture_output=True, text=True
+        )
         assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -136,7 +140,9 @@ def test_the_examples_train(edited):
     """All three at once, and the log has what they add."""
     given = "--model_name tiny/0.1m --dataset_name sums --evaluator short --loss_type soft --num_train_iters 2"
     given += " --rollout_batch_size 16 --max_completion_length 8 --output_dir output/run --learning_rate 1e-4"
-    run = subprocess.run([sys.executable, "main.py", *given.split()], cwd=edited, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "main.py", *given.split()], cwd=edited, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     log = (edited / "output" / "run" / "train_log.jsonl").read_text()
     assert log.count('"rewards/short"') == log.count('"clip_fraction"') == 2

@@ -6,7 +6,15 @@ import signal
 
 import pytest
 import torch
-from conftest import VOCAB, LettersEvaluator, ragged_batch, random_model, rollout_of, run_flags, small_tokenizer
+from conftest import (
+    VOCAB,
+    LettersEvaluator,
+    ragged_batch,
+    random_model,
+    rollout_of,
+    run_flags,
+    small_tokenizer,
+)
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
@@ -17,12 +25,14 @@ import main
 import sft
 import utils
 from data.rows import find_files
-from grading.answers import only_number
+from grading.extraction import only_number
 from logs import jsonl
 from rl_datasets import PROMPTS
-from runs import signals
-from runs.lock import Lock
-from runs.run import Run, run_description
+from sampling import generation
+from sampling.rollout import compute_rollout_logps
+from training import signals
+from training.lock import Lock
+from training.run import Run, run_description
 
 MASKED = "--mask_truncated_completions"
 
@@ -40,16 +50,28 @@ def one_line(capsys):
     return lines[0]
 
 
-# --- Silently wrong numbers -------------------------------------------------------------------------------------------
+# --- Silently wrong numbers -----------------------------------------------------------------------
 
 
 def test_a_shared_prompt_longer_than_a_sliding_window():
     """The prompt's cache was cropped to the window: log-probs were off by 3 to 5.6 where rows were left-padded."""
-    sizes = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-    config = AutoConfig.for_model("mistral", **sizes, num_key_value_heads=2, sliding_window=3, initializer_range=0.25)
+    sizes = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    config = AutoConfig.for_model(
+        "mistral", **sizes, num_key_value_heads=2, sliding_window=3, initializer_range=0.25
+    )
     torch.manual_seed(0)
     model, batch = AutoModelForCausalLM.from_config(config), ragged_batch()
-    ids, mask, C = batch["prompt_completion_ids"], batch["attention_mask"], batch["completion_ids"].shape[1]
+    ids, mask, C = (
+        batch["prompt_completion_ids"],
+        batch["attention_mask"],
+        batch["completion_ids"].shape[1],
+    )
     shared = utils.get_per_token_logps(model, ids, mask, C, group_size=4)
     for row in range(len(ids)):
         alone = utils.get_per_token_logps(model, ids[row : row + 1], mask[row : row + 1], C)
@@ -58,11 +80,18 @@ def test_a_shared_prompt_longer_than_a_sliding_window():
 
 def test_dropout_is_set_to_zero_at_load(tmp_path, capsys):
     """GPT-2 was scored and trained with its dropout on: ratios of 0.02 to 21 on policy."""
-    config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1)
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1
+    )
     model, _ = llms.get_llm_tokenizer(save(GPT2LMHeadModel(config), tmp_path))
     assert "dropout set to 0 (" in capsys.readouterr().out and model.training
     batch = ragged_batch()
-    arguments = model, batch["prompt_completion_ids"], batch["attention_mask"], batch["completion_ids"].shape[1]
+    arguments = (
+        model,
+        batch["prompt_completion_ids"],
+        batch["attention_mask"],
+        batch["completion_ids"].shape[1],
+    )
     assert torch.equal(utils.get_per_token_logps(*arguments), utils.get_per_token_logps(*arguments))
 
 
@@ -74,7 +103,9 @@ def test_a_prompt_has_the_bos_that_its_tokenizer_adds(name, with_eos):
     tokenizer.bos_token = "<end>"
     ids = [("<end>", tokenizer.bos_token_id), ("<eos>", 1)]
     ends = "<end> $A <eos>" if with_eos else "<end> $A"
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=ends, pair=f"{ends} $B", special_tokens=ids)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=ends, pair=f"{ends} $B", special_tokens=ids
+    )
     plain = f"{PROMPTS[name].before}{question}{PROMPTS[name].after}"
     expected = tokenizer(plain)["input_ids"][: -1 if with_eos else None]
     rendered = PROMPTS[name].render(tokenizer, question)
@@ -91,7 +122,9 @@ def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model
     run = Run(model, None, None, None, None, model, base_model, optimizer, scheduler)
     rollout, signal_ = rollout_of(ragged_batch(groups=2)), torch.linspace(-1, 1, 8)
     before = [p.clone() for p in model.parameters()]
-    main.take_step(args, run, main.accumulate_gradient(args, run, rollout, signal_, list(range(8)))["loss"])
+    main.take_step(
+        args, run, main.accumulate_gradient(args, run, rollout, signal_, list(range(8)))["loss"]
+    )
     moved = [p.clone() for p in model.parameters()]
     assert not all(map(torch.equal, before, moved))
     rollout.finished[:] = False
@@ -103,8 +136,12 @@ def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model
 def test_fine_tuning_skips_an_update_that_is_not_finite(model, tokenizer, monkeypatch):
     """sft.py stepped on a NaN gradient, and saved weights that were all NaN."""
     before = [p.clone() for p in model.parameters()]
-    monkeypatch.setattr(utils, "aggregate_tokens", lambda per_token, *_: per_token.sum() * torch.nan)
-    (row,) = sft.fine_tune(model, tokenizer, [{"prompt": "ab", "completion": "c"}], num_updates=1, learning_rate=1.0)
+    monkeypatch.setattr(
+        utils, "aggregate_tokens", lambda per_token, *_: per_token.sum() * torch.nan
+    )
+    (row,) = sft.fine_tune(
+        model, tokenizer, [{"prompt": "ab", "completion": "c"}], num_updates=1, learning_rate=1.0
+    )
     assert row["skipped_updates"] == 1 and all(map(torch.equal, before, model.parameters()))
 
 
@@ -132,9 +169,7 @@ def test_the_guard_reads_nats_whatever_the_length_normalization(model, base_mode
 
 def test_what_is_written_beside_a_number_can_change_it():
     """`72²`, `√72`, `72!`, `72k` and `72 thousand` were taken for 72, and so were full-width digits."""
-    changed = (
-        "72² √72 72! 72k ７２ 7２ 72½ 72e3 x72 72^ ~72 minus_72 72_thousand half_of_72 two_dozen_72 72_squared".split()
-    )
+    changed = "72² √72 72! 72k ７２ 7２ 72½ 72e3 x72 72^ ~72 minus_72 72_thousand half_of_72 two_dozen_72 72_squared".split()
     for text in changed:
         assert only_number(text.replace("_", " ")) is None, text
     for text in (
@@ -155,11 +190,15 @@ def test_what_is_written_beside_a_number_can_change_it():
 
 def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypatch):
     """A bound of 3 was ignored where a group has 8: all were sampled at once."""
-    sizes, decode = [], llms._decode
-    monkeypatch.setattr(llms, "_decode", lambda *a: sizes.append(len(a[3])) or decode(*a))
-    rollout = llms.generate(model, tokenizer, ["ab", "c"], num_samples=8, max_new_tokens=4, max_concurrent_sequences=3)
+    sizes, decode = [], generation._decode
+    monkeypatch.setattr(generation, "_decode", lambda *a: sizes.append(len(a[3])) or decode(*a))
+    rollout = generation.generate(
+        model, tokenizer, ["ab", "c"], num_samples=8, max_new_tokens=4, max_concurrent_sequences=3
+    )
     assert sizes == [3, 3, 2] * 2 and len(rollout.texts) == 16
-    logps = llms.compute_logps(model, rollout, group_size=8, temperature=1.0, micro_batch_tokens=1000)
+    logps = compute_rollout_logps(
+        model, rollout, group_size=8, temperature=1.0, micro_batch_tokens=1000
+    )
     torch.testing.assert_close(logps, rollout.sampled_logps, atol=2e-5, rtol=0)
 
 
@@ -167,7 +206,9 @@ def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypat
 def test_several_samples_are_not_one_greedy_answer_several_times(given, expected):
     """--eval_samples 4 gave the greedy answer four times."""
     given = dict(zip(("--eval_samples", "--eval_temperature"), given, strict=False))
-    args = main.parse_args(["--temperature", "0.7", *(str(x) for pair in given.items() for x in pair)])
+    args = main.parse_args(
+        ["--temperature", "0.7", *(str(x) for pair in given.items() for x in pair)]
+    )
     assert args.eval_temperature == expected
 
 
@@ -185,12 +226,24 @@ class Wrong(LettersEvaluator):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda r: r.per_function.__setitem__((1, 0), torch.inf), "reward vowels is infinite for completion 1"),
-        (lambda r: setattr(r, "per_function", r.per_function[:, :1]), r"per_function must be floats \(2, 2\)"),
+        (
+            lambda r: r.per_function.__setitem__((1, 0), torch.inf),
+            "reward vowels is infinite for completion 1",
+        ),
+        (
+            lambda r: setattr(r, "per_function", r.per_function[:, :1]),
+            r"per_function must be floats \(2, 2\)",
+        ),
         (lambda r: setattr(r, "per_function", r.per_function.long()), "must be floats"),
         (lambda r: r.details.pop(), "details must be 2 dicts"),
-        (lambda r: r.details[0].pop("format"), r"details\['format'\] must be True or False, not None"),
-        (lambda r: r.details[0].update(correct_strict=torch.tensor(True)), r"details\['correct_strict'\] must be True"),
+        (
+            lambda r: r.details[0].pop("format"),
+            r"details\['format'\] must be True or False, not None",
+        ),
+        (
+            lambda r: r.details[0].update(correct_strict=torch.tensor(True)),
+            r"details\['correct_strict'\] must be True",
+        ),
     ],
 )
 def test_an_evaluator_is_held_to_its_contract(change, message, monkeypatch):
@@ -200,7 +253,7 @@ def test_an_evaluator_is_held_to_its_contract(change, message, monkeypatch):
         Wrong().check_rewards(["", ""], ["ab", "cd"], ["", ""])
 
 
-# --- Nothing lost -----------------------------------------------------------------------------------------------------
+# --- Nothing lost ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [main, sft])
@@ -242,18 +295,29 @@ def test_an_exception_keeps_what_can_be_kept(model_folder, tmp_path, capsys, mon
     arguments, folder = run_flags(model_folder, tmp_path / "run", **given), tmp_path / "run"
     assert main.main(arguments) == 1  # call 1 is the evaluation, so this is iteration 3's reward
     line = one_line(capsys)
-    assert "ZeroDivisionError: a bug of this evaluator" in line and "stopped after step 2, which is saved" in line
+    assert (
+        "ZeroDivisionError: a bug of this evaluator" in line
+        and "stopped after step 2, which is saved" in line
+    )
     assert "a bug of this evaluator" in (folder / "traceback.txt").read_text()
     # After a step of the optimiser the weights are no finished iteration's: nothing is saved, the newest is named.
     monkeypatch.setattr(main.write_logs, "completion_records", lambda *a, **k: 1 / 0)
     assert main.main([*arguments, "--resume"]) == 1
-    assert f"the newest checkpoint is {folder / 'checkpoints' / 'step_000002'}, and --resume" in one_line(capsys)
+    assert (
+        f"the newest checkpoint is {folder / 'checkpoints' / 'step_000002'}, and --resume"
+        in one_line(capsys)
+    )
     assert not (folder / "checkpoints" / "step_000003").exists()
     monkeypatch.undo()
     monkeypatch.setitem(evaluator.EVALUATORS, "raises", LettersEvaluator)
-    assert main.main(["--resume", "--output_dir", str(folder)]) == 0, "every other flag is args.json's"
+    assert main.main(["--resume", "--output_dir", str(folder)]) == 0, (
+        "every other flag is args.json's"
+    )
     assert main.main(run_flags(model_folder, tmp_path / "whole", **given)) == 0
-    weights = [path / "checkpoints" / "step_000004" / "model.safetensors" for path in (folder, tmp_path / "whole")]
+    weights = [
+        path / "checkpoints" / "step_000004" / "model.safetensors"
+        for path in (folder, tmp_path / "whole")
+    ]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
@@ -261,7 +325,9 @@ def test_a_gold_answer_that_cannot_be_read_is_found_at_the_start(model_folder, t
     """A non-numeric gold in row 201 ended the run when its turn came."""
     rows = [{"question": f"{n}?", "answer": f"so #### {n}"} for n in range(6)]
     jsonl.write(tmp_path / "data" / "test.jsonl", rows)
-    jsonl.write(tmp_path / "data" / "train.jsonl", [*rows, {"question": "x?", "answer": "so #### many"}])
+    jsonl.write(
+        tmp_path / "data" / "train.jsonl", [*rows, {"question": "x?", "answer": "so #### many"}]
+    )
     given = dict(dataset_name="gsm8k", dataset_path=tmp_path / "data", evaluator="gsm8k")
     assert main.main(run_flags(model_folder, tmp_path / "run", **given)) == 2
     assert "gsm8k/train/6, row 7: the gold answer 'many' is not a number" in one_line(capsys)
@@ -285,9 +351,14 @@ def test_a_closed_terminal_is_a_signal_like_others(monkeypatch):
 def test_ctrl_c_while_loading_is_one_line(model_folder, tmp_path, capsys, monkeypatch):
     """A traceback, or silence and a directory left behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *a, number=number, **k: os.kill(os.getpid(), number))
+        monkeypatch.setattr(
+            llms, "get_llm_tokenizer", lambda *a, number=number, **k: os.kill(os.getpid(), number)
+        )
         assert main.main(run_flags(model_folder, tmp_path / "run")) == 130
-        assert f"stopped by {number.name} while loading" in one_line(capsys) and not (tmp_path / "run").exists()
+        assert (
+            f"stopped by {number.name} while loading" in one_line(capsys)
+            and not (tmp_path / "run").exists()
+        )
 
 
 def test_damaged_checkpoints_are_put_aside_and_stop_nothing(model_folder, tmp_path, capsys):
@@ -306,14 +377,19 @@ def test_damaged_checkpoints_are_put_aside_and_stop_nothing(model_folder, tmp_pa
         path.write_bytes(b"x")
     before = log.read_bytes()
     assert main.main(["--resume", "--output_dir", str(folder)]) == 2
-    assert "has 4 steps, but no intact checkpoint is left" in one_line(capsys) and log.read_bytes() == before
+    assert (
+        "has 4 steps, but no intact checkpoint is left" in one_line(capsys)
+        and log.read_bytes() == before
+    )
 
 
 @pytest.mark.parametrize("left", ["train_log.jsonl", "checkpoints"])
 def test_what_an_unknown_run_has_left_is_not_touched(left, model_folder, tmp_path, capsys):
     """Logs and checkpoints without args.json were appended to, and mixed with those of the new run."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / left).mkdir() if left == "checkpoints" else (tmp_path / "run" / left).write_text("{}\n")
+    (tmp_path / "run" / left).mkdir() if left == "checkpoints" else (
+        tmp_path / "run" / left
+    ).write_text("{}\n")
     assert main.main(run_flags(model_folder, tmp_path / "run")) == 2
     assert f"holds {left} without the args.json of their run" in one_line(capsys)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [left]
@@ -325,7 +401,9 @@ def test_an_evaluation_claims_no_training_directory(model_folder, tmp_path, caps
     for _ in range(2):
         assert main.main([*arguments, "--eval_only"]) == 0
         assert len(jsonl.read(tmp_path / "run" / "eval_log.jsonl")) == 1
-    assert main.main([*arguments, "--eval_only", "--resume"]) == 2 and "leave one of them out" in one_line(capsys)
+    assert main.main(
+        [*arguments, "--eval_only", "--resume"]
+    ) == 2 and "leave one of them out" in one_line(capsys)
     assert main.main(arguments) == 0
     assert [row["step"] for row in jsonl.read(tmp_path / "run" / "eval_log.jsonl")] == [0, 1]
     assert main.main([*arguments, "--eval_only"]) == 2 and "already holds a run" in one_line(capsys)
@@ -334,7 +412,10 @@ def test_an_evaluation_claims_no_training_directory(model_folder, tmp_path, caps
 def test_the_command_in_args_json_can_be_pasted(monkeypatch):
     """It lacked `python` and its quotes."""
     monkeypatch.setattr("sys.argv", ["main.py", "--output_dir", "my run"])
-    assert run_description(main.parse_args([]), random_model())["command"] == "python main.py --output_dir 'my run'"
+    assert (
+        run_description(main.parse_args([]), random_model())["command"]
+        == "python main.py --output_dir 'my run'"
+    )
 
 
 def test_a_gpu_without_bfloat16_is_used_in_float32(model, monkeypatch):
@@ -343,7 +424,7 @@ def test_a_gpu_without_bfloat16_is_used_in_float32(model, monkeypatch):
     assert not isinstance(utils.autocast("cuda"), torch.autocast)
 
 
-# --- One clear line ---------------------------------------------------------------------------------------------------
+# --- One clear line -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refusing", ["{{ raise_exception('no system role') }}", "{# dropped #}"])
@@ -374,15 +455,22 @@ def test_a_model_directory_without_a_tokenizer(model, tmp_path):
         (dict(evaluator="gsm8k", prompt="r1_zero"), "reads only reasoning_answer"),
         (dict(dataset_path="nowhere"), "--dataset_path nowhere is not a folder"),
         (dict(device="mps"), "--device mps cannot be used here; use cpu"),
-        (dict(dataset_name="creative", evaluator="creative", judge_type="local"), "needs --judge_model"),
+        (
+            dict(dataset_name="creative", evaluator="creative", judge_type="local"),
+            "needs --judge_model",
+        ),
         (dict(rollout_batch_size=100_004, group_size=8), "100000 or 100008 would be"),
         (dict(rollout_batch_size=4, group_size=8), "--group_size 8; 8 would be"),
     ],
 )
-def test_what_flags_alone_tell_is_said_before_anything_is_loaded(wrong, message, tmp_path, capsys, monkeypatch):
+def test_what_flags_alone_tell_is_said_before_anything_is_loaded(
+    wrong, message, tmp_path, capsys, monkeypatch
+):
     """A model was loaded, or a hub asked, before a wrong name was refused."""
     monkeypatch.chdir(os.path.dirname(os.path.dirname(__file__)))
-    monkeypatch.setattr(llms.AutoConfig, "from_pretrained", lambda *a, **k: pytest.fail("a model was asked for"))
+    monkeypatch.setattr(
+        llms.AutoConfig, "from_pretrained", lambda *a, **k: pytest.fail("a model was asked for")
+    )
     assert main.main(run_flags("unused-model", tmp_path / "run", **wrong)) == 2
     assert message in one_line(capsys) and not (tmp_path / "run").exists()
 

@@ -10,15 +10,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluator import GSM8kEvaluator, MathEvaluator, RewardEvaluator, Rewards, get_evaluator
-from grading.answers import last_boxed, to_number
+from grading.extraction import last_boxed, to_number
 from logs import jsonl
 from rl_datasets import PROMPTS
 
 gsm8k = GSM8kEvaluator()
 
-NUMBERS = {"1,000": 1000, "$18.00": 18, "-5": -5, "−5": -5, "-$5": -5, "$-5": -5, "3.5": Fraction(7, 2), "50%": 50}
-NUMBERS |= {".5": Fraction(1, 2), "0012": 12, "1,234,567.25": Fraction(4938269, 4), "9" * 50: 10**50 - 1}
-NOT_NUMBERS = ["", "-", "$", "1,00", "1,0000", "10,00,000", "1.2.3", "72 eggs", "7$2", "1e5", "²", "٣", "1_000", "inf"]
+NUMBERS = {
+    "1,000": 1000,
+    "$18.00": 18,
+    "-5": -5,
+    "−5": -5,
+    "-$5": -5,
+    "$-5": -5,
+    "3.5": Fraction(7, 2),
+    "50%": 50,
+}
+NUMBERS |= {
+    ".5": Fraction(1, 2),
+    "0012": 12,
+    "1,234,567.25": Fraction(4938269, 4),
+    "9" * 50: 10**50 - 1,
+}
+NOT_NUMBERS = [
+    "",
+    "-",
+    "$",
+    "1,00",
+    "1,0000",
+    "10,00,000",
+    "1.2.3",
+    "72 eggs",
+    "7$2",
+    "1e5",
+    "²",
+    "٣",
+    "1_000",
+    "inf",
+]
 NOT_NUMBERS += ["nan", "0x10", "1/2", "--5", "5 %", "9" * 51, "$" + "9" * 60]
 
 
@@ -27,14 +56,45 @@ def test_to_number(text):
     assert to_number(text) == NUMBERS.get(text)
 
 
-BOXES = {r"so $\boxed{5}$": "5", r"\boxed{1} then \boxed{2} end": "2", r"\boxed{\frac{1}{2}}.": r"\frac{1}{2}"}
-BOXES |= {r"\boxed{\{1, 2\}}": r"\{1, 2\}", r"\boxed{\left\{ x \right.}": r"\left\{ x \right.", r"\boxed{\}}": r"\}"}
-BOXES |= {r"\boxed{a \\} b}": r"a \\", "\\boxed{a\nb}": "a\nb", r"\fbox{9}": "9", r"\boxed {9}": "9", r"\boxed{}": ""}
-BOXES |= {r"\boxed{7} and \boxed{8": "7", r"\boxed{1 \boxed{3}": "3", r"\boxed{1 \boxed{3}}": "3", r"\boxed{1": None}
-BOXES |= {r"is $\boxed 2$ or so": "2", r"\boxed{1} or \boxed 2": "1", r"\boxed 2": None, r"$\boxedsize 2$": None}
+BOXES = {
+    r"so $\boxed{5}$": "5",
+    r"\boxed{1} then \boxed{2} end": "2",
+    r"\boxed{\frac{1}{2}}.": r"\frac{1}{2}",
+}
+BOXES |= {
+    r"\boxed{\{1, 2\}}": r"\{1, 2\}",
+    r"\boxed{\left\{ x \right.}": r"\left\{ x \right.",
+    r"\boxed{\}}": r"\}",
+}
+BOXES |= {
+    r"\boxed{a \\} b}": r"a \\",
+    "\\boxed{a\nb}": "a\nb",
+    r"\fbox{9}": "9",
+    r"\boxed {9}": "9",
+    r"\boxed{}": "",
+}
+BOXES |= {
+    r"\boxed{7} and \boxed{8": "7",
+    r"\boxed{1 \boxed{3}": "3",
+    r"\boxed{1 \boxed{3}}": "3",
+    r"\boxed{1": None,
+}
+BOXES |= {
+    r"is $\boxed 2$ or so": "2",
+    r"\boxed{1} or \boxed 2": "1",
+    r"\boxed 2": None,
+    r"$\boxedsize 2$": None,
+}
 BOXES |= {"no box": None, "": None}
-BOXES |= {r"\boxed{1}" + r"\boxed{" * 2500: "1", r"\boxed{1}" + r"\boxed " * 2500: "1", r"\boxed{" * 10**6: None}
-BOXES |= {r"\boxed{" + "{" * 9000 + "}" * 9001: "{" * 9000 + "}" * 9000, r"\boxed{1}" + "x" * 10**6: None}
+BOXES |= {
+    r"\boxed{1}" + r"\boxed{" * 2500: "1",
+    r"\boxed{1}" + r"\boxed " * 2500: "1",
+    r"\boxed{" * 10**6: None,
+}
+BOXES |= {
+    r"\boxed{" + "{" * 9000 + "}" * 9001: "{" * 9000 + "}" * 9000,
+    r"\boxed{1}" + "x" * 10**6: None,
+}
 
 
 @pytest.mark.parametrize("text", BOXES, ids=lambda text: text[:30])
@@ -98,8 +158,20 @@ def test_every_row_of_the_evaluators_table():
 
 @pytest.mark.parametrize(
     "text, last",
-    [("10-5=5", 5), ("about -3", -3), ("(7-2)-1", 1), ("1,000.", 1000), ("v1.2.3", None), ("so...72", 72), ("a.5", 5)]
-    + [("cost: -$1,250.50!", Fraction(-2501, 2)), ("x" * 10**6 + " 42 " + "y" * 10**6, 42), ("9" * 10**6, None)],
+    [
+        ("10-5=5", 5),
+        ("about -3", -3),
+        ("(7-2)-1", 1),
+        ("1,000.", 1000),
+        ("v1.2.3", None),
+        ("so...72", 72),
+        ("a.5", 5),
+    ]
+    + [
+        ("cost: -$1,250.50!", Fraction(-2501, 2)),
+        ("x" * 10**6 + " 42 " + "y" * 10**6, 42),
+        ("9" * 10**6, None),
+    ],
     ids=lambda text: str(text)[:20],
 )
 def test_flexible_reads_the_last_number(text, last):
@@ -116,7 +188,11 @@ def test_details_and_breakdown():
     assert rewards.per_function.dtype == torch.float32 and rewards.per_function.shape == (3, 5)
     breakdown = gsm8k.get_reward_breakdown(rewards)
     assert breakdown == pytest.approx(
-        {"rewards/correctness": 2 / 3, "rewards/number_format": 1 / 6, "rewards/strict_format": 1 / 6}
+        {
+            "rewards/correctness": 2 / 3,
+            "rewards/number_format": 1 / 6,
+            "rewards/strict_format": 1 / 6,
+        }
         | {"rewards/soft_format": 1 / 6, "rewards/tag_count": 1 / 6}
     )
     assert gsm8k.compute_rewards([], [], []).per_function.shape == (0, 5)
@@ -132,8 +208,13 @@ def test_breakdown_leaves_missing_rewards_out():
             raise NotImplementedError
 
     nan = float("nan")
-    breakdown = Judge().get_reward_breakdown(Rewards(torch.tensor([[1.0, nan], [3.0, nan], [nan, nan]]), []))
-    assert breakdown["rewards/grade"] == 2.0 and breakdown["rewards/length"] != breakdown["rewards/length"]
+    breakdown = Judge().get_reward_breakdown(
+        Rewards(torch.tensor([[1.0, nan], [3.0, nan], [nan, nan]]), [])
+    )
+    assert (
+        breakdown["rewards/grade"] == 2.0
+        and breakdown["rewards/length"] != breakdown["rewards/length"]
+    )
     assert Judge.reward_weights == (1.0, 1.0) and gsm8k.reward_weights == (1.0,) * 5
     assert MathEvaluator.reward_weights == (0.0, 1.0)
 
@@ -147,7 +228,9 @@ def test_errors():
 
 
 def test_every_gold_answer_of_gsm8k_gets_everything(data_folder):
-    files = [jsonl.read(data_folder / "data" / "gsm8k" / f"{split}.jsonl") for split in ("train", "test")]
+    files = [
+        jsonl.read(data_folder / "data" / "gsm8k" / f"{split}.jsonl") for split in ("train", "test")
+    ]
     rows = [row["answer"].split("####") for rows in files for row in rows]
     rows = [(solution.strip(), gold.strip()) for solution, gold in rows]
     assert len(rows) == 7473 + 1319 and sum("," in gold for _, gold in rows) == 93
@@ -155,12 +238,16 @@ def test_every_gold_answer_of_gsm8k_gets_everything(data_folder):
     for golds in ([gold for _, gold in rows], [gold.replace(",", "") for _, gold in rows]):
         rewards = gsm8k.compute_rewards(completions, completions, golds)
         assert (rewards.per_function == torch.tensor([2.0, 0.5, 0.5, 0.5, 0.5])).all()
-        assert all(detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details)
+        assert all(
+            detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details
+        )
 
 
 # Pieces that a completion is made of: tags whole and broken, numbers in every dress, hostile runs, any unicode.
 TAG = st.sampled_from(
-    "<reasoning> </reasoning> <answer> </answer> <answer </think> \\boxed{ } { \\{ \\boxed".split(" ")
+    "<reasoning> </reasoning> <answer> </answer> <answer </think> \\boxed{ } { \\{ \\boxed".split(
+        " "
+    )
 )
 NUMERAL = st.one_of(
     st.integers().map(str),
@@ -168,7 +255,12 @@ NUMERAL = st.one_of(
     st.integers(-(10**7), 10**7).map("{:,}".format),
     st.sampled_from("72 -$5 50% 1e999999999 9**9**9 1,,,2 ... ٣ ² −5 0x 1/0 $ -".split()),
 )
-PIECE = st.one_of(TAG, NUMERAL, st.text(max_size=20), st.sampled_from(["\0", "\n", " ", "\ud800", "<" * 50, "9" * 60]))
+PIECE = st.one_of(
+    TAG,
+    NUMERAL,
+    st.text(max_size=20),
+    st.sampled_from(["\0", "\n", " ", "\ud800", "<" * 50, "9" * 60]),
+)
 REPEATED = st.tuples(PIECE, st.sampled_from([1, 1, 1, 2, 1000])).map(lambda pair: pair[0] * pair[1])
 COMPLETION = st.lists(REPEATED, max_size=12).map("".join)
 

@@ -32,7 +32,9 @@ TEXTBOOK = """\
 
 def body_of_compute_loss(source):
     """(lines before, lines of the body, lines after) of main.compute_loss."""
-    (function,) = (node for node in ast.parse(source).body if getattr(node, "name", None) == "compute_loss")
+    (function,) = (
+        node for node in ast.parse(source).body if getattr(node, "name", None) == "compute_loss"
+    )
     lines = source.splitlines(keepends=True)
     first, last = function.body[0].lineno - 1, function.body[-1].end_lineno
     return lines[:first], lines[first:last], lines[last:]
@@ -50,36 +52,59 @@ def judge(folder, solution=None):
     if solution:
         before, _, after = body_of_compute_loss((folder / "main.py").read_text())
         (folder / "main.py").write_text("".join([*before, *solution, *after]))
-    command = ["make", "--no-print-directory", "test-exercise", f"EXERCISE={folder}", f"PYTHON={sys.executable}"]
+    command = [
+        "make",
+        "--no-print-directory",
+        "test-exercise",
+        f"EXERCISE={folder}",
+        f"PYTHON={sys.executable}",
+    ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     return run.returncode, run.stdout.splitlines()
 
 
 def test_only_the_body_differs(exercise):
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")[:-1]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split("\n")[:-1]
     copied = {str(path.relative_to(exercise)) for path in exercise.rglob("*") if path.is_file()}
     assert copied == set(tracked) and "main.py" in copied
-    different = [name for name in tracked if (ROOT / name).read_bytes() != (exercise / name).read_bytes()]
+    different = [
+        name for name in tracked if (ROOT / name).read_bytes() != (exercise / name).read_bytes()
+    ]
     assert different == ["main.py"]
     before, solution, after = body_of_compute_loss((ROOT / "main.py").read_text())
     blank_before, blanked, blank_after = body_of_compute_loss((exercise / "main.py").read_text())
     assert (before, after) == (blank_before, blank_after)
     (function,) = ast.parse("def f():\n" + "".join(blanked)).body
-    assert len(function.body) == 2 and isinstance(function.body[1], ast.Raise), "a docstring and a raise"
+    assert len(function.body) == 2 and isinstance(function.body[1], ast.Raise), (
+        "a docstring and a raise"
+    )
     code = {line.strip() for line in solution if "=" in line}
     assert not code & {line.strip() for line in blanked}, "no line of the solution is left"
 
 
 def test_the_task_names_every_argument(exercise):
     task = (exercise / "experiments" / "exercise.md").read_text()
-    assert not [name for name in inspect.signature(main.compute_loss).parameters if f"`{name}`" not in task]
+    assert not [
+        name for name in inspect.signature(main.compute_loss).parameters if f"`{name}`" not in task
+    ]
 
 
 @pytest.mark.slow
 def test_every_loss_test_belongs_to_a_stage(exercise):
     """What needs no solution is green in the copy, and the rest has a stage."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not stage1 and not stage2 and not stage3"]
-    run = subprocess.run([*command, "tests/test_loss.py"], cwd=exercise, capture_output=True, text=True, timeout=600)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not stage1 and not stage2 and not stage3",
+    ]
+    run = subprocess.run(
+        [*command, "tests/test_loss.py"], cwd=exercise, capture_output=True, text=True, timeout=600
+    )
     assert run.returncode == 0, run.stdout[-3000:]
 
 

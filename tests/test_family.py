@@ -24,14 +24,15 @@ from conftest import (
 )
 from test_distributed import approx, fixed_sample, values
 
+import distributed
 import evaluator
 import flags
 import llms
 import main
 import utils
 from logs import jsonl
-from runs import processes
-from runs.updates import learning_rate_factor
+from sampling.rollout import Rollout
+from training.schedule import learning_rate_factor
 
 LOW, HIGH = 0.1, 0.15
 FORMS = [("gspo", "masked_mean"), ("cispo", "masked_mean"), ("cispo", "token_mean")]
@@ -46,7 +47,10 @@ def oracle(model, batch, old, loss_type, length_normalization):
         ids = batch["prompt_completion_ids"][b][batch["attention_mask"][b].bool()]
         rows = model(ids[None]).logits[0, -n - 1 : -1].log_softmax(-1)
         kept = [t for t in range(n) if batch["completion_mask"][b, t]]
-        policy, before = [rows[t][ids[len(ids) - n + t]] for t in kept], [old[b, t].double() for t in kept]
+        policy, before = (
+            [rows[t][ids[len(ids) - n + t]] for t in kept],
+            [old[b, t].double() for t in kept],
+        )
         pairs = list(zip(policy, before, strict=True))
         if loss_type == "gspo" and kept:
             s = torch.exp(sum(p - q for p, q in pairs) / len(kept))
@@ -55,7 +59,10 @@ def oracle(model, batch, old, loss_type, length_normalization):
         else:
             per_sequence.append([-min(math.exp(p.item() - q), 1 + HIGH) * A * p for p, q in pairs])
     tokens = sum(map(len, per_sequence))
-    weights = [tokens if length_normalization == "token_mean" else len(row) * len(per_sequence) for row in per_sequence]
+    weights = [
+        tokens if length_normalization == "token_mean" else len(row) * len(per_sequence)
+        for row in per_sequence
+    ]
     loss = sum(sum(row) / weight for row, weight in zip(per_sequence, weights, strict=True) if row)
     gradient = gradients(model, loss)
     model.float()
@@ -78,22 +85,32 @@ def unlike(groups=3):
 
 def settings(loss_type, length_normalization):
     return dict(
-        loss_type=loss_type, length_normalization=length_normalization, cliprange=LOW, cliprange_high=HIGH, beta=0.0
+        loss_type=loss_type,
+        length_normalization=length_normalization,
+        cliprange=LOW,
+        cliprange_high=HIGH,
+        beta=0.0,
     )
 
 
-# --- the losses -------------------------------------------------------------------------------------------------------
+# --- the losses -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("loss_type", "length_normalization"), FORMS)
 @pytest.mark.parametrize("group_size", [1, 4])  # the prompt shared by its group, and not
-def test_loss_and_gradient_equal_the_float64_formula(loss_type, length_normalization, group_size, model):
+def test_loss_and_gradient_equal_the_float64_formula(
+    loss_type, length_normalization, group_size, model
+):
     batch, old = unlike()
     expected, expected_gradient = oracle(model, batch, old, loss_type, length_normalization)
     loss, metrics = main.compute_loss(
-        model, None, *batch.values(), **settings(loss_type, length_normalization), group_size=group_size,
+        model,
+        None,
+        *batch.values(),
+        **settings(loss_type, length_normalization),
+        group_size=group_size,
         old_per_token_logps=old,
-    )  # fmt: skip
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert_same_gradient(gradients(model, loss), expected_gradient)
     assert 0.1 < metrics["clip_fraction"] < 0.9
@@ -101,13 +118,22 @@ def test_loss_and_gradient_equal_the_float64_formula(loss_type, length_normaliza
 
 def one_update(loss_type, length_normalization, budget, model, batch, old):
     """Loss and gradient of one update through accumulate_gradient, of this process's share of the rows."""
-    given = run_flags("unused", "unused", **settings(loss_type, length_normalization), micro_batch_tokens=budget)
-    run, mine = type("Run", (), dict(model=model, base_model=None)), processes.share(torch.arange(len(old)))
+    given = run_flags(
+        "unused", "unused", **settings(loss_type, length_normalization), micro_batch_tokens=budget
+    )
+    run, mine = (
+        type("Run", (), dict(model=model, base_model=None)),
+        distributed.share(torch.arange(len(old))),
+    )
     rollout = rollout_of(batch)
-    rollout = llms.Rollout(**{k: v[mine] if torch.is_tensor(v) else v[: len(mine)] for k, v in vars(rollout).items()})
+    rollout = Rollout(
+        **{k: v[mine] if torch.is_tensor(v) else v[: len(mine)] for k, v in vars(rollout).items()}
+    )
     rows, signal = list(range(len(mine))), batch["advantages"][mine]
-    metrics = main.accumulate_gradient(main.parse_args(given), run, rollout, signal, rows, old_logps=old[mine])
-    parts = [processes.whole(p.grad).double().flatten() for p in model.parameters()]
+    metrics = main.accumulate_gradient(
+        main.parse_args(given), run, rollout, signal, rows, old_logps=old[mine]
+    )
+    parts = [distributed.full_tensor(p.grad).double().flatten() for p in model.parameters()]
     model.zero_grad()
     return metrics["loss"], torch.cat(parts)
 
@@ -129,7 +155,9 @@ def test_quadrants(A, low, high):
     (low, high): whether the clip leaves a gradient there. That of cispo is stopped nowhere, only its weight is capped.
     """
     means = torch.tensor([[0.8], [1.05], [1.3]]).log()
-    policy = (means + torch.tensor([[0.5, -0.2, -0.3, 7.0]])).requires_grad_()  # the last one is masked
+    policy = (
+        means + torch.tensor([[0.5, -0.2, -0.3, 7.0]])
+    ).requires_grad_()  # the last one is masked
     old, mask = torch.zeros(3, 4), torch.tensor([[True] * 3 + [False]]).expand(3, 4)
     arguments = None, torch.full((3, 1), float(A)), old, LOW, HIGH, mask
     for loss_type in ("gspo", "cispo", "grpo_clip"):
@@ -156,7 +184,9 @@ def test_a_row_without_tokens_is_finite_and_clips_nothing(loss_type):
     arguments = None, torch.ones(2, 1), torch.zeros(2, 3), 0.2, None, mask
     loss, metadata = main.compute_policy_gradient_loss(policy, loss_type, *arguments)
     (gradient,) = torch.autograd.grad(utils.masked_sum(loss, mask), policy)
-    assert loss.isfinite().all() and gradient.isfinite().all() and not metadata["clip_fraction"].any()
+    assert (
+        loss.isfinite().all() and gradient.isfinite().all() and not metadata["clip_fraction"].any()
+    )
 
 
 def test_the_upper_range_of_cispo_is_the_lower_ones_by_default():
@@ -173,7 +203,9 @@ def test_on_policy_gradient_is_that_of_grpo_clip(loss_type, length_normalization
     batch, _ = unlike()
     results = {}
     for name in (loss_type, "grpo_clip"):
-        loss, _ = main.compute_loss(model, None, *batch.values(), **settings(name, length_normalization))
+        loss, _ = main.compute_loss(
+            model, None, *batch.values(), **settings(name, length_normalization)
+        )
         results[name] = gradients(model, loss)
     assert_same_gradient(results[loss_type], results["grpo_clip"], 1e-6)
 
@@ -186,18 +218,22 @@ OLD = [[-1.4, -0.4, -2.6, -0.5], [-0.2, -1.3, -0.9, -3.0], [-0.6, -0.8, -3.0, -3
 MASK, ADVANTAGES = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]], [1.5, -0.5, -1.0]
 TRL = {
     "gspo": (
-        "masked_mean", 0.15, -0.015406052581965923,
+        "masked_mean",
+        0.15,
+        -0.015406052581965923,
         [[0, 0, 0, 0], [0.05743861198425293] * 3 + [0], [0.19363903999328613] * 2 + [0, 0]],
     ),
     "cispo": (
-        "token_mean", 0.28, 0.548237144947052,
+        "token_mean",
+        0.28,
+        0.548237144947052,
         [
             [-0.21333332359790802, -0.1508062481880188, -0.21333332359790802, -0.20356713235378265],
             [0.03369614854454994, 0.061398379504680634, 0.07111111283302307, 0],
             [0.08231314271688461, 0.14222222566604614, 0, 0],
         ],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("loss_type", TRL)
@@ -229,7 +265,9 @@ class Fixed(torch.nn.Module):
         return self.layer
 
     def get_decoder(self):
-        return lambda ids, **_: SimpleNamespace(last_hidden_state=torch.ones(*ids.shape, 1, dtype=torch.float64))
+        return lambda ids, **_: SimpleNamespace(
+            last_hidden_state=torch.ones(*ids.shape, 1, dtype=torch.float64)
+        )
 
 
 def test_k3_has_the_value_of_one_kl_and_the_gradient_of_the_other():
@@ -253,11 +291,13 @@ def test_k3_has_the_value_of_one_kl_and_the_gradient_of_the_other():
 
     assert value.item() == pytest.approx(forward.item(), rel=1e-6)  # KL(policy || reference)
     torch.testing.assert_close(gradient(k3), gradient(reverse), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient((share * ratio * estimates).sum()), gradient(forward), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        gradient((share * ratio * estimates).sum()), gradient(forward), rtol=1e-5, atol=1e-6
+    )
     assert (gradient(forward) - gradient(reverse)).norm() > 0.1
 
 
-# --- dynamic sampling -------------------------------------------------------------------------------------------------
+# --- dynamic sampling -----------------------------------------------------------------------------
 
 
 def is_flat(question):
@@ -282,7 +322,13 @@ class AllFlat(LettersEvaluator):
 
 
 evaluator.EVALUATORS |= {"half flat": HalfFlat, "all flat": AllFlat}
-DYNAMIC = dict(rollout_batch_size=32, group_size=4, evaluator="half flat", dynamic_sampling=3, num_train_iters=3)
+DYNAMIC = dict(
+    rollout_batch_size=32,
+    group_size=4,
+    evaluator="half flat",
+    dynamic_sampling=3,
+    num_train_iters=3,
+)
 
 
 def run_dynamic(model_folder, output, **more):
@@ -295,14 +341,21 @@ def run_dynamic(model_folder, output, **more):
 
 def flat(rows, key="reward"):
     """Of each group of 4 rows, whether the rewards that are there are all equal or fewer than two."""
-    groups = [[row[key] for row in rows[i : i + 4] if row[key] is not None] for i in range(0, len(rows), 4)]
+    groups = [
+        [row[key] for row in rows[i : i + 4] if row[key] is not None]
+        for i in range(0, len(rows), 4)
+    ]
     return [len(set(group)) < 2 for group in groups]
 
 
 @pytest.fixture(scope="module")
 def dynamic_run(model_folder, tmp_path_factory):
     """(its folder, [(rollout, signal) of each update])"""
-    folder, seen, original = tmp_path_factory.mktemp("dynamic") / "run", [], main.accumulate_gradient
+    folder, seen, original = (
+        tmp_path_factory.mktemp("dynamic") / "run",
+        [],
+        main.accumulate_gradient,
+    )
 
     def noting(args, run, rollout, signal, *rest):
         seen.append((rollout, signal))
@@ -329,10 +382,14 @@ def test_new_prompts_replace_groups_of_equal_rewards(dynamic_run):
         assert not rest and len(places) == 8
         trained = [record for group in places for record in group]
         assert rollout.texts == [record["completion"] for record in trained]
-        expected = torch.tensor([torch.nan if r["advantage"] is None else r["advantage"] for r in trained])
+        expected = torch.tensor(
+            [torch.nan if r["advantage"] is None else r["advantage"] for r in trained]
+        )
         torch.testing.assert_close(signal, expected, equal_nan=True, rtol=0, atol=0)
         assert rollout.lengths.tolist() == [record["length"] for record in trained]
-        lost = [r for i, group in enumerate(flat(records)) if group for r in records[4 * i : 4 * i + 4]]
+        lost = [
+            r for i, group in enumerate(flat(records)) if group for r in records[4 * i : 4 * i + 4]
+        ]
         assert lost and all(not record["advantage"] for record in lost), "exactly 0, or missing"
         # what is logged of the rewards is of the first round, what is counted is of all
         first = [r["reward"] for r in records[:32] if r["reward"] is not None]
@@ -341,8 +398,12 @@ def test_new_prompts_replace_groups_of_equal_rewards(dynamic_run):
         assert row["zero_std_fraction_trained"] == sum(flat(trained)) / 8 < row["zero_std_fraction"]
         assert row["response_length"] == pytest.approx(sum(r["length"] for r in records[:32]) / 32)
         assert row["accuracy"] == sum(r["correct_strict"] for r in records[:32]) / 32
-        assert row["sampled_tokens"] == sum(r["length"] for r in records) > 32 * row["response_length"]
-        assert row["sampled_prompts"] == len(records) / 4 == len({record["id"] for record in records})
+        assert (
+            row["sampled_tokens"] == sum(r["length"] for r in records) > 32 * row["response_length"]
+        )
+        assert (
+            row["sampled_prompts"] == len(records) / 4 == len({record["id"] for record in records})
+        )
         drawn += row["sampled_prompts"]
     assert log[-1]["total_tokens"] == sum(row["sampled_tokens"] for row in log)
     state = torch.load(folder / "checkpoints" / "step_000003" / "trainer.pt", weights_only=True)
@@ -351,23 +412,32 @@ def test_new_prompts_replace_groups_of_equal_rewards(dynamic_run):
 
 def test_flat_groups_by_hand():
     nan = math.nan
-    rewards = torch.tensor([2.35, 2.35, 2.35, 1, 1, nan, nan, 1, nan, nan, nan, nan, 1, 2, nan, -1, -1, 0])
+    rewards = torch.tensor(
+        [2.35, 2.35, 2.35, 1, 1, nan, nan, 1, nan, nan, nan, nan, 1, 2, nan, -1, -1, 0]
+    )
     assert main.flat_groups(rewards, 3).tolist() == [True, True, True, True, False, False]
 
 
 def test_rounds_are_bounded_and_off_by_default(model_folder, tmp_path):
-    assert run_dynamic(model_folder, tmp_path / "flat", evaluator="all flat", num_train_iters=1) == 0
+    assert (
+        run_dynamic(model_folder, tmp_path / "flat", evaluator="all flat", num_train_iters=1) == 0
+    )
     (row,) = jsonl.read(tmp_path / "flat" / "train_log.jsonl")
     assert row["sampled_prompts"] == (1 + 3) * 8 and row["zero_std_fraction_trained"] == 1
     assert run_dynamic(model_folder, tmp_path / "off", dynamic_sampling=0, num_train_iters=1) == 0
     (row,) = jsonl.read(tmp_path / "off" / "train_log.jsonl")
-    assert not row.keys() & {"sampled_prompts", "zero_std_fraction_trained"} and row["zero_std_fraction"] > 0
+    assert (
+        not row.keys() & {"sampled_prompts", "zero_std_fraction_trained"}
+        and row["zero_std_fraction"] > 0
+    )
     assert len(jsonl.read(tmp_path / "off" / "rollouts" / "step_000001.jsonl")) == 32
 
 
 def test_rewards_without_a_baseline_are_replaced_too(model_folder, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(main, "split_into_updates", lambda args: seen.append(args) or [list(range(32))])
+    monkeypatch.setattr(
+        main, "split_into_updates", lambda args: seen.append(args) or [list(range(32))]
+    )
     monkeypatch.setattr(main, "accumulate_gradient", lambda *a: seen.append(a[3]) or {"loss": 0.0})
     more = dict(num_train_iters=1, loss_type="no_baseline", save_iterations=9, eval_iterations=9)
     run_dynamic(model_folder, tmp_path / "run", **more)
@@ -375,13 +445,23 @@ def test_rewards_without_a_baseline_are_replaced_too(model_folder, tmp_path, mon
     records, signal = jsonl.read(tmp_path / "run" / "rollouts" / "step_000001.jsonl"), seen[1]
     rewards = {record["reward"] for record in records}
     assert {None if value != value else value for value in signal.tolist()} <= rewards
-    assert main.flat_groups(signal, 4).float().mean() == row["zero_std_fraction_trained"] < row["zero_std_fraction"]
+    assert (
+        main.flat_groups(signal, 4).float().mean()
+        == row["zero_std_fraction_trained"]
+        < row["zero_std_fraction"]
+    )
 
 
-def test_a_run_that_ended_amid_replacements_goes_on_bit_for_bit(model_folder, tmp_path, monkeypatch):
+def test_a_run_that_ended_amid_replacements_goes_on_bit_for_bit(
+    model_folder, tmp_path, monkeypatch
+):
     """An exception after the third iteration's prompts are drawn: the loader and the random state go back."""
-    given = DYNAMIC | dict(num_train_iters=4, save_iterations=2, max_completion_length=9, lr_schedule="cosine")
-    whole, stopped = (run_flags(model_folder, tmp_path / name, **given) for name in ("whole", "stopped"))
+    given = DYNAMIC | dict(
+        num_train_iters=4, save_iterations=2, max_completion_length=9, lr_schedule="cosine"
+    )
+    whole, stopped = (
+        run_flags(model_folder, tmp_path / name, **given) for name in ("whole", "stopped")
+    )
     assert main.main(whole) == 0
     original, calls = main.replace_flat_groups, []
 
@@ -412,23 +492,27 @@ def test_merged_rollouts_keep_every_row():
             one = merged.select([i])
             expected = new.select([rows.index(i)]) if i in rows else ours.select([i])
             for name, value in vars(expected).items():
-                assert torch.equal(getattr(one, name), value) if torch.is_tensor(value) else one.texts == value
+                assert (
+                    torch.equal(getattr(one, name), value)
+                    if torch.is_tensor(value)
+                    else one.texts == value
+                )
 
 
-# --- two processes ----------------------------------------------------------------------------------------------------
+# --- two processes --------------------------------------------------------------------------------
 
 
 def of_two(model_folder, folder):
     """As one of two processes: an update of each form, and a run in which each replaces its own groups."""
-    processes.init("cpu")
-    processes.leave = lambda code: code
+    distributed.init("cpu")
+    distributed.finish = lambda code: code
     batch, old = unlike(groups=4)
     results = []
     for form in FORMS:
         model = random_model(0)
         llms.shard(model)
         results.append(one_update(*form, 40, model, batch, old))
-    if processes.is_main():
+    if distributed.is_main():
         torch.save(results, folder / "updates.pt")
     assert run_dynamic(model_folder, folder / "run") == 0
 
@@ -457,7 +541,7 @@ def test_two_processes_give_the_numbers_of_one(dynamic_run, model, model_folder,
     assert uneven, "the processes had different numbers of groups to replace"
 
 
-# --- learning rates ---------------------------------------------------------------------------------------------------
+# --- learning rates -------------------------------------------------------------------------------
 
 
 def rates(steps, **given):
@@ -468,14 +552,22 @@ def rates(steps, **given):
 def test_schedules_by_hand():
     assert rates(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1]
     assert rates(6, warmup_steps=0) == [1] * 6
-    assert rates(6, warmup_steps=2, lr_schedule="linear") == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2])
+    assert rates(6, warmup_steps=2, lr_schedule="linear") == pytest.approx(
+        [0.5, 1, 0.8, 0.6, 0.4, 0.2]
+    )
     cosine = [0.5, 1, *((1 + math.cos(math.pi * done / 5)) / 2 for done in (1, 2, 3, 4))]
     assert rates(6, warmup_steps=2, lr_schedule="cosine") == pytest.approx(cosine)
     assert rates(3, warmup_steps=9, lr_schedule="linear") == pytest.approx([1 / 9, 2 / 9, 3 / 9])
 
 
 def test_a_schedule_counts_optimiser_steps(model_folder, tmp_path):
-    more = dict(num_train_iters=2, epochs_per_rollout_batch=2, train_batch_size=4, warmup_steps=1, lr_schedule="linear")
+    more = dict(
+        num_train_iters=2,
+        epochs_per_rollout_batch=2,
+        train_batch_size=4,
+        warmup_steps=1,
+        lr_schedule="linear",
+    )
     assert main.main(run_flags(model_folder, tmp_path, **more)) == 0
     logged = [row["learning_rate"] for row in jsonl.read(tmp_path / "train_log.jsonl")]
     assert logged == pytest.approx([1e-3 * (8 + 7 + 6 + 5) / 4 / 8, 1e-3 * (4 + 3 + 2 + 1) / 4 / 8])
@@ -484,28 +576,52 @@ def test_a_schedule_counts_optimiser_steps(model_folder, tmp_path):
 def test_the_end_of_a_decay_may_not_move(model_folder, tmp_path, capsys):
     for schedule, code in (("cosine", 2), ("constant", 0)):
         folder = tmp_path / schedule
-        assert main.main(run_flags(model_folder, folder, num_train_iters=1, lr_schedule=schedule)) == 0
+        assert (
+            main.main(run_flags(model_folder, folder, num_train_iters=1, lr_schedule=schedule)) == 0
+        )
         assert main.main(as_flags(output_dir=folder, resume="", num_train_iters=2)) == code
-        assert ("--num_train_iters was 1, not 2" in capsys.readouterr().err) == (schedule == "cosine")
+        assert ("--num_train_iters was 1, not 2" in capsys.readouterr().err) == (
+            schedule == "cosine"
+        )
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def table():
     """(name, flags) of each row of docs/family.md."""
-    rows = re.findall(r"^\| (.+?) \|.*?\| `(--.+?)` \|", (ROOT / "docs" / "family.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (.+?) \|.*?\| `(--.+?)` \|", (ROOT / "docs" / "family.md").read_text("utf-8"), re.M
+    )
     return [(name, shlex.split(flags)) for name, flags in rows]
 
 
 @pytest.mark.parametrize(("name", "given"), table(), ids=[name for name, _ in table()])
 def test_the_flags_of_each_algorithm_train(name, given, model_folder, tmp_path):
     """As they stand, but on a small model and with its sizes."""
-    args = main.parse_args([*given, "--model_name", str(model_folder), "--dataset_name", "arithmetic"])
+    args = main.parse_args(
+        [*given, "--model_name", str(model_folder), "--dataset_name", "arithmetic"]
+    )
     flags.check(args)
-    sizes = dict(group_size=min(4, args.group_size), rollout_batch_size=8, train_batch_size=4, num_train_iters=1)
-    sizes |= dict(max_completion_length=6, eval_size=4, evaluator="letters", warmup_steps=0, learning_rate=1e-3)
-    sizes |= dict(model_name=model_folder, dataset_name="arithmetic", output_dir=tmp_path / "run", device="cpu")
+    sizes = dict(
+        group_size=min(4, args.group_size),
+        rollout_batch_size=8,
+        train_batch_size=4,
+        num_train_iters=1,
+    )
+    sizes |= dict(
+        max_completion_length=6,
+        eval_size=4,
+        evaluator="letters",
+        warmup_steps=0,
+        learning_rate=1e-3,
+    )
+    sizes |= dict(
+        model_name=model_folder,
+        dataset_name="arithmetic",
+        output_dir=tmp_path / "run",
+        device="cpu",
+    )
     assert main.main([*given, *as_flags(**sizes)]) == 0
     (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert row["grad_norm"] > 0 and row["skipped_updates"] == 0

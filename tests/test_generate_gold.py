@@ -21,9 +21,10 @@ from tqdm import tqdm
 
 import generate_gold
 import llms
-from grading import judges
+from judges import judges
 from logs import jsonl
 from rl_datasets import PROMPTS
+from sampling import generation
 
 KEY = "sk-secret-123"
 COLUMNS = ["id", "question", "completion", "answer", "source", "attempt", "correct", "prompt_name"]
@@ -50,7 +51,8 @@ def write_problems(folder, questions):
     """A data set in GSM8K's schema whose i-th answer is i + 1."""
     folder.mkdir()
     rows = [
-        {"question": q, "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"} for i, q in enumerate(questions)
+        {"question": q, "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"}
+        for i, q in enumerate(questions)
     ]
     for split in ("train", "test"):
         jsonl.write(folder / f"{split}.jsonl", rows)
@@ -80,7 +82,9 @@ def right(request):
 
 def gold(folder, *flags):
     """Run generate_gold.py in this process."""
-    return generate_gold.main(["--dataset_path", str(folder), "--output", str(folder / "gold.jsonl"), *map(str, flags)])
+    return generate_gold.main(
+        ["--dataset_path", str(folder), "--output", str(folder / "gold.jsonl"), *map(str, flags)]
+    )
 
 
 def ask(server, folder, *flags):
@@ -96,7 +100,9 @@ def rejected(folder):
 
 
 def all_solved_once(folder):
-    return Counter(row["id"] for row in accepted(folder)) == {f"gsm8k/train/{i}": 1 for i in range(12)}
+    return Counter(row["id"] for row in accepted(folder)) == {
+        f"gsm8k/train/{i}": 1 for i in range(12)
+    }
 
 
 def outcome(report, kind):
@@ -107,7 +113,9 @@ def outcome(report, kind):
 
 def one_line(capsys):
     streams = capsys.readouterr()
-    assert streams.out == "" and streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams
+    assert (
+        streams.out == "" and streams.err.startswith("error: ") and streams.err.count("\n") == 1
+    ), streams
     return streams.err
 
 
@@ -147,7 +155,9 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     flags = ["--from_reference", "--dataset_path", str(data_folder / "data/gsm8k")]
     assert generate_gold.main([*flags, "--output", str(tmp_path / "gold.jsonl")]) == 0
     rows = accepted(tmp_path)
-    assert len({row["id"] for row in rows}) == len(rows) == 7473 and all(row["correct"] for row in rows)
+    assert len({row["id"] for row in rows}) == len(rows) == 7473 and all(
+        row["correct"] for row in rows
+    )
     assert not any("<<" in row["completion"] or "," in row["answer"] for row in rows)
     report = capsys.readouterr().out
     assert outcome(report, "rejected") == (0, None)
@@ -156,7 +166,12 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
 def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
     def ids(n, seed):
         output = folder / f"{n}-{seed}.jsonl"
-        assert gold(folder, "--from_reference", "--num_problems", n, "--seed", seed, "--output", output) == 0
+        assert (
+            gold(
+                folder, "--from_reference", "--num_problems", n, "--seed", seed, "--output", output
+            )
+            == 0
+        )
         return {row["id"] for row in jsonl.read(output)}
 
     assert len(ids(5, 0)) == 5 and ids(5, 0) < ids(8, 0) and ids(5, 0) != ids(5, 1)
@@ -175,7 +190,11 @@ def test_an_endpoint_is_asked_for_no_more_than_needed(folder, monkeypatch):
         assert request["body"] == {"model": "fake", "max_tokens": 512, "messages": chat}
         assert request["headers"]["authorization"] == f"Bearer {KEY}"
     row = next(row for row in accepted(folder) if row["id"] == "gsm8k/train/7")
-    assert row["completion"] == FORM("It is easy.", "8") and row["source"] == "fake" and row["correct"] is True
+    assert (
+        row["completion"] == FORM("It is easy.", "8")
+        and row["source"] == "fake"
+        and row["correct"] is True
+    )
 
 
 def test_temperature_and_length_are_sent_where_given_and_loopback_needs_no_key(single):
@@ -193,10 +212,19 @@ def test_several_attempts_until_one_is_right(single, keep):
     with FakeOpenAIServer([WRONG, NO_FORM, RIGHT]) as server:
         assert ask(server, single, "--num_attempts", 4, *keep) == 0
     assert len(server.requests) == 3
-    rows = [(row["attempt"], row["correct"], row.get("reason")) for row in accepted(single) + rejected(single)]
-    wrong = [(1, False, None), (2, False, None)] if keep else [(1, False, "wrong answer"), (2, False, "format")]
+    rows = [
+        (row["attempt"], row["correct"], row.get("reason"))
+        for row in accepted(single) + rejected(single)
+    ]
+    wrong = (
+        [(1, False, None), (2, False, None)]
+        if keep
+        else [(1, False, "wrong answer"), (2, False, "format")]
+    )
     assert sorted(rows, key=lambda row: row[0]) == [*wrong, (3, True, None)]
-    assert len(accepted(single)) == (3 if keep else 1) and accepted(single)[-1]["completion"] == FORM("So.", "1")
+    assert len(accepted(single)) == (3 if keep else 1) and accepted(single)[-1][
+        "completion"
+    ] == FORM("So.", "1")
     assert all(list(row) == COLUMNS for row in accepted(single))
 
 
@@ -214,25 +242,38 @@ REJECTED = [  # replies to `What is {i} + 1?` and why they are no gold
 
 
 def test_rejections_have_their_reason(folder, capsys):
-    with FakeOpenAIServer(lambda r: REJECTED[number(r)][0] if number(r) < len(REJECTED) else right(r)) as server:
+    with FakeOpenAIServer(
+        lambda r: REJECTED[number(r)][0] if number(r) < len(REJECTED) else right(r)
+    ) as server:
         assert ask(server, folder) == 0
     reasons = {int(row["id"].rpartition("/")[2]): row["reason"] for row in rejected(folder)}
-    assert reasons == {i: reason for i, (_, reason) in enumerate(REJECTED)} and len(accepted(folder)) == 3
+    assert (
+        reasons == {i: reason for i, (_, reason) in enumerate(REJECTED)}
+        and len(accepted(folder)) == 3
+    )
     n, said = outcome(capsys.readouterr().out, "rejected")
     counts = Counter(reason for _, reason in REJECTED)
-    assert n == 9 and sorted(said.split(", ")) == sorted(f"{reason} {n}" for reason, n in counts.items())
+    assert n == 9 and sorted(said.split(", ")) == sorted(
+        f"{reason} {n}" for reason, n in counts.items()
+    )
 
 
 def test_a_reply_is_put_into_another_form_without_half_a_surrogate_pair(single):
     """A tokenizer would refuse such text, in the middle of training."""
     with FakeOpenAIServer([ok(FORM("So \ud83d is \\frac{2}{2}.", "1"))]) as server:
         assert ask(server, single, "--prompt", "r1_zero", "--evaluator", "math") == 0
-    assert server.requests[0]["body"]["messages"] == PROMPTS["reasoning_answer"].messages("What is {0} + 1?")
-    assert accepted(single)[0]["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
+    assert server.requests[0]["body"]["messages"] == PROMPTS["reasoning_answer"].messages(
+        "What is {0} + 1?"
+    )
+    assert (
+        accepted(single)[0]["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
+    )
 
 
 def test_tokens_are_reported(folder, capsys):
-    with FakeOpenAIServer(lambda r: ok(FORM("x", "0"), prompt_tokens=1000, completion_tokens=100)) as server:
+    with FakeOpenAIServer(
+        lambda r: ok(FORM("x", "0"), prompt_tokens=1000, completion_tokens=100)
+    ) as server:
         assert ask(server, folder, "--num_attempts", 2) == 0
     assert "24,000 + 2,400 tokens" in capsys.readouterr().out
 
@@ -272,8 +313,20 @@ def test_a_row_is_on_disk_before_the_next_request(folder, monkeypatch):
 
 # A misbehaving endpoint
 
-TROUBLES = [status(429, retry_after=3), status(500), status(503), fake.cut_json(), fake.empty_choices()]
-TROUBLES += [fake.web_page(), fake.drop, fake.body([]), fake.body({"choices": None}), fake.body(fake.completion([{}]))]
+TROUBLES = [
+    status(429, retry_after=3),
+    status(500),
+    status(503),
+    fake.cut_json(),
+    fake.empty_choices(),
+]
+TROUBLES += [
+    fake.web_page(),
+    fake.drop,
+    fake.body([]),
+    fake.body({"choices": None}),
+    fake.body(fake.completion([{}])),
+]
 TROUBLES += [fake.body(b"[" * 100_000)]  # deeper than Python's recursion
 
 
@@ -289,15 +342,28 @@ def test_a_failed_request_is_repeated_and_is_no_attempt(folder):
     with FakeOpenAIServer(behave) as server:
         assert ask(server, folder) == 0
     assert asked == {i: 3 if i < len(TROUBLES) else 1 for i in range(12)}
-    assert all_solved_once(folder) and {row["attempt"] for row in accepted(folder)} == {1} and rejected(folder) == []
+    assert (
+        all_solved_once(folder)
+        and {row["attempt"] for row in accepted(folder)} == {1}
+        and rejected(folder) == []
+    )
 
 
 def test_back_off_is_exponential_and_respects_retry_after(single, delays):
     """Of failed requests by the client, and of replies that cannot be read."""
-    with FakeOpenAIServer([status(500), status(500), status(500), status(429, retry_after=70), ok("x")]) as server:
+    with FakeOpenAIServer(
+        [status(500), status(500), status(500), status(429, retry_after=70), ok("x")]
+    ) as server:
         assert ask(server, single) == 0
-        bounds = [(0.375, 0.5), (0.75, 1), (1.5, 2), (70, 70)]  # the client takes up to a quarter off, at random
-        assert len(delays) == 4 and all(low <= d <= high for d, (low, high) in zip(delays, bounds, strict=True))
+        bounds = [
+            (0.375, 0.5),
+            (0.75, 1),
+            (1.5, 2),
+            (70, 70),
+        ]  # the client takes up to a quarter off, at random
+        assert len(delays) == 4 and all(
+            low <= d <= high for d, (low, high) in zip(delays, bounds, strict=True)
+        )
         delays.clear()
         server.behaviour = [fake.cut_json()]
         assert ask(server, single, "--num_attempts", 2) == 0
@@ -305,14 +371,23 @@ def test_back_off_is_exponential_and_respects_retry_after(single, delays):
 
 
 def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys):
-    troubles = [status(500), status(400, "max_tokens is not supported"), fake.drop, fake.empty_choices()]
-    with FakeOpenAIServer(lambda r: troubles[number(r) % 4] if number(r) < 8 else right(r)) as server:
+    troubles = [
+        status(500),
+        status(400, "max_tokens is not supported"),
+        fake.drop,
+        fake.empty_choices(),
+    ]
+    with FakeOpenAIServer(
+        lambda r: troubles[number(r) % 4] if number(r) < 8 else right(r)
+    ) as server:
         assert ask(server, folder, "--max_retries", 0) == 0
         report = capsys.readouterr()
         n, said = outcome(report.out, "no reply")
         reasons = {"HTTP 500 2", "HTTP 400 2", "no connection 2", "broken reply 2"}
         assert n == 8 and set(said.partition("; start again to try them")[0].split(", ")) == reasons
-        assert (report.out + report.err).count("no reply: ") == 4, "each reason is said once, not twice"
+        assert (report.out + report.err).count("no reply: ") == 4, (
+            "each reason is said once, not twice"
+        )
         assert (report.out + report.err).count("max_tokens is not supported") == 1
         assert len(accepted(folder)) == 4 and rejected(folder) == [] and len(server.requests) == 12
         server.behaviour = right
@@ -335,7 +410,9 @@ def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("where", ["models", "behaviour"])
-def test_a_refused_key_stops_at_once_in_one_line_that_does_not_hold_it(folder, capsys, monkeypatch, where):
+def test_a_refused_key_stops_at_once_in_one_line_that_does_not_hold_it(
+    folder, capsys, monkeypatch, where
+):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     refusal = status(401, f"Incorrect API key provided: {KEY}")
     with FakeOpenAIServer([refusal], models=refusal if where == "models" else None) as server:
@@ -346,7 +423,9 @@ def test_a_refused_key_stops_at_once_in_one_line_that_does_not_hold_it(folder, c
 
 def test_the_key_is_neither_shown_nor_stored(folder, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with FakeOpenAIServer(lambda r: right(r) if number(r) else status(400, f"{KEY} has no access")) as server:
+    with FakeOpenAIServer(
+        lambda r: right(r) if number(r) else status(400, f"{KEY} has no access")
+    ) as server:
         assert ask(server, folder, "--keep_incorrect") == 0
     streams = capsys.readouterr()
     assert "*** has no access" in streams.out + streams.err
@@ -355,7 +434,9 @@ def test_the_key_is_neither_shown_nor_stored(folder, capsys, monkeypatch):
 
 
 def test_an_endpoint_that_does_not_answer_is_one_line(single, capsys):
-    assert gold(single, "--api_model", "m", "--base_url", f"http://127.0.0.1:{closed_port()}/v1") == 2
+    assert (
+        gold(single, "--api_model", "m", "--base_url", f"http://127.0.0.1:{closed_port()}/v1") == 2
+    )
     assert "cannot reach http://127.0.0.1:" in one_line(capsys)
     with FakeOpenAIServer(right, models=fake.hang) as server:
         assert ask(server, single, "--timeout", 0.2, "--output", single / "another.jsonl") == 2
@@ -364,8 +445,13 @@ def test_an_endpoint_that_does_not_answer_is_one_line(single, capsys):
 
 def test_a_hanging_request_is_given_up_and_repeated(single, capsys):
     with FakeOpenAIServer([fake.hang]) as server:
-        assert ask(server, single, "--timeout", 1, "--max_retries", 0) == 0  # on a busy machine an honest reply is slow
-        assert outcome(capsys.readouterr().out, "no reply") == (1, "no reply in time 1; start again to try them")
+        assert (
+            ask(server, single, "--timeout", 1, "--max_retries", 0) == 0
+        )  # on a busy machine an honest reply is slow
+        assert outcome(capsys.readouterr().out, "no reply") == (
+            1,
+            "no reply in time 1; start again to try them",
+        )
         server.behaviour = [fake.hang, RIGHT]
         assert ask(server, single, "--timeout", 1) == 0
     assert [(row["attempt"], row["correct"]) for row in accepted(single)] == [(1, True)]
@@ -409,7 +495,8 @@ def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, left):
 
 
 @pytest.mark.parametrize(
-    "content", ["My notes", "My notes\n", '{"id": 1}\n', "[]\n", "7\n", '{"question": "q"}\n{"id": ']
+    "content",
+    ["My notes", "My notes\n", '{"id": 1}\n', "[]\n", "7\n", '{"question": "q"}\n{"id": '],
 )
 def test_a_file_that_is_not_ours_is_left_alone(folder, capsys, content):
     (folder / "gold.jsonl").write_text(content)
@@ -447,7 +534,9 @@ def test_ctrl_c_loses_nothing_and_says_how_to_go_on(folder, capsys):
     with FakeOpenAIServer(interrupt) as server:
         assert ask(server, folder, "--concurrency", 1) == 130
     streams = capsys.readouterr()
-    assert streams.err.endswith("interrupted: every finished attempt is on disk; start again to continue\n")
+    assert streams.err.endswith(
+        "interrupted: every finished attempt is on disk; start again to continue\n"
+    )
     assert len(accepted(folder)) == 5 and outcome(streams.out, "accepted") == (5, None)
     with FakeOpenAIServer(right) as server:
         assert ask(server, folder) == 0
@@ -476,9 +565,21 @@ class Trouble:
             self.served += 1
             if self.served == self.kill_at:
                 threading.Timer(self.random.uniform(0, 0.03), self.process.kill).start()
-            text = FORM(f"Reply {self.served}.", str(number(request) + 1 if number(request) % 7 else -1))
-            troubles = [status(429, retry_after=0.01), status(500), fake.cut_json(), fake.empty_choices(), fake.drop]
-            troubles += [ok("No form."), ok(text + "<answer>1</answer>"), ok("", finish_reason="length")]
+            text = FORM(
+                f"Reply {self.served}.", str(number(request) + 1 if number(request) % 7 else -1)
+            )
+            troubles = [
+                status(429, retry_after=0.01),
+                status(500),
+                fake.cut_json(),
+                fake.empty_choices(),
+                fake.drop,
+            ]
+            troubles += [
+                ok("No form."),
+                ok(text + "<answer>1</answer>"),
+                ok("", finish_reason="length"),
+            ]
             return self.random.choice(troubles) if self.random.random() < 0.5 else ok(text)
 
 
@@ -491,7 +592,9 @@ def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, kills=5, pr
     trouble, draw, kept = Trouble(), random.Random(0), b""
 
     def child():
-        tqdm.set_lock(threading.RLock())  # the default one is shared by forks: a kill could leave it locked
+        tqdm.set_lock(
+            threading.RLock()
+        )  # the default one is shared by forks: a kill could leave it locked
         os._exit(ask(server, folder, "--num_attempts", 20, "--concurrency", 8))
 
     with FakeOpenAIServer(trouble) as server:
@@ -508,7 +611,9 @@ def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, kills=5, pr
     solvable = {f"gsm8k/train/{i}" for i in range(problems) if i % 7}
     assert Counter(row["id"] for row in rows) == dict.fromkeys(solvable, 1)
     assert len({row["completion"] for row in rows}) == len(rows)
-    assert all(row["correct"] and row["completion"].startswith("<reasoning>\nReply ") for row in rows)
+    assert all(
+        row["correct"] and row["completion"].startswith("<reasoning>\nReply ") for row in rows
+    )
     attempts = Counter((row["id"], row["attempt"]) for row in rows + rejected(folder))
     assert max(attempts.values()) == 1, "an attempt was counted twice"
     hopeless = {(f"gsm8k/train/{i}", n) for i in range(0, problems, 7) for n in range(1, 21)}
@@ -527,14 +632,21 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
         texts = []
         for prompt in prompts:
             i, again = number({"messages": [{"content": prompt}]}), len(calls) > 1
-            texts.append(FORM("So.", str(i + 1)) + "\n" if i == 0 or (i == 1 and again) else "<reasoning>Hm")
+            texts.append(
+                FORM("So.", str(i + 1)) + "\n" if i == 0 or (i == 1 and again) else "<reasoning>Hm"
+            )
         rollout = judges.as_rollout([([0] * 5, [0] * 3)] * len(prompts), 0, "cpu")
-        return replace(rollout, texts=texts, finished=torch.tensor([text.endswith("\n") for text in texts]))
+        return replace(
+            rollout, texts=texts, finished=torch.tensor([text.endswith("\n") for text in texts])
+        )
 
     folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(3)])
     monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *args: (None, small_tokenizer()))
-    monkeypatch.setattr(llms, "generate", generate)
-    assert gold(folder, "--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7) == 0
+    monkeypatch.setattr(generation, "generate", generate)
+    assert (
+        gold(folder, "--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7)
+        == 0
+    )
     assert [len(prompts) for prompts, _ in calls] == [3, 2, 1]
     assert calls[0][1] == {"max_new_tokens": 7, "temperature": 1.0, "stop_strings": ()}
     assert {row["id"]: (row["attempt"], row["completion"]) for row in accepted(folder)} == {
@@ -549,7 +661,13 @@ TWENTY = ["--dataset_name", "arithmetic", "--num_problems", "20", "--num_attempt
 
 
 def test_a_demo_model_makes_gold(tmp_path):
-    flags = ["--model_name", str(ROOT / "tiny/1m"), *TWENTY, "--output", str(tmp_path / "gold.jsonl")]
+    flags = [
+        "--model_name",
+        str(ROOT / "tiny/1m"),
+        *TWENTY,
+        "--output",
+        str(tmp_path / "gold.jsonl"),
+    ]
     assert generate_gold.main([*flags, "--max_completion_length", "96"]) == 0
     solved = {row["id"] for row in accepted(tmp_path)}
     assert 0 < len(solved) <= 20
@@ -563,13 +681,21 @@ def test_transformers_serve_makes_gold_and_rates(tmp_path, monkeypatch):
     The demo model of arithmetic writes no rating that can be read: each story is asked for twice, and counted.
     """
     monkeypatch.undo()  # a real server needs its moment between two requests
-    lines, model, rubric = [], str(ROOT / "tiny/1m"), judges.Rubric("Write.", {"wit": "is it witty?"})
+    lines, model, rubric = (
+        [],
+        str(ROOT / "tiny/1m"),
+        judges.Rubric("Write.", {"wit": "is it witty?"}),
+    )
     with transformers_serve(model, lines) as base_url:
         flags = ["--api_model", model, "--base_url", base_url, *TWENTY, "--concurrency", 4]
         done = run_script("generate_gold.py", *flags, "--output", tmp_path / "gold.jsonl")
         assert done.returncode == 0, done.stderr
-        assert not any("unsupported fields" in line for line in lines), "only fields that it knows were asked for"
-        judge = judges.EndpointJudge(rubric, model, base_url, cache=judges.Cache(tmp_path / "cache"), max_retries=1)
+        assert not any("unsupported fields" in line for line in lines), (
+            "only fields that it knows were asked for"
+        )
+        judge = judges.EndpointJudge(
+            rubric, model, base_url, cache=judges.Cache(tmp_path / "cache"), max_retries=1
+        )
         judge.options = judge.OPTIONS | {"max_tokens": 24}
         scores, details = judge.score(["A line."] * 3, ["One story.", "Another.", "One story."])
     assert outcome(done.stdout, "tried")[0] == 20 and outcome(done.stdout, "no reply")[0] == 0
@@ -577,5 +703,8 @@ def test_transformers_serve_makes_gold_and_rates(tmp_path, monkeypatch):
     assert " 0 + 0 tokens" not in done.stdout
     counts = judge.take_counts()
     assert all(map(math.isnan, scores)) and counts.pop("asked") == 2
-    assert sum(counts.values()) == 4 and set(counts) <= {"failed_no_rating", "failed_rating_out_of_range"}, counts
+    assert sum(counts.values()) == 4 and set(counts) <= {
+        "failed_no_rating",
+        "failed_rating_out_of_range",
+    }, counts
     assert all(detail["judge_error"] in ("no rating", "rating out of range") for detail in details)

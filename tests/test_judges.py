@@ -24,10 +24,11 @@ import main
 import rl_datasets
 import selfcheck
 from evaluator import CreativeWritingEvaluator, get_evaluator
-from grading import endpoint, judge_report, judges, stories
+from judges import endpoint, judges, story_rules
+from judges import report as judge_report
+from judges.endpoint import Halted
 from logs import jsonl
-from runs import write_logs
-from runs.signals import Halted
+from training import write_logs
 
 NAMES = ("creativity", "coherence", "engagement")
 RUBRIC = CreativeWritingEvaluator.rubric
@@ -57,7 +58,9 @@ def demo():
 
 
 def plain(*grades):
-    return rating({name: {grade: 1.0} for name, grade in zip(NAMES, grades, strict=True)}, logprobs=False)
+    return rating(
+        {name: {grade: 1.0} for name, grade in zip(NAMES, grades, strict=True)}, logprobs=False
+    )
 
 
 def endpoint_judge(server, folder, **settings):
@@ -77,7 +80,10 @@ JSON = '{"creativity": 4, "coherence": 2, "engagement": 5}'
         (JSON, [4, 2, 5]),
         (f"```json\n{JSON}\n```", [4, 2, 5]),
         (f"Creativity could be 1, but here: {JSON}", [4, 2, 5]),
-        (f"<think>creativity: 1? coherence: 1? {JSON.replace('4', '1')}</think>\n{JSON}", [4, 2, 5]),
+        (
+            f"<think>creativity: 1? coherence: 1? {JSON.replace('4', '1')}</think>\n{JSON}",
+            [4, 2, 5],
+        ),
         (JSON.replace("4", "4.5"), [4.5, 2, 5]),
         (JSON.replace("4", '"4"'), [4, 2, 5]),
         (JSON[:-1], [4, 2, 5]),
@@ -119,18 +125,39 @@ def body_of(tokens):
 
 def test_expectation_over_the_grades_probabilities_by_hand():
     """creativity (0.6*4 + 0.2*5 + 0.1*3) / 0.9; coherence from tokens with quotes and spaces, two of which mean 2."""
-    tokens = [{'{"creativity":': 1}, {" 4": 0.6, " 5": 0.2, " 3": 0.1, " six": 0.1}, {', "coherence": ': 1}]
-    tokens += [{"2": 0.5, " 2": 0.25, '"1"': 0.25, "12": 0.1}, {', "engagement": ': 1}, {"5": 1.0}, {"}": 1}]
+    tokens = [
+        {'{"creativity":': 1},
+        {" 4": 0.6, " 5": 0.2, " 3": 0.1, " six": 0.1},
+        {', "coherence": ': 1},
+    ]
+    tokens += [
+        {"2": 0.5, " 2": 0.25, '"1"': 0.25, "12": 0.1},
+        {', "engagement": ': 1},
+        {"5": 1.0},
+        {"}": 1},
+    ]
     answer = judges.read_rating(body_of(tokens), NAMES)
     expected = {"creativity": 3.7 / 0.9, "coherence": 1.75, "engagement": 5.0}
     assert answer["expected"] and answer["grades"] == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("four", [[{"4": 0.9, "5": 0.1}, {".": 1}, {"5": 0.5, "0": 0.5}], [{"4.5": 0.7, "4": 0.3}]])
+@pytest.mark.parametrize(
+    "four", [[{"4": 0.9, "5": 0.1}, {".": 1}, {"5": 0.5, "0": 0.5}], [{"4.5": 0.7, "4": 0.3}]]
+)
 def test_no_expectation_where_the_grade_is_not_one_digit_token(four):
-    tokens = [{'{"creativity": ': 1}, *four, {', "coherence": ': 1}, {"2": 1}, {', "engagement": ': 1}, {"5": 1.0}]
+    tokens = [
+        {'{"creativity": ': 1},
+        *four,
+        {', "coherence": ': 1},
+        {"2": 1},
+        {', "engagement": ': 1},
+        {"5": 1.0},
+    ]
     answer = judges.read_rating(body_of([*tokens, {"}": 1}]), NAMES)
-    assert answer == {"grades": {"creativity": 4.5, "coherence": 2.0, "engagement": 5.0}, "expected": False}
+    assert answer == {
+        "grades": {"creativity": 4.5, "coherence": 2.0, "engagement": 5.0},
+        "expected": False,
+    }
 
 
 # An endpoint
@@ -160,7 +187,10 @@ def test_scores_are_the_servers_expectations_and_are_asked_for_once(tmp_path):
         assert judge.score([LINE] * 100, texts)[0] == scores, "the very same numbers"
         assert len(server.requests) == 94 and judge.take_counts() == {"cached": 94}
         assert len(jsonl.read(tmp_path / "judge_cache.jsonl")) == 94, "the torn line is gone"
-        assert judge.score([LINE] * 3, texts[:3], fresh=True)[0] == scores[:3] and len(server.requests) == 97
+        assert (
+            judge.score([LINE] * 3, texts[:3], fresh=True)[0] == scores[:3]
+            and len(server.requests) == 97
+        )
         judge.score(["Another line."], texts[:1])
         assert len(server.requests) == 98, "another line is another question"
     body = server.requests[0]["body"]
@@ -170,14 +200,18 @@ def test_scores_are_the_servers_expectations_and_are_asked_for_once(tmp_path):
 
 def test_refused_log_probs_are_said_once_and_plainly_done_without(tmp_path, capsys):
     def behave(request):
-        return status(400, "logprobs are not supported") if "logprobs" in request else plain(4, 2, 3)
+        return (
+            status(400, "logprobs are not supported") if "logprobs" in request else plain(4, 2, 3)
+        )
 
     with FakeOpenAIServer(behave) as server:
         judge = endpoint_judge(server, tmp_path, concurrency=2)
         for i in range(3):
             scores, details = judge.score([LINE] * 4, [f"{STORY} {i}{j}" for j in range(4)])
             assert scores == [3.0] * 4 and not any(d["expected"] for d in details)
-        assert sum("logprobs" in request["body"] for request in server.requests) <= 2, "no longer tried"
+        assert sum("logprobs" in request["body"] for request in server.requests) <= 2, (
+            "no longer tried"
+        )
         assert server.requests[-1]["body"].keys() == {"model", "messages"}
     assert capsys.readouterr().out.count("the judge gives no log-probs") == 1
 
@@ -220,16 +254,23 @@ def test_model_rating_is_the_expectation_over_the_digits_one_story_at_a_time(dem
     judge = judges.ModelRatingJudge(RUBRIC, model, tokenizer)
     texts = [STORY, "A gull.", " ".join([STORY] * 3)]
     scores, details = judge.score([LINE] * 3, texts)
-    digits = [tokenizer(str(grade), add_special_tokens=False)["input_ids"][-1] for grade in range(1, 6)]
+    digits = [
+        tokenizer(str(grade), add_special_tokens=False)["input_ids"][-1] for grade in range(1, 6)
+    ]
     for story, score, detail in zip(texts, scores, details, strict=True):
         messages = judges.rating_messages(RUBRIC, LINE, story)
         chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         for name in NAMES:
-            ids = tokenizer(f'{chat}{{"{name}": 1', add_special_tokens=False, return_tensors="pt")["input_ids"][:, :-1]
+            ids = tokenizer(f'{chat}{{"{name}": 1', add_special_tokens=False, return_tensors="pt")[
+                "input_ids"
+            ][:, :-1]
             p = model(ids).logits[0, -1].double().softmax(-1)[digits]
             expected = (p @ torch.arange(1.0, 6).double() / p.sum()).item()
             assert detail["grades"][name] == pytest.approx(expected, abs=1e-5)
-        assert score == pytest.approx(sum(detail["grades"].values()) / 3) and 0 < detail["digit_mass"] < 1
+        assert (
+            score == pytest.approx(sum(detail["grades"].values()) / 3)
+            and 0 < detail["digit_mass"] < 1
+        )
     assert len(set(scores)) == 3
     assert judge.score([LINE] * 3, texts, fresh=True)[0] == scores
 
@@ -257,9 +298,13 @@ def test_likelihood_is_the_mean_over_the_storys_tokens():
     model, tokenizer = random_model().eval(), small_tokenizer()
     judge = judges.LikelihoodJudge(model, tokenizer)
     lines, texts = ["a cat", "the old sea", "a cat"], ["sat on a mat.", "was here", "s"]
-    assert judge.lowest == -math.log(48) and judge.score(lines, texts)[0] == [judge.lowest] * 3, "worse than blind"
+    assert judge.lowest == -math.log(48) and judge.score(lines, texts)[0] == [judge.lowest] * 3, (
+        "worse than blind"
+    )
     judge.lowest = -100.0
-    expected = [naive_likelihood(model, tokenizer, *pair) for pair in zip(lines, texts, strict=True)]
+    expected = [
+        naive_likelihood(model, tokenizer, *pair) for pair in zip(lines, texts, strict=True)
+    ]
     assert judge.score(lines, texts)[0] == pytest.approx(expected, abs=1e-5)
     assert math.isnan(judge.score(["a cat"], [""])[0][0]) and judge.score([], []) == ([], [])
 
@@ -268,11 +313,21 @@ def test_likelihood_under_the_story_model(data_folder):
     model, tokenizer = llms.get_llm_tokenizer(str(data_folder / "models" / "stories260K"))
     judge = judges.LikelihoodJudge(model.eval(), tokenizer)
     lines = ["Lily found a small key under the old tree."] * 3
-    texts = ["She was very happy and ran to her mom.", "She was very happy to ran her and mom.", "Qzx jklw vvvq!"]
+    texts = [
+        "She was very happy and ran to her mom.",
+        "She was very happy to ran her and mom.",
+        "Qzx jklw vvvq!",
+    ]
     scores, _ = judge.score(lines, texts)
-    expected = [naive_likelihood(model, tokenizer, *pair) for pair in zip(lines, texts, strict=True)]
-    assert scores[:2] == pytest.approx(expected[:2], abs=1e-5) and scores[0] > scores[1] > judge.lowest
-    assert expected[2] < judge.lowest == scores[2], "worse than blind guessing counts as blind guessing"
+    expected = [
+        naive_likelihood(model, tokenizer, *pair) for pair in zip(lines, texts, strict=True)
+    ]
+    assert (
+        scores[:2] == pytest.approx(expected[:2], abs=1e-5) and scores[0] > scores[1] > judge.lowest
+    )
+    assert expected[2] < judge.lowest == scores[2], (
+        "worse than blind guessing counts as blind guessing"
+    )
 
 
 # Not fooled by what it reads
@@ -328,12 +383,17 @@ def test_a_judge_that_quotes_an_injection_is_not_read_as_rating_it(tmp_path):
 
     def behave(request):
         story = story_in(request)
-        quoted = [f'The text says "{story}". {FIVES.replace("5", "1")}', f"{FIVES.replace('5', '1')} It said: {story}"]
+        quoted = [
+            f'The text says "{story}". {FIVES.replace("5", "1")}',
+            f"{FIVES.replace('5', '1')} It said: {story}",
+        ]
         return ok(quoted[len(story) % 2])
 
     with FakeOpenAIServer(behave) as server:
         texts = INJECTIONS + [text + "!" for text in INJECTIONS]
-        assert endpoint_judge(server, tmp_path).score([LINE] * len(texts), texts)[0] == [1.0] * len(texts)
+        assert endpoint_judge(server, tmp_path).score([LINE] * len(texts), texts)[0] == [1.0] * len(
+            texts
+        )
 
 
 # The evaluator
@@ -358,64 +418,99 @@ def creative(function):
 FLOOR = [
     (STORY, None),
     (LONG, None),
-    ("He said, “No.” She said, “No.” Then they both said yes, and that was the end of the matter for good.", None),
+    (
+        "He said, “No.” She said, “No.” Then they both said yes, and that was the end of the matter for good.",
+        None,
+    ),
     ("", "empty"),
     (" \n ", "empty"),
     ("And then it ended.", "empty"),
     ("?!" * 200, "empty"),
-    ("Sure, here is a story about a lighthouse keeper who had not spoken for eleven years.", "no continuation"),
+    (
+        "Sure, here is a story about a lighthouse keeper who had not spoken for eleven years.",
+        "no continuation",
+    ),
     ("Title: The Keeper. He stood at the window and saw a small boat come in.", "no continuation"),
-    ("As an AI language model I do not have the experience that is needed to tell you this story.", "no continuation"),
-    ("He went in.<s> Once upon a time there was a girl named Lily who loved to play.", "no continuation"),
-    ("He went in.<|im_end|> Once upon a time there was a girl named Lily who loved to play.", "no continuation"),
+    (
+        "As an AI language model I do not have the experience that is needed to tell you this story.",
+        "no continuation",
+    ),
+    (
+        "He went in.<s> Once upon a time there was a girl named Lily who loved to play.",
+        "no continuation",
+    ),
+    (
+        "He went in.<|im_end|> Once upon a time there was a girl named Lily who loved to play.",
+        "no continuation",
+    ),
     ("a. b! c? d; e: f- g+ h= i) j( k* l& m% n$ o# p@ !", "no continuation"),
     (LINE + " " + LINE, "copied prompt"),
     (LINE + " He was old.", "copied prompt"),
     ("He was happy. " * 10, "loop"),
     ("the cat and " * 10, "loop"),
-    ("He saw the boat. It was small. He saw the boat. It was red. He saw the boat. It was gone for ever now.", "loop"),
+    (
+        "He saw the boat. It was small. He saw the boat. It was red. He saw the boat. It was gone for ever now.",
+        "loop",
+    ),
     (LONG + " " + LONG, "loop"),
 ]
 
 
 @pytest.mark.parametrize("story, reason", FLOOR)
 def test_floor(story, reason):
-    assert stories.broken_rule(LINE, story, min_words=10) == reason
+    assert story_rules.broken_rule(LINE, story, min_words=10) == reason
 
 
 def test_rewards_totals_verdicts_and_metrics_by_hand():
     """Scored, missing, below the floor: 4, NaN, and one less than the lowest grade, which no story can get."""
     judge_evaluator = creative(lambda story: 4 if story == STORY else math.nan)
-    rewards = judge_evaluator.compute_rewards([LINE] * 3, [f" {STORY}\n", LONG, "He was happy. " * 10], [""] * 3)
-    assert judge_evaluator.judge.seen == [STORY, LONG], "what is below the floor is not shown to the judge"
+    rewards = judge_evaluator.compute_rewards(
+        [LINE] * 3, [f" {STORY}\n", LONG, "He was happy. " * 10], [""] * 3
+    )
+    assert judge_evaluator.judge.seen == [STORY, LONG], (
+        "what is below the floor is not shown to the judge"
+    )
     assert judge_evaluator.reward_names == ("judge", "floor")
     assert torch.equal(rewards.per_function[:, 1], torch.tensor([0.0, 0.0, -1.0]))
     assert rewards.per_function[0, 0] == 4 and rewards.per_function[1:, 0].isnan().all()
     total = judge_evaluator.total(rewards)
     assert total[0] == 4 and total[1].isnan() and total[2] == 0.0
-    verdicts = [(d["format"], d["correct_strict"], d["correct_flexible"], d["floor"]) for d in rewards.details]
-    assert verdicts == [(True, True, True, None), (True, False, True, None), (False, False, False, "loop")]
+    verdicts = [
+        (d["format"], d["correct_strict"], d["correct_flexible"], d["floor"])
+        for d in rewards.details
+    ]
+    assert verdicts == [
+        (True, True, True, None),
+        (True, False, True, None),
+        (False, False, False, "loop"),
+    ]
     metrics = judge_evaluator.get_reward_breakdown(rewards)
     assert metrics["rewards/judge"] == 4 and metrics["rewards/floor"] == pytest.approx(-1 / 3)
     assert metrics["judge/missing"] == 1 and metrics["below_floor_fraction"] == pytest.approx(1 / 3)
 
 
 def test_distinct_n_by_hand():
-    assert stories.distinct_n(["the cat the cat the cat"], 2) == 2 / 5
-    assert stories.distinct_n(["The cat sat.", "the cat ran"], 2) == 3 / 4
-    assert math.isnan(stories.distinct_n(["cat", ""], 2))
-    rewards = creative(len).compute_rewards([LINE] * 2, ["the cat the cat the cat", "the cat ran"], ["", ""])
+    assert story_rules.distinct_n(["the cat the cat the cat"], 2) == 2 / 5
+    assert story_rules.distinct_n(["The cat sat.", "the cat ran"], 2) == 3 / 4
+    assert math.isnan(story_rules.distinct_n(["cat", ""], 2))
+    rewards = creative(len).compute_rewards(
+        [LINE] * 2, ["the cat the cat the cat", "the cat ran"], ["", ""]
+    )
     assert rewards.means["distinct_2"] == pytest.approx((2 / 5 + 1) / 2)
     assert rewards.means["distinct_2_batch"] == 3 / 7
 
 
-@pytest.mark.parametrize("failing, limit, halts", [(2, 0.5, False), (3, 0.5, True), (1, 0.0, True), (4, 1.0, False)])
+@pytest.mark.parametrize(
+    "failing, limit, halts", [(2, 0.5, False), (3, 0.5, True), (1, 0.0, True), (4, 1.0, False)]
+)
 def test_too_many_failures_halt(failing, limit, halts):
     judge_evaluator = creative(lambda story: math.nan if int(story[-1]) < failing else 3)
     judge_evaluator.max_judge_failures = limit
     batch = [LINE] * 4, [f"{STORY} {i}" for i in range(4)], [""] * 4
     if halts:
-        with pytest.raises(Halted, match=f"no score for {failing} of 4 stories, more than .* {limit:g}"):
+        with pytest.raises(
+            Halted, match=f"no score for {failing} of 4 stories, more than .* {limit:g}"
+        ):
             judge_evaluator.compute_rewards(*batch)
     else:
         assert judge_evaluator.compute_rewards(*batch).per_function[:, 0].isnan().sum() == failing
@@ -424,7 +519,13 @@ def test_too_many_failures_halt(failing, limit, halts):
 def test_without_a_judge_the_evaluator_says_so(tmp_path, capsys):
     with pytest.raises(ValueError, match="needs a judge"):
         get_evaluator("creative", prompt="story")
-    flags = ["--from_reference", "--dataset_name", "creative", "--output", str(tmp_path / "gold.jsonl")]
+    flags = [
+        "--from_reference",
+        "--dataset_name",
+        "creative",
+        "--output",
+        str(tmp_path / "gold.jsonl"),
+    ]
     assert generate_gold.main(flags) == 2 and "needs a judge" in capsys.readouterr().err
 
 
@@ -432,26 +533,46 @@ def test_without_a_judge_the_evaluator_says_so(tmp_path, capsys):
 
 
 def test_opening_lines_are_100_and_varied():
-    rows = [row for path in (ROOT / "data" / "opening_lines").glob("*.jsonl") for row in jsonl.read(path)]
+    rows = [
+        row
+        for path in (ROOT / "data" / "opening_lines").glob("*.jsonl")
+        for row in jsonl.read(path)
+    ]
     lines = [row["opening"] for row in rows]
-    assert len(rows) == 100 == len(set(lines)) and len({line.split()[0] + line.split()[1] for line in lines}) > 80
+    assert (
+        len(rows) == 100 == len(set(lines))
+        and len({line.split()[0] + line.split()[1] for line in lines}) > 80
+    )
     assert len({row["genre"] for row in rows}) >= 20
     assert {row["tense"] for row in rows} == {"past", "present", "future"}
     assert {row["person"] for row in rows} == {"first", "second", "third"}
-    assert max(Counter(row[column] for row in rows for column in ("tense", "person")).values()) <= 60
+    assert (
+        max(Counter(row[column] for row in rows for column in ("tense", "person")).values()) <= 60
+    )
 
 
 def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
     train, test = rl_datasets.get_dataloaders("creative", demo[1])
-    assert (len(train), len(test), train.default_evaluator, train.prompt.name) == (80, 20, "creative", "story")
+    assert (len(train), len(test), train.default_evaluator, train.prompt.name) == (
+        80,
+        20,
+        "creative",
+        "story",
+    )
     example = train.examples[0]
     assert example["prompt"].endswith("assistant\n") and example["question"] in example["prompt"]
     assert rl_datasets.Story.task in example["prompt"] and example["answer"] == ""
-    assert rl_datasets.get_dataloaders("creative", small_tokenizer())[0].examples[0]["prompt"] == example["question"]
+    assert (
+        rl_datasets.get_dataloaders("creative", small_tokenizer())[0].examples[0]["prompt"]
+        == example["question"]
+    )
     bare = AutoTokenizer.from_pretrained(data_folder / "models" / "stories260K")
     prompt = rl_datasets.get_dataloaders("creative", bare)[0].examples[0]["prompt"]
     assert prompt == "<s>" + example["question"]
-    assert bare(prompt, add_special_tokens=False)["input_ids"] == bare(example["question"])["input_ids"]
+    assert (
+        bare(prompt, add_special_tokens=False)["input_ids"]
+        == bare(example["question"])["input_ids"]
+    )
 
 
 def test_other_opening_lines(tmp_path):
@@ -487,12 +608,23 @@ def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
     known = {row: 3 + i / 10 for i, row in enumerate(rows)}
     reads = judge_report.measure(creative(lambda story: known.get(story, 1)), [LINE] * 12, rows, 4)
-    assert reads["stories"] == 12 and reads["groups"] == 3 and reads["missing"] == reads["below_floor"] == 0
-    assert reads["spread"] == pytest.approx(torch.tensor([3.0, 3.1, 3.2, 3.3]).std().item()) and reads["ties"] == 0
+    assert (
+        reads["stories"] == 12
+        and reads["groups"] == 3
+        and reads["missing"] == reads["below_floor"] == 0
+    )
+    assert (
+        reads["spread"] == pytest.approx(torch.tensor([3.0, 3.1, 3.2, 3.3]).std().item())
+        and reads["ties"] == 0
+    )
     assert reads["retest_correlation"] == pytest.approx(1)
-    assert all(reads[f"auc/{name}"] == reads[f"auc_total/{name}"] == 1 for name in judge_report.DAMAGES)
+    assert all(
+        reads[f"auc/{name}"] == reads[f"auc_total/{name}"] == 1 for name in judge_report.DAMAGES
+    )
     longer = [row + " x" * i for i, row in enumerate(rows)]
-    counts = judge_report.measure(creative(lambda story: len(story.split())), [LINE] * 12, longer, 4)
+    counts = judge_report.measure(
+        creative(lambda story: len(story.split())), [LINE] * 12, longer, 4
+    )
     assert counts["length_correlation"] == pytest.approx(1) and counts["auc/shuffled words"] == 0.5
     assert counts["auc/cut"] == 1
     assert "\n".join(judge_report.lines(counts)).count("AUC") == 1
@@ -501,12 +633,20 @@ def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
 def test_a_judge_that_hears_damage_only_beside_the_story_itself():
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
 
-    def score(story):  # a copy is worth 1 less than its story, and 10 less or more than another one's
-        return 10 * int(re.search("[0-9]+", story)[0]) - (story not in rows) if re.search("[0-9]", story) else 0
+    def score(
+        story,
+    ):  # a copy is worth 1 less than its story, and 10 less or more than another one's
+        return (
+            10 * int(re.search("[0-9]+", story)[0]) - (story not in rows)
+            if re.search("[0-9]", story)
+            else 0
+        )
 
     report = judge_report.measure(creative(score), [LINE] * 12, rows, 4)
     for name in ("shuffled words", "shuffled sentences"):
-        assert report[f"pairs/{name}"] == 1 and report[f"auc/{name}"] == pytest.approx(78 / 144)  # i >= j
+        assert report[f"pairs/{name}"] == 1 and report[f"auc/{name}"] == pytest.approx(
+            78 / 144
+        )  # i >= j
 
 
 # Training
@@ -526,11 +666,24 @@ def lenient(monkeypatch):
 
 def small_flags(model_folder, folder, server=None, **flags):
     """main.py's flags for the creative set with small numbers."""
-    small = dict(dataset_name="creative", evaluator="lenient", rollout_batch_size=16, eval_iterations=20, eval_size=4)
-    small |= dict(save_iterations=20, num_train_iters=20, eval_temperature=1, max_completion_length=8)
+    small = dict(
+        dataset_name="creative",
+        evaluator="lenient",
+        rollout_batch_size=16,
+        eval_iterations=20,
+        eval_size=4,
+    )
+    small |= dict(
+        save_iterations=20, num_train_iters=20, eval_temperature=1, max_completion_length=8
+    )
     small |= dict(learning_rate=1e-2, beta=0.01, warmup_steps=1, max_kl=50)
     if server:
-        small |= dict(judge_type="openai", judge_model="fake", judge_base_url=server.base_url, judge_max_retries=1)
+        small |= dict(
+            judge_type="openai",
+            judge_model="fake",
+            judge_base_url=server.base_url,
+            judge_max_retries=1,
+        )
     return run_flags(model_folder, folder, **small | flags)
 
 
@@ -565,11 +718,18 @@ def test_twenty_iterations_move_towards_what_the_script_likes(model_folder, tmp_
     rows = transcript(tmp_path / "run")
     assert len(rows) == 20 * 16 + 2 * 4
     for row in rows:
-        assert row["rewards/judge"] == row["reward"] == pytest.approx(script_score(row["completion"]), abs=1e-6)
+        assert (
+            row["rewards/judge"]
+            == row["reward"]
+            == pytest.approx(script_score(row["completion"]), abs=1e-6)
+        )
     log = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     rewards = [row["reward"] for row in log]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.5, rewards
-    assert all({"distinct_2", "distinct_2_batch", "response_length", "judge/missing"} <= row.keys() for row in log)
+    assert all(
+        {"distinct_2", "distinct_2_batch", "response_length", "judge/missing"} <= row.keys()
+        for row in log
+    )
     report = json.loads((tmp_path / "run" / "judge_report.json").read_text())
     assert report["spread"] > 0.05 and report["retest_correlation"] == pytest.approx(1)
 
@@ -578,27 +738,52 @@ def test_a_judge_without_spread_is_refused_unless_forced(model_folder, tmp_path,
     with FakeOpenAIServer(lambda request: plain(4, 4, 4)) as server:
         assert train(model_folder, tmp_path / "run", server, num_train_iters=1) == 2
         error = capsys.readouterr().err.strip()
-        assert error.startswith("error: the judge's scores spread by 0 within groups") and "\n" not in error
+        assert (
+            error.startswith("error: the judge's scores spread by 0 within groups")
+            and "\n" not in error
+        )
         assert not (tmp_path / "run" / "args.json").exists()
-        assert train(model_folder, tmp_path / "run", server, num_train_iters=1, min_judge_spread=0) == 0
+        assert (
+            train(model_folder, tmp_path / "run", server, num_train_iters=1, min_judge_spread=0)
+            == 0
+        )
     assert len(jsonl.read(tmp_path / "run" / "train_log.jsonl")) == 1
     judge_report.check_spread({"spread": math.nan}, 0)
     with pytest.raises(ValueError, match="spread by nan"):
         judge_report.check_spread({"spread": math.nan}, 0.1)
 
 
-@pytest.mark.parametrize("name, said", [
-    ("creative", "evaluation at step 7: 50.0% [30.0%, 70.0%] above the floor and scored, 60.0% [40.0%, 80.0%] above"
-     " the floor (n = 9, test, greedy, 1.5 s)\n"),
-    ("gsm8k", "evaluation at step 7: accuracy 50.0% [30.0%, 70.0%] strict, 60.0% [40.0%, 80.0%] flexible (n = 9,"
-     " test, greedy, 1.5 s)\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        (
+            "creative",
+            "evaluation at step 7: 50.0% [30.0%, 70.0%] above the floor and scored, 60.0% [40.0%, 80.0%] above"
+            " the floor (n = 9, test, greedy, 1.5 s)\n",
+        ),
+        (
+            "gsm8k",
+            "evaluation at step 7: accuracy 50.0% [30.0%, 70.0%] strict, 60.0% [40.0%, 80.0%] flexible (n = 9,"
+            " test, greedy, 1.5 s)\n",
+        ),
+    ],
+)
 def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(tmp_path, capsys, name, said):
     """It said "accuracy 50.0% strict" of stories that were above the floor and scored."""
     run = SimpleNamespace(step=7, total_tokens=0, start=0.0, evaluator=evaluator.EVALUATORS[name])
-    args = SimpleNamespace(output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0, eval_split="test")
-    metrics = dict(accuracy=0.5, accuracy_low=0.3, accuracy_high=0.7, accuracy_flexible=0.6, accuracy_flexible_low=0.4)
-    write_logs.save_evaluation(args, run, metrics | {"accuracy_flexible_high": 0.8, "n": 9, "time/total": 1.5}, [])
+    args = SimpleNamespace(
+        output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0, eval_split="test"
+    )
+    metrics = dict(
+        accuracy=0.5,
+        accuracy_low=0.3,
+        accuracy_high=0.7,
+        accuracy_flexible=0.6,
+        accuracy_flexible_low=0.4,
+    )
+    write_logs.save_evaluation(
+        args, run, metrics | {"accuracy_flexible_high": 0.8, "n": 9, "time/total": 1.5}, []
+    )
     assert capsys.readouterr().out == said
     assert jsonl.read(tmp_path / "eval_log.jsonl")[0]["accuracy"] == 0.5, "the keys stay"
 
@@ -609,7 +794,9 @@ def test_a_judge_can_be_checked_without_training(model_folder, tmp_path, lenient
         assert not selfcheck.run([*flags, "--check_judge", "2"])
     out = capsys.readouterr().out
     assert "the judge on 8 stories in 2 groups" in out and out.count("the judge on") == 1
-    assert "measuring the judge: 8 stories, twice, and 4 copies of each: 48 scores at most" in out, "said before"
+    assert (
+        "measuring the judge: 8 stories, twice, and 4 copies of each: 48 scores at most" in out
+    ), "said before"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["judge_report.json"]
 
 
@@ -641,7 +828,10 @@ def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothi
 def without_times(folder):
     """train_log.jsonl less what two runs differ in: seconds, and how many answers came from the cache."""
     rows = jsonl.read(folder / "train_log.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "elapsed", "judge/"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "elapsed", "judge/"))}
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -651,10 +841,19 @@ def without_times(folder):
         (dict(judge_type="local"), "--judge_type local needs --judge_model"),
         (dict(judge_type="policy", judge_model="x"), "--judge_model goes with"),
         (dict(beta=0), "--beta 0 leaves out"),
-        (dict(judge_type="openai", judge_model="x", judge_score="likelihood"), "needs a model in this process"),
-        (dict(judge_type="openai", judge_model="x", judge_base_url="http://judge.example/v1"), "OPENAI_API_KEY"),
+        (
+            dict(judge_type="openai", judge_model="x", judge_score="likelihood"),
+            "needs a model in this process",
+        ),
+        (
+            dict(judge_type="openai", judge_model="x", judge_base_url="http://judge.example/v1"),
+            "OPENAI_API_KEY",
+        ),
         (dict(judge_type="openai", judge_model="x", judge_base_url="judge"), "must look like"),
-        (dict(judge_type="openai", judge_model="x", judge_base_url="http://127.0.0.1:9/v1"), "cannot reach"),
+        (
+            dict(judge_type="openai", judge_model="x", judge_base_url="http://127.0.0.1:9/v1"),
+            "cannot reach",
+        ),
         (dict(judge_type="local", judge_model="./nowhere"), "there is no such directory"),
         (dict(max_judge_failures=-1), "--max_judge_failures must be at least 0"),
     ],
@@ -665,39 +864,62 @@ def test_what_a_user_got_wrong_is_one_line(model_folder, tmp_path, capsys, flags
     assert error.startswith("error: ") and message in error and "\n" not in error
 
 
-def test_policy_and_local_judges_are_the_frozen_reference_and_a_model_of_its_own(model_folder, tmp_path):
+def test_policy_and_local_judges_are_the_frozen_reference_and_a_model_of_its_own(
+    model_folder, tmp_path
+):
     args = main.parse_args(run_flags(model_folder, tmp_path, judge_score="likelihood"))
     reference = random_model(3), small_tokenizer()
     judge = judges.get_judge(args, RUBRIC, reference)
     assert isinstance(judge, judges.LikelihoodJudge) and judge.model is reference[0]
     args.judge_type, args.judge_model, args.judge_score = "local", str(model_folder), "rating"
     judge = judges.get_judge(args, RUBRIC, reference)
-    assert isinstance(judge, judges.ModelRatingJudge) and not any(p.requires_grad for p in judge.model.parameters())
+    assert isinstance(judge, judges.ModelRatingJudge) and not any(
+        p.requires_grad for p in judge.model.parameters()
+    )
 
 
-def test_missing_scores_in_training_count_in_no_mean_and_no_denominator(model_folder, tmp_path, lenient):
+def test_missing_scores_in_training_count_in_no_mean_and_no_denominator(
+    model_folder, tmp_path, lenient
+):
     """A third of the stories never gets a score: NaN in transcripts, as null, and the reward is the others' mean."""
-    with FakeOpenAIServer(lambda r: ok("?") if len(story_in(r)) % 3 == 0 else likes_vowels(r)) as server:
-        flags = dict(num_train_iters=2, max_judge_failures=1, eval_iterations=1, judge_max_retries=0)
+    with FakeOpenAIServer(
+        lambda r: ok("?") if len(story_in(r)) % 3 == 0 else likes_vowels(r)
+    ) as server:
+        flags = dict(
+            num_train_iters=2, max_judge_failures=1, eval_iterations=1, judge_max_retries=0
+        )
         assert train(model_folder, tmp_path / "run", server, **flags) == 0
     for log, folder in (("train_log", "rollouts"), ("eval_log", "eval")):
         for line in jsonl.read(tmp_path / "run" / f"{log}.jsonl"):
             rows = jsonl.read(tmp_path / "run" / folder / f"step_{line['step']:06d}.jsonl")
             missing = [row for row in rows if row["reward"] is None]
-            assert all(row["rewards/judge"] is None and row["judge_error"] == "no rating" for row in missing)
-            assert [len(judges.sanitize(row["completion"])) % 3 == 0 for row in rows] == [r in missing for r in rows]
+            assert all(
+                row["rewards/judge"] is None and row["judge_error"] == "no rating"
+                for row in missing
+            )
+            assert [len(judges.sanitize(row["completion"])) % 3 == 0 for row in rows] == [
+                r in missing for r in rows
+            ]
             assert line["judge/missing"] == len(missing)
             present = [row["reward"] for row in rows if row not in missing]
-            assert line["reward"] == (pytest.approx(sum(present) / len(present), abs=1e-5) if present else None)
+            assert line["reward"] == (
+                pytest.approx(sum(present) / len(present), abs=1e-5) if present else None
+            )
             if folder == "rollouts":
                 assert missing and all(row["advantage"] is None for row in missing)
 
 
 def test_the_documents_judged_task_works(tmp_path, monkeypatch):
-    documents = "".join(path.read_text("utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    documents = "".join(
+        path.read_text("utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    )
     code = re.search(r"```python\n(# rl_datasets\.py.*?)```", documents, re.DOTALL)[1]
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
-    for module, name in ((rl_datasets, "PROMPTS"), (rl_datasets, "DATASETS"), (evaluator, "EVALUATORS")):
+    for module, name in (
+        (rl_datasets, "PROMPTS"),
+        (rl_datasets, "DATASETS"),
+        (evaluator, "EVALUATORS"),
+    ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))  # the example adds to copies
     before = set(rl_datasets.DATASETS)
     prompt_and_data, rewards = code.split("# evaluator.py")
@@ -709,7 +931,9 @@ def test_the_documents_judged_task_works(tmp_path, monkeypatch):
     loader, _ = rl_datasets.get_dataloaders(new, small_tokenizer(), dataset_path=tmp_path)
     judge_evaluator = get_evaluator(loader.default_evaluator, judge=ScriptedJudge(len))
     text = "Old age is a house with the lights going out one by one."
-    assert judge_evaluator.compute_rewards(["old age"], [text], [""]).per_function[0, 0] == len(text)
+    assert judge_evaluator.compute_rewards(["old age"], [text], [""]).per_function[0, 0] == len(
+        text
+    )
     assert judge_evaluator.rubric.criteria.keys() != RUBRIC.criteria.keys()
 
 
@@ -764,7 +988,9 @@ def test_training_against_a_misbehaving_server(model_folder, tmp_path, lenient):
     """Every count in the logs is the server's own, and every score is the script's or missing."""
     trouble = Misbehaving(max_retries=1)
     with FakeOpenAIServer(trouble) as server:
-        flags = dict(judge_timeout=3, max_completion_length=24, learning_rate=1e-3, num_train_iters=5)
+        flags = dict(
+            judge_timeout=3, max_completion_length=24, learning_rate=1e-3, num_train_iters=5
+        )
         assert train(model_folder, tmp_path / "run", server, **flags) == 0
     run = tmp_path / "run"
     logs = [row for name in ("train_log", "eval_log") for row in jsonl.read(run / f"{name}.jsonl")]
@@ -772,9 +998,14 @@ def test_training_against_a_misbehaving_server(model_folder, tmp_path, lenient):
     assert len(logs) == 5 + 2 + 1
     counted = Counter()
     for row in logs:
-        counted.update({k.removeprefix("judge/"): v for k, v in row.items() if k.startswith("judge/")})
+        counted.update(
+            {k.removeprefix("judge/"): v for k, v in row.items() if k.startswith("judge/")}
+        )
     injected = {f"failed {kind}".replace(" ", "_"): n for kind, n in trouble.injected.items()}
-    assert len(injected) == 6 and all(counted[kind] == n for kind, n in injected.items()), (injected, counted)
+    assert len(injected) == 6 and all(counted[kind] == n for kind, n in injected.items()), (
+        injected,
+        counted,
+    )
     assert counted["asked"] == sum(trouble.asked.values())
     assert 0.15 < sum(injected.values()) / len(server.requests) < 0.25
     rows = transcript(run)

@@ -14,8 +14,20 @@ import main
 import utils
 
 
-def oracle(model, base_model, batch, *, loss_type="grpo_clip", beta=0.04, cliprange=0.2, cliprange_high=None,
-           length_normalization="masked_mean", constant=None, old=None, temperature=1.0):  # fmt: skip
+def oracle(
+    model,
+    base_model,
+    batch,
+    *,
+    loss_type="grpo_clip",
+    beta=0.04,
+    cliprange=0.2,
+    cliprange_high=None,
+    length_normalization="masked_mean",
+    constant=None,
+    old=None,
+    temperature=1.0,
+):
     """The loss of DESIGN's formula in float64: one row at a time, unpadded, no cache, no masks, plain Python sums."""
     model, base = copy.deepcopy(model).double(), copy.deepcopy(base_model).double()
     high = cliprange if cliprange_high is None else cliprange_high
@@ -34,7 +46,9 @@ def oracle(model, base_model, batch, *, loss_type="grpo_clip", beta=0.04, clipra
         policy, reference = (
             [
                 row.log_softmax(-1)[i]
-                for row, i in zip(m(ids[None]).logits[0, -n - 1 : -1] / temperature, ids[-n:], strict=True)
+                for row, i in zip(
+                    m(ids[None]).logits[0, -n - 1 : -1] / temperature, ids[-n:], strict=True
+                )
             ]
             for m in (model, base)
         )
@@ -69,7 +83,9 @@ def perturbed_old_logps(model, batch):
     """Old log-probs far enough from the policy's that every clip branch is taken."""
     C = batch["completion_ids"].shape[1]
     with torch.no_grad():
-        logps = utils.get_per_token_logps(model, batch["prompt_completion_ids"], batch["attention_mask"], C)
+        logps = utils.get_per_token_logps(
+            model, batch["prompt_completion_ids"], batch["attention_mask"], C
+        )
     return logps + 0.4 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
 
 
@@ -88,28 +104,48 @@ def test_bare_call_equals_the_float64_formula(model, base_model, batch):
     expected, expected_gradient = oracle(model, base_model, batch)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradient(gradients(model, loss), expected_gradient)
-    assert metrics["kl"] > 0.01 and metrics["response_length"] == batch["completion_mask"].sum(1).float().mean()
+    assert (
+        metrics["kl"] > 0.01
+        and metrics["response_length"] == batch["completion_mask"].sum(1).float().mean()
+    )
 
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize(
     ("rows", "length_normalization"),
     [pytest.param("plain", "masked_mean", marks=pytest.mark.stage2)]
-    + [pytest.param("difficult", name, marks=pytest.mark.stage3) for name in utils.LENGTH_NORMALIZATIONS],
+    + [
+        pytest.param("difficult", name, marks=pytest.mark.stage3)
+        for name in utils.LENGTH_NORMALIZATIONS
+    ],
 )
 @pytest.mark.parametrize("loss_type", main.LOSS_TYPES[:4])  # the others: tests/test_family.py
-def test_every_form_equals_the_float64_formula(loss_type, rows, length_normalization, old, model, base_model):
+def test_every_form_equals_the_float64_formula(
+    loss_type, rows, length_normalization, old, model, base_model
+):
     """With the prompt shared by its group and without."""
     batch = ragged_batch() if rows == "plain" else difficult(ragged_batch())
-    settings = dict(loss_type=loss_type, length_normalization=length_normalization, cliprange_high=0.28, beta=0.1)
+    settings = dict(
+        loss_type=loss_type,
+        length_normalization=length_normalization,
+        cliprange_high=0.28,
+        beta=0.1,
+    )
     settings |= dict(temperature=0.7)
     old_logps = perturbed_old_logps(model, batch) if old else None
-    expected, expected_gradient = oracle(model, base_model, batch, **settings, old=old_logps, constant=9)
+    expected, expected_gradient = oracle(
+        model, base_model, batch, **settings, old=old_logps, constant=9
+    )
     for group_size in (1, 4):
         loss, _ = main.compute_loss(
-            model, base_model, *batch.values(), **settings, group_size=group_size, old_per_token_logps=old_logps,
+            model,
+            base_model,
+            *batch.values(),
+            **settings,
+            group_size=group_size,
+            old_per_token_logps=old_logps,
             normalization_constant=9,
-        )  # fmt: skip
+        )
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
         assert_same_gradient(gradients(model, loss), expected_gradient)
 
@@ -117,11 +153,15 @@ def test_every_form_equals_the_float64_formula(loss_type, rows, length_normaliza
 @pytest.mark.stage1
 def test_kl_uses_the_loss_reduction_and_is_zero_for_equal_models(model, base_model, batch):
     for normalization in utils.LENGTH_NORMALIZATIONS:
-        same, metrics = main.compute_loss(model, model, *batch.values(), length_normalization=normalization)
+        same, metrics = main.compute_loss(
+            model, model, *batch.values(), length_normalization=normalization
+        )
         assert metrics["kl"] == pytest.approx(0, abs=1e-7)
         # With advantage 0 the loss is beta times the KL, so the KL must have been reduced as the loss was.
         still = batch | {"advantages": torch.zeros(12)}
-        loss, metrics = main.compute_loss(model, base_model, *still.values(), length_normalization=normalization)
+        loss, metrics = main.compute_loss(
+            model, base_model, *still.values(), length_normalization=normalization
+        )
         assert loss.item() == pytest.approx(0.04 * metrics["kl"], rel=1e-6)
 
 
@@ -136,7 +176,9 @@ def test_ratio_is_one_for_the_old_self(model, base_model, batch):
     """Given its own log-probs as old ones, the policy has ratio 1 and clips nothing."""
     C = batch["completion_ids"].shape[1]
     with torch.no_grad():
-        old = utils.get_per_token_logps(model, batch["prompt_completion_ids"], batch["attention_mask"], C)
+        old = utils.get_per_token_logps(
+            model, batch["prompt_completion_ids"], batch["attention_mask"], C
+        )
     _, metrics = main.compute_loss(model, base_model, *batch.values(), old_per_token_logps=old)
     for key in ("ratio_mean", "ratio_min", "ratio_max"):
         assert metrics[key] == pytest.approx(1, abs=1e-6)
@@ -146,16 +188,27 @@ def test_ratio_is_one_for_the_old_self(model, base_model, batch):
 @pytest.mark.stage2
 @pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])
 @pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
-def test_on_policy_gradient_is_reinforce_with_a_group_baseline(loss_type, length_normalization, model, batch):
+def test_on_policy_gradient_is_reinforce_with_a_group_baseline(
+    loss_type, length_normalization, model, batch
+):
     settings = dict(beta=0.0, length_normalization=length_normalization)
     loss, _ = main.compute_loss(model, None, *batch.values(), loss_type=loss_type, **settings)
-    reinforce, _ = main.compute_loss(model, None, *batch.values(), loss_type="reinforce_with_baseline", **settings)
+    reinforce, _ = main.compute_loss(
+        model, None, *batch.values(), loss_type="reinforce_with_baseline", **settings
+    )
     assert_same_gradient(gradients(model, loss), gradients(model, reinforce), 1e-6)
 
 
 @pytest.mark.parametrize(
     ("A", "ratio", "has_gradient"),
-    [(1, 1.3, False), (-1, 0.7, False), (1, 0.7, True), (-1, 1.3, True), (1, 1.1, True), (-1, 0.9, True)],
+    [
+        (1, 1.3, False),
+        (-1, 0.7, False),
+        (1, 0.7, True),
+        (-1, 1.3, True),
+        (1, 1.1, True),
+        (-1, 0.9, True),
+    ],
 )
 def test_clip_in_all_quadrants(A, ratio, has_gradient):
     """The clip only stops steps that go further in the direction in which they would improve the objective."""
@@ -175,7 +228,9 @@ def test_clip_range_high_moves_only_the_upper_bound():
     policy = torch.tensor([[1.25, 0.75]]).log()
     _, narrow = main.compute_grpo_clip_loss(A, policy, old, 0.2)
     loss, wide = main.compute_grpo_clip_loss(A, policy, old, 0.2, 0.28)
-    assert narrow["clip_fraction_high"].tolist() == [[True, False]] and not wide["clip_fraction"].any()
+    assert (
+        narrow["clip_fraction_high"].tolist() == [[True, False]] and not wide["clip_fraction"].any()
+    )
     assert loss.tolist() == [[pytest.approx(-1.25), pytest.approx(-0.75)]]
 
 
@@ -186,7 +241,9 @@ def test_expected_k3_is_the_true_kl():
     q = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
     true_kl = (p * (p / q).log()).sum().item()
 
-    class Fixed(torch.nn.Module):  # hidden states are one-hot of nothing: the output layer's bias is the distribution
+    class Fixed(
+        torch.nn.Module
+    ):  # hidden states are one-hot of nothing: the output layer's bias is the distribution
         is_activation_checkpointing = False
 
         def __init__(self, probabilities):
@@ -199,26 +256,38 @@ def test_expected_k3_is_the_true_kl():
             return self.layer
 
         def get_decoder(self):
-            return lambda ids, **_: SimpleNamespace(last_hidden_state=torch.ones(*ids.shape, 1, dtype=torch.float64))
+            return lambda ids, **_: SimpleNamespace(
+                last_hidden_state=torch.ones(*ids.shape, 1, dtype=torch.float64)
+            )
 
     estimates = []
     for outcome in range(4):
         ids, ones = torch.tensor([[0, outcome]]), torch.ones(1, 2, dtype=torch.long)
         batch = ids, ids[:, 1:], ones, ones[:, 1:], torch.zeros(1)
         estimates.append(main.compute_loss(Fixed(p), Fixed(q), *batch)[1]["kl"])
-    assert (p * torch.tensor(estimates, dtype=torch.float64)).sum().item() == pytest.approx(true_kl, rel=1e-6)
+    assert (p * torch.tensor(estimates, dtype=torch.float64)).sum().item() == pytest.approx(
+        true_kl, rel=1e-6
+    )
     assert min(estimates) >= 0
 
 
 def shares(model, base_model, batch, pieces, group_size, **settings):
     """Sum of losses, gradients and metrics of compute_loss over pieces of a batch, as one update."""
     counted = ~batch["advantages"].isnan()
-    denominators = dict(num_sequences=int(counted.sum()), num_tokens=int(batch["completion_mask"][counted].sum()))
+    denominators = dict(
+        num_sequences=int(counted.sum()), num_tokens=int(batch["completion_mask"][counted].sum())
+    )
     losses, total, metrics = [], 0, {}
     for rows, size in pieces:
         piece = {key: value[rows] for key, value in batch.items()}
         loss, part = main.compute_loss(
-            model, base_model, *piece.values(), group_size=size, normalization_constant=9, **denominators, **settings
+            model,
+            base_model,
+            *piece.values(),
+            group_size=size,
+            normalization_constant=9,
+            **denominators,
+            **settings,
         )
         losses.append(loss.item())
         total = total + gradients(model, loss)
@@ -230,7 +299,11 @@ def shares(model, base_model, batch, pieces, group_size, **settings):
 @pytest.mark.stage3
 @pytest.mark.parametrize(
     ("loss_type", "length_normalization"),
-    [("grpo_clip", "masked_mean"), ("grpo_clip", "masked_normalize"), ("no_baseline", "token_mean")],
+    [
+        ("grpo_clip", "masked_mean"),
+        ("grpo_clip", "masked_normalize"),
+        ("no_baseline", "token_mean"),
+    ],
 )
 def test_gradient_and_metrics_do_not_depend_on_micro_batches_or_order(
     loss_type, length_normalization, model, base_model
@@ -279,7 +352,9 @@ def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, ba
     batch["completion_mask"][3] = 0
     old = torch.zeros(12, 7)
     old[3] = -torch.inf
-    loss, _ = main.compute_loss(model, base_model, *batch.values(), old_per_token_logps=old, loss_type="grpo_no_clip")
+    loss, _ = main.compute_loss(
+        model, base_model, *batch.values(), old_per_token_logps=old, loss_type="grpo_no_clip"
+    )
     assert loss.isfinite()
     everything_masked = batch | {"completion_mask": torch.zeros(12, 7, dtype=torch.long)}
     loss, metrics = main.compute_loss(model, base_model, *everything_masked.values())
@@ -288,7 +363,9 @@ def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, ba
 
 
 @pytest.mark.stage3
-def test_masked_and_empty_rows_stay_in_the_denominator_and_missing_rewards_leave_it(model, base_model, batch):
+def test_masked_and_empty_rows_stay_in_the_denominator_and_missing_rewards_leave_it(
+    model, base_model, batch
+):
     full, _ = main.compute_loss(model, base_model, *batch.values())
     only = {key: value[:6] for key, value in batch.items()}
     first, _ = main.compute_loss(model, base_model, *only.values())
@@ -306,18 +383,29 @@ def test_masked_and_empty_rows_stay_in_the_denominator_and_missing_rewards_leave
 def test_importance_cap_weights_the_policy_term_by_the_truncated_ratio(model, batch):
     C = batch["completion_ids"].shape[1]
     with torch.no_grad():
-        policy = utils.get_per_token_logps(model, batch["prompt_completion_ids"], batch["attention_mask"], C)
+        policy = utils.get_per_token_logps(
+            model, batch["prompt_completion_ids"], batch["attention_mask"], C
+        )
     settings = dict(beta=0.0, loss_type="reinforce_with_baseline")
     plain, _ = main.compute_loss(model, None, *batch.values(), **settings)
-    for gap, weight in ((-0.3, torch.tensor(0.3).exp().item()), (-5.0, 2.0), (0.3, torch.tensor(-0.3).exp().item())):
+    for gap, weight in (
+        (-0.3, torch.tensor(0.3).exp().item()),
+        (-5.0, 2.0),
+        (0.3, torch.tensor(-0.3).exp().item()),
+    ):
         loss, metrics = main.compute_loss(
-            model, None, *batch.values(), **settings, sampled_per_token_logps=policy + gap, importance_cap=2.0
+            model,
+            None,
+            *batch.values(),
+            **settings,
+            sampled_per_token_logps=policy + gap,
+            importance_cap=2.0,
         )
         assert loss.item() == pytest.approx(plain.item() * weight, rel=1e-5)
         assert metrics["sampling_logp_gap"] == pytest.approx(abs(gap), rel=1e-5)
 
 
-# --- advantages -------------------------------------------------------------------------------------------------------
+# --- advantages -----------------------------------------------------------------------------------
 
 
 def test_group_normalization_by_hand():
@@ -337,7 +425,9 @@ def test_group_normalization_by_hand():
 
 def test_equal_rewards_have_advantage_exactly_zero():
     """Six float32 rewards of 2.35 have a rounding residue in mean and std: eps 1e-6 turned it into -0.189."""
-    advantages, metadata = main.compute_group_normalized_rewards(torch.full((6,), 2.35), 6, 1e-6, True)
+    advantages, metadata = main.compute_group_normalized_rewards(
+        torch.full((6,), 2.35), 6, 1e-6, True
+    )
     assert advantages.tolist() == [0.0] * 6 and metadata["zero_std_fraction"] == 1
 
 
@@ -359,14 +449,18 @@ def test_advantages_do_not_depend_on_the_order_of_groups():
     assert torch.equal(main.compute_group_normalized_rewards(shuffled, 4)[0], expected)
 
 
-# --- log-probs and micro-batches --------------------------------------------------------------------------------------
+# --- log-probs and micro-batches ------------------------------------------------------------------
 
 
 def test_logps_are_float32_log_softmax_of_the_plain_forward(model, batch):
     ids, mask = batch["prompt_completion_ids"], batch["attention_mask"]
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-    logits = model(ids, attention_mask=mask, position_ids=position_ids).logits[:, -8:-1].double() / 0.5
-    expected = logits.log_softmax(-1).gather(-1, ids[:, -7:, None]).squeeze(-1) * batch["completion_mask"]
+    logits = (
+        model(ids, attention_mask=mask, position_ids=position_ids).logits[:, -8:-1].double() / 0.5
+    )
+    expected = (
+        logits.log_softmax(-1).gather(-1, ids[:, -7:, None]).squeeze(-1) * batch["completion_mask"]
+    )
     probabilities = logits.softmax(-1)
     entropy = -(probabilities * probabilities.log()).sum(-1) * batch["completion_mask"]
     for group_size in (1, 4):

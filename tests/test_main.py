@@ -12,7 +12,7 @@ import llms
 import main
 import utils
 from logs import jsonl
-from runs.write_logs import Stages
+from training.write_logs import Stages
 
 
 def test_a_run_writes_its_logs_transcripts_and_checkpoints(whole_run):
@@ -22,20 +22,60 @@ def test_a_run_writes_its_logs_transcripts_and_checkpoints(whole_run):
     train = jsonl.read(whole_run / "train_log.jsonl")
     assert [row["step"] for row in train] == [1, 2, 3, 4]
     assert train[-1]["total_tokens"] == sum(row["sampled_tokens"] for row in train)
-    expected = {"loss", "kl", "entropy", "grad_norm", "learning_rate", "reward", "reward_std", "zero_std_fraction"}
-    expected |= {"accuracy", "accuracy_flexible", "response_length", "truncated_fraction", "clip_fraction", "ratio_min"}
-    expected |= {"time/sample", "time/reward", "time/loss", "time/step", "time/total", "elapsed", "epoch"}
+    expected = {
+        "loss",
+        "kl",
+        "entropy",
+        "grad_norm",
+        "learning_rate",
+        "reward",
+        "reward_std",
+        "zero_std_fraction",
+    }
+    expected |= {
+        "accuracy",
+        "accuracy_flexible",
+        "response_length",
+        "truncated_fraction",
+        "clip_fraction",
+        "ratio_min",
+    }
+    expected |= {
+        "time/sample",
+        "time/reward",
+        "time/loss",
+        "time/step",
+        "time/total",
+        "elapsed",
+        "epoch",
+    }
     assert expected <= train[0].keys() and any(key.startswith("rewards/") for key in train[0])
     assert not any(isinstance(value, (dict, list)) for row in train for value in row.values())
     evaluations = jsonl.read(whole_run / "eval_log.jsonl")
-    assert [row["step"] for row in evaluations] == [0, 2, 4], "the first before the first update, the last after it all"
-    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in evaluations)
+    assert [row["step"] for row in evaluations] == [0, 2, 4], (
+        "the first before the first update, the last after it all"
+    )
+    assert all(
+        row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in evaluations
+    )
     rollouts = jsonl.read(whole_run / "rollouts" / "step_000002.jsonl")
     assert len(rollouts) == 8 and len({row["prompt"] for row in rollouts}) == 2
-    assert {"id", "completion", "gold", "parsed", "reward", "advantage", "length", "finished"} <= rollouts[0].keys()
+    assert {
+        "id",
+        "completion",
+        "gold",
+        "parsed",
+        "reward",
+        "advantage",
+        "length",
+        "finished",
+    } <= rollouts[0].keys()
     assert sum(row["length"] for row in rollouts) == train[1]["sampled_tokens"]
     assert len(jsonl.read(whole_run / "eval" / "step_000004.jsonl")) == 4
-    assert {path.name for path in (whole_run / "checkpoints").iterdir()} == {"step_000002", "step_000004"}
+    assert {path.name for path in (whole_run / "checkpoints").iterdir()} == {
+        "step_000002",
+        "step_000004",
+    }
 
 
 def test_an_end_between_evaluations_is_evaluated_and_saved(model_folder, tmp_path):
@@ -46,10 +86,14 @@ def test_an_end_between_evaluations_is_evaluated_and_saved(model_folder, tmp_pat
 
 def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_path):
     """Two iterations repeated by hand: the logged loss, gradient norm and rate, and the weights after AdamW."""
-    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=2, warmup_steps=4, max_grad_norm=0.1)
+    flags = run_flags(
+        model_folder, tmp_path / "run", num_train_iters=2, warmup_steps=4, max_grad_norm=0.1
+    )
     args = main.parse_args(flags)
     run = main.setup(args)
-    optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        run.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0
+    )
     expected = []
     for step in (1, 2):
         examples = run.train_loader.next_batch(2)
@@ -57,9 +101,14 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
         rewards = main.reward(run.evaluator, [e for e in examples for _ in range(4)], rollout)
         advantages, _ = main.compute_group_normalized_rewards(run.evaluator.total(rewards), 4)
         loss, _ = main.compute_loss(
-            run.model, run.base_model, rollout.prompt_completion_ids, rollout.completion_ids, rollout.attention_mask,
-            rollout.completion_mask, advantages,
-        )  # fmt: skip
+            run.model,
+            run.base_model,
+            rollout.prompt_completion_ids,
+            rollout.completion_ids,
+            rollout.attention_mask,
+            rollout.completion_mask,
+            advantages,
+        )
         loss.backward()
         norm = torch.stack([p.grad.square().sum() for p in run.model.parameters()]).sum().sqrt()
         for p in run.model.parameters():
@@ -98,13 +147,19 @@ def test_gradient_does_not_depend_on_the_token_budget(
     batch = ragged_batch(groups=4)
     rewards = torch.randn(16, generator=torch.Generator().manual_seed(1))
     rewards[6] = torch.nan
-    advantages, _ = main.compute_group_normalized_rewards(rewards, 4, normalize_by_std=use_std_normalization)
+    advantages, _ = main.compute_group_normalized_rewards(
+        rewards, 4, normalize_by_std=use_std_normalization
+    )
     signal = rewards if loss_type == "no_baseline" else advantages
     run = type("Run", (), dict(model=model, base_model=base_model))
     results = {}
     for budget in (10, 40, 100, 10_000):
-        flags = run_flags("unused", tmp_path, loss_type=loss_type, length_normalization=length_normalization)
-        args = main.parse_args([*flags, "--micro_batch_tokens", str(budget), "--mask_truncated_completions"])
+        flags = run_flags(
+            "unused", tmp_path, loss_type=loss_type, length_normalization=length_normalization
+        )
+        args = main.parse_args(
+            [*flags, "--micro_batch_tokens", str(budget), "--mask_truncated_completions"]
+        )
         metrics = main.accumulate_gradient(args, run, rollout_of(batch), signal, list(range(16)))
         gradient = torch.cat([p.grad.double().flatten() for p in model.parameters()])
         model.zero_grad()
@@ -129,28 +184,38 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(model, tmp_path,
 
     monkeypatch.setattr(main, "compute_loss", counting)
     for normalization in utils.LENGTH_NORMALIZATIONS:
-        args = main.parse_args(run_flags("unused", tmp_path, beta=0.0, length_normalization=normalization))
+        args = main.parse_args(
+            run_flags("unused", tmp_path, beta=0.0, length_normalization=normalization)
+        )
         rows_seen.clear()
         metrics = main.accumulate_gradient(args, run, rollout_of(batch), signal, list(range(16)))
         skipped = torch.cat([p.grad.flatten() for p in model.parameters()])
         assert sum(rows_seen) == 12
         model.zero_grad()
         loss, _ = original(
-            model, None, *dict(batch, advantages=signal).values(), beta=0.0, length_normalization=normalization,
+            model,
+            None,
+            *dict(batch, advantages=signal).values(),
+            beta=0.0,
+            length_normalization=normalization,
             normalization_constant=args.max_completion_length,
-        )  # fmt: skip
+        )
         loss.backward()
         full = torch.cat([p.grad.flatten() for p in model.parameters()])
         model.zero_grad()
         assert ((full - skipped).norm() / full.norm()).item() < 1e-5
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
         assert metrics["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
-    nothing = main.accumulate_gradient(args, run, rollout_of(batch), torch.zeros(16), list(range(16)))
+    nothing = main.accumulate_gradient(
+        args, run, rollout_of(batch), torch.zeros(16), list(range(16))
+    )
     assert nothing == {"loss": 0.0} and all(p.grad is None for p in model.parameters())
 
 
 def test_updates_cover_every_epoch_in_whole_groups():
-    flags = run_flags("m", "o", rollout_batch_size=24, train_batch_size=8, epochs_per_rollout_batch=2)
+    flags = run_flags(
+        "m", "o", rollout_batch_size=24, train_batch_size=8, epochs_per_rollout_batch=2
+    )
     torch.manual_seed(0)
     updates = main.split_into_updates(main.parse_args(flags))
     assert [len(rows) for rows in updates] == [8] * 6
@@ -165,9 +230,22 @@ def test_updates_cover_every_epoch_in_whole_groups():
     ("loss_type", "length_normalization"),
     zip(main.LOSS_TYPES, chain(utils.LENGTH_NORMALIZATIONS, repeat("masked_mean")), strict=False),
 )
-def test_every_form_of_the_loss_trains_off_policy(loss_type, length_normalization, model_folder, tmp_path):
-    flags = dict(num_train_iters=2, loss_type=loss_type, length_normalization=length_normalization, learning_rate=0.01)
-    flags |= dict(epochs_per_rollout_batch=3, train_batch_size=4, cliprange=0.01, eval_iterations=9, warmup_steps=0)
+def test_every_form_of_the_loss_trains_off_policy(
+    loss_type, length_normalization, model_folder, tmp_path
+):
+    flags = dict(
+        num_train_iters=2,
+        loss_type=loss_type,
+        length_normalization=length_normalization,
+        learning_rate=0.01,
+    )
+    flags |= dict(
+        epochs_per_rollout_batch=3,
+        train_batch_size=4,
+        cliprange=0.01,
+        eval_iterations=9,
+        warmup_steps=0,
+    )
     assert main.main(run_flags(model_folder, tmp_path / "run", **flags)) == 0
     rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert all(row["skipped_updates"] == 0 and row["loss"] is not None for row in rows)
@@ -182,7 +260,9 @@ def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
         (tmp_path / f"{split}.jsonl").write_text(row)
     flags = dict(dataset_name="gsm8k", dataset_path=tmp_path, evaluator="gsm8k", num_train_iters=1)
     run = run_script("main.py", *run_flags(model_folder, tmp_path / "run", **flags))
-    assert run.returncode == 0 and "done: logs and checkpoints are in" in run.stdout.splitlines()[-1], run.stderr
+    assert (
+        run.returncode == 0 and "done: logs and checkpoints are in" in run.stdout.splitlines()[-1]
+    ), run.stderr
 
 
 def test_help_says_every_default_and_unit(capsys):
@@ -192,10 +272,17 @@ def test_help_says_every_default_and_unit(capsys):
 
 
 def test_real_gsm8k_drops_long_prompts_and_says_so(data_folder, model_folder, tmp_path, capsys):
-    flags = dict(dataset_name="gsm8k", dataset_path=data_folder / "data" / "gsm8k", eval_only="", max_prompt_length=400)
+    flags = dict(
+        dataset_name="gsm8k",
+        dataset_path=data_folder / "data" / "gsm8k",
+        eval_only="",
+        max_prompt_length=400,
+    )
     assert main.main(run_flags(model_folder, tmp_path / "run", **flags)) == 0
     out = capsys.readouterr().out
-    counts = re.findall(r"gsm8k: ([\d,]+) (?:training|test) problems \((\d+) dropped: longer than 400 tokens\)", out)
+    counts = re.findall(
+        r"gsm8k: ([\d,]+) (?:training|test) problems \((\d+) dropped: longer than 400 tokens\)", out
+    )
     assert counts and all(int(dropped) > 0 for _, dropped in counts)
     assert int(counts[0][0].replace(",", "")) + int(counts[0][1]) == 7473
 

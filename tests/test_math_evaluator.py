@@ -87,7 +87,11 @@ HOSTILE = {
 
 
 def pairs(table):
-    return [tuple(pair.split(" | ")) for line in table.strip().splitlines() for pair in line.strip().split("    ")]
+    return [
+        tuple(pair.split(" | "))
+        for line in table.strip().splitlines()
+        for pair in line.strip().split("    ")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +115,11 @@ def grade(evaluator, completion, gold):
     rewards = evaluator.compute_rewards([""], [completion], [gold])
     details = rewards.details[0]
     assert details["format"] == rewards.per_function[0, 0]
-    return (*map(int, rewards.per_function[0].tolist()), details["correct_strict"], details["correct_flexible"])
+    return (
+        *map(int, rewards.per_function[0].tolist()),
+        details["correct_strict"],
+        details["correct_flexible"],
+    )
 
 
 def test_equal_pairs(grader):
@@ -120,12 +128,18 @@ def test_equal_pairs(grader):
 
 
 def test_near_misses(grader):
-    accepted = [pair for pair in pairs(NOT_EQUAL) if {grader.grade(*pair), grader.grade(*pair[::-1])} != {"different"}]
+    accepted = [
+        pair
+        for pair in pairs(NOT_EQUAL)
+        if {grader.grade(*pair), grader.grade(*pair[::-1])} != {"different"}
+    ]
     assert accepted == []
 
 
 def test_nothing_equals_an_empty_answer(grader):
-    assert {grader.grade(*pair) for pair in (("", ""), ("5", ""), ("", "5"), (" ", "$$"))} == {"different"}
+    assert {grader.grade(*pair) for pair in (("", ""), ("5", ""), ("", "5"), (" ", "$$"))} == {
+        "different"
+    }
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -133,10 +147,15 @@ def test_every_gold_answer_of_math500_equals_itself(form, evaluators, data_folde
     golds = [row["answer"] for row in jsonl.read(data_folder / "data" / "math" / "math500.jsonl")]
     assert len(golds) == 500
     for wrap in "%s", r"\boxed{%s}", r"$\boxed{ %s }$.":
-        completions = [PROMPTS[form].format_solution("So \\boxed{1}.", wrap.replace("%s", gold)) for gold in golds]
+        completions = [
+            PROMPTS[form].format_solution("So \\boxed{1}.", wrap.replace("%s", gold))
+            for gold in golds
+        ]
         rewards = evaluators[form].compute_rewards(completions, completions, golds)
         assert (rewards.per_function == 1).all()
-        assert all(detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details)
+        assert all(
+            detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details
+        )
 
 
 def test_r1_zero(evaluators):
@@ -144,15 +163,31 @@ def test_r1_zero(evaluators):
     right = (1, 1, True, True)
     assert grade(r1_zero, "a</think> <answer>5</answer>", "5") == right
     assert grade(r1_zero, "a</think> <answer>\n\\boxed{5}\n</answer> and 6", "5") == right
-    assert grade(r1_zero, "a</think> <answer>it is \\boxed{4}, no, \\boxed{\\frac{10}{2}}</answer>", "5") == right
+    assert (
+        grade(
+            r1_zero, "a</think> <answer>it is \\boxed{4}, no, \\boxed{\\frac{10}{2}}</answer>", "5"
+        )
+        == right
+    )
     assert grade(r1_zero, "\\boxed{4}</think> <answer>5</answer>", "5") == right
     assert grade(r1_zero, "a</think> <answer>4</answer> <answer>5</answer>", "5") == right
-    assert grade(r1_zero, "a</think> <answer>5</answer> <answer>4</answer>", "5") == (1, 0, False, False)
+    assert grade(r1_zero, "a</think> <answer>5</answer> <answer>4</answer>", "5") == (
+        1,
+        0,
+        False,
+        False,
+    )
     assert grade(r1_zero, "a</think> <answer>5</answer> <answer>6", "6") == (1, 0, False, True)
     assert grade(r1_zero, "a</think> <answer></answer>", "5") == (1, 0, False, False)
     assert grade(r1_zero, "5</think> <answer> </answer>", "5") == (1, 0, False, False)
     # not the form: never an answer reward, but perhaps the flexible verdict
-    for text in "a</think><answer>5</answer>", "a <answer>5</answer>", "a</think> <answer>5", "\\boxed{5}", "it is 5.":
+    for text in (
+        "a</think><answer>5</answer>",
+        "a <answer>5</answer>",
+        "a</think> <answer>5",
+        "\\boxed{5}",
+        "it is 5.",
+    ):
         assert grade(r1_zero, text, "5") == (0, 0, False, True)
     assert grade(r1_zero, "</answer></think> <answer>5", "5") == (0, 0, False, True)
     assert grade(r1_zero, "5 <answer>4</answer> 5", "5") == (0, 0, False, False)
@@ -164,7 +199,12 @@ def test_question_only(evaluators):
     assert grade(question_only, "\\boxed{4} or \\boxed{5}.", "5") == (1, 1, True, True)
     assert grade(question_only, "\\boxed{5} or \\boxed{4}.", "5") == (1, 0, False, False)
     assert grade(question_only, "\\boxed{\\{1,\\frac{1}{2}\\}}", "1, 0.5") == (1, 1, True, True)
-    assert grade(question_only, "\\boxed{5} and \\boxed{6", "5") == (1, 1, True, True)  # the last that is balanced
+    assert grade(question_only, "\\boxed{5} and \\boxed{6", "5") == (
+        1,
+        1,
+        True,
+        True,
+    )  # the last that is balanced
     assert grade(question_only, "\\boxed{5", "5") == (0, 0, False, True)
     assert grade(question_only, "<answer>5</answer> 6", "5") == (0, 0, False, True)
     assert grade(question_only, "5", "5") == (0, 0, False, True)
@@ -179,10 +219,22 @@ def test_reasoning_answer(evaluators):
 
 
 def test_parsed_and_reasons_in_details(evaluators, hasty):
-    completions = ["</think> <answer>x+\\boxed{5}</answer>", "so 7.50 it is", "", "\\boxed{9^{9^{9^{9}}}}"]
-    details = evaluators["r1_zero"].compute_rewards([""] * 4, completions, ["5", "5", "5", "x+1"]).details
+    completions = [
+        "</think> <answer>x+\\boxed{5}</answer>",
+        "so 7.50 it is",
+        "",
+        "\\boxed{9^{9^{9^{9}}}}",
+    ]
+    details = (
+        evaluators["r1_zero"].compute_rewards([""] * 4, completions, ["5", "5", "5", "x+1"]).details
+    )
     assert [detail["parsed"] for detail in details] == ["5", "7.50", None, "9^{9^{9^{9}}}"]
-    assert [detail["grading"] for detail in details] == ["equal", "different", "different", "timeout"]
+    assert [detail["grading"] for detail in details] == [
+        "equal",
+        "different",
+        "different",
+        "timeout",
+    ]
 
 
 def test_unknown_prompt():
@@ -254,7 +306,9 @@ sys.stdin.readline()
 @pytest.mark.parametrize("end", ["normally", "killed"])
 def test_the_server_does_not_outlive_its_owner(end):
     """The server shares its owner's standard error, which is at its end only when both are gone."""
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True
+    )
     assert owner.stdout.readline() == "asked\n"
     if end == "killed":
         owner.kill()

@@ -20,7 +20,9 @@ def train_rows(n, **extra):
     keys = "loss kl entropy grad_norm learning_rate reward rewards/correctness response_length response_length_correct "
     keys += "zero_std_fraction truncated_fraction distinct_2 distinct_2_batch time/sample time/loss"
     values = dict.fromkeys(keys.split(), 0.5) | {"time/total": 3.0} | extra
-    return [{"step": t, "total_tokens": 5000 * t, "elapsed": 2.0 * t} | values for t in range(1, n + 1)]
+    return [
+        {"step": t, "total_tokens": 5000 * t, "elapsed": 2.0 * t} | values for t in range(1, n + 1)
+    ]
 
 
 def eval_row(step, strict=0.3, flexible=0.4, n=500):
@@ -43,7 +45,10 @@ def write_run(path, train=None, evaluations=None, parameters=1_051_776, **flags)
 def write_answers(run, step, strict, flexible=None, gold=str):
     """eval/step_*.jsonl with a question per entry of `strict`."""
     pairs = enumerate(zip(strict, flexible or strict, strict=True))
-    rows = [{"id": f"q{i}", "gold": gold(i), "correct_strict": s, "correct_flexible": f} for i, (s, f) in pairs]
+    rows = [
+        {"id": f"q{i}", "gold": gold(i), "correct_strict": s, "correct_flexible": f}
+        for i, (s, f) in pairs
+    ]
     jsonl.write(run / f"eval/step_{step:06d}.jsonl", rows)
 
 
@@ -93,30 +98,50 @@ def test_what_a_run_prints_and_writes(tmp_path, capsys):
 
 
 def test_every_number_is_plotted_and_a_new_metric_needs_no_edit(tmp_path, drawn):
-    extra = {"rewards/brevity": 1, "judge/agreement": 0.5, "judge/failures": 2, "note": "text", "novelty": 3}
+    extra = {
+        "rewards/brevity": 1,
+        "judge/agreement": 0.5,
+        "judge/failures": 2,
+        "note": "text",
+        "novelty": 3,
+    }
     figures = drawn(write_run(tmp_path / "run", train_rows(3, **extra), [eval_row(0)]))
-    pages = {"Rewards: brevity": "Rewards", "Judge: agreement": "Judge and texts", "Novelty": "Others"}
+    pages = {
+        "Rewards: brevity": "Rewards",
+        "Judge: agreement": "Judge and texts",
+        "Novelty": "Others",
+    }
     for title, page in pages.items():
         (figure,) = (figure for figure in figures[1:] if axes_of([figure], title))
         assert page in figure.get_suptitle().split("\n")
     assert not axes_of(figures, "Note") and not axes_of(figures, "Accuracy low, evaluation")
-    (reward,), (judge,) = (axes_of(figures[:1], title) for title in ("Reward and its parts", "Judge"))
+    (reward,), (judge,) = (
+        axes_of(figures[:1], title) for title in ("Reward and its parts", "Judge")
+    )
     assert texts(reward.get_legend()) == ["total", "correctness", "brevity"]
-    assert texts(judge.get_legend()) == ["agreement", "failures"], "a new family is a panel of the dashboard"
+    assert texts(judge.get_legend()) == ["agreement", "failures"], (
+        "a new family is a panel of the dashboard"
+    )
     assert "run: 1m, arithmetic, 1.05 M parameters" in figures[0].get_suptitle()
 
 
 def test_absent_metrics_and_those_without_any_number_are_not_drawn(tmp_path, drawn):
     rows = [{"step": t, "loss": 1.0, "kl": None} for t in range(3)]
     figures = drawn(write_run(tmp_path / "run", rows))
-    assert [ax.get_title() for ax in figures[0].axes] == ["Loss"] and not axes_of(figures, "KL to the reference")
+    assert [ax.get_title() for ax in figures[0].axes] == ["Loss"] and not axes_of(
+        figures, "KL to the reference"
+    )
 
 
 @pytest.mark.parametrize("gap", ["null", "NaN", "Infinity", '"text"'])
 def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path, drawn, gap):
     run = write_run(tmp_path / "run")
-    rows = ['{"step": 1, "a": 1, "b": 1}', f'{{"step": 2, "a": {gap}}}', '{"step": 3, "a": 3, "b": 3}',
-            '{"step": 4, "a": 4}\n']  # fmt: skip
+    rows = [
+        '{"step": 1, "a": 1, "b": 1}',
+        f'{{"step": 2, "a": {gap}}}',
+        '{"step": 3, "a": 3, "b": 3}',
+        '{"step": 4, "a": 4}\n',
+    ]
     (run / "train_log.jsonl").write_text("\n".join(rows))
     figures = drawn(run)
     with_gap, whole = (axes_of(figures[1:], name)[0].lines[-1] for name in "AB")
@@ -126,10 +151,15 @@ def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path, drawn, gap):
 
 
 def test_a_single_evaluation_is_visible_with_its_interval(tmp_path, drawn, capsys):
-    ax = axes_of(drawn(write_run(tmp_path / "run", None, [eval_row(0)])), "Accuracy (strict), evaluation")[0]
+    ax = axes_of(
+        drawn(write_run(tmp_path / "run", None, [eval_row(0)])), "Accuracy (strict), evaluation"
+    )[0]
     assert ax.lines[0].get_marker() == "o"
     assert ax.collections[-1].get_segments()[0][:, 1] == pytest.approx([0.26, 0.34])
-    assert "accuracy (strict)  30.0 %  (n = 500, 95 % interval [26.0, 34.0])\n" in capsys.readouterr().out
+    assert (
+        "accuracy (strict)  30.0 %  (n = 500, 95 % interval [26.0, 34.0])\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
@@ -143,7 +173,11 @@ def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
 
 @pytest.mark.parametrize(
     "x, last, label",
-    [("step", 90, "step"), ("tokens", 450_000, "tokens, sampled or trained on"), ("time", 3, "time (min)")],
+    [
+        ("step", 90, "step"),
+        ("tokens", 450_000, "tokens, sampled or trained on"),
+        ("time", 3, "time (min)"),
+    ],
 )
 def test_x_axis(tmp_path, drawn, x, last, label):
     ax = axes_of(drawn(write_run(tmp_path / "run", train_rows(90)), flags=f"--x {x}"), "Loss")[0]
@@ -155,17 +189,27 @@ def test_many_keys_of_a_judged_run_are_ten_pages_at_most(tmp_path, drawn):
     keys = "reward_std kl_per_token ratio_mean clip_fraction_low skipped_updates below_floor_fraction sampled_tokens "
     keys += "accuracy accuracy_flexible response_length_incorrect accuracy_level/1 accuracy_subject/algebra pass@4 "
     keys += " ".join(f"judge/failed_HTTP_{status} novelty_{status}" for status in range(400, 420))
-    run = write_run(tmp_path / "run", train_rows(3, **dict.fromkeys(keys.split(), 1.0)), [eval_row(0) | {"new": 1}],
-                    dataset_name="creative", evaluator=None)  # fmt: skip
+    run = write_run(
+        tmp_path / "run",
+        train_rows(3, **dict.fromkeys(keys.split(), 1.0)),
+        [eval_row(0) | {"new": 1}],
+        dataset_name="creative",
+        evaluator=None,
+    )
     figures = drawn(run)
     assert 8 < len(figures) <= 10
     titles = [ax.get_title() for figure in figures[1:] for ax in figure.axes]
-    assert len(titles) == len(set(titles)) == len(set(keys.split()) | train_rows(1)[0].keys()) - 3 + 3  # 3 counters
+    assert (
+        len(titles) == len(set(titles)) == len(set(keys.split()) | train_rows(1)[0].keys()) - 3 + 3
+    )  # 3 counters
     assert all(ax.get_ylabel() for figure in figures for ax in figure.axes)
 
 
 def test_a_spike_is_not_hidden(tmp_path, drawn):
-    rows = [{"step": t, "grad_norm": 300.0 if t == 50 else 1.0, "loss": 9.0 if t == 50 else 1.0} for t in range(100)]
+    rows = [
+        {"step": t, "grad_norm": 300.0 if t == 50 else 1.0, "loss": 9.0 if t == 50 else 1.0}
+        for t in range(100)
+    ]
     figures = drawn(write_run(tmp_path / "run", rows))
     (spike,), (flat,) = (axes_of(figures[:1], title) for title in ("Gradient norm", "Loss"))
     assert (spike.get_yscale(), flat.get_yscale()) == ("log", "linear")
@@ -184,15 +228,28 @@ def test_stories_are_not_called_right_or_wrong(tmp_path, drawn, capsys):
     figures = drawn(paths[0]) + drawn(*paths) + drawn(*paths, flags="--by seed")
     figures += drawn(*paths, flags="--by seed --metrics accuracy")
     out, words = capsys.readouterr().out, []
-    assert "above the floor and scored  30.0 % -> 30.0 %" in out and "above the floor  40.0 % -> 40.0 %" in out
     assert (
-        "step 0 -> 3, above the floor and scored: 1 fixed" in out and "-> b (step 3), above the floor: 0 fixed" in out
+        "above the floor and scored  30.0 % -> 30.0 %" in out
+        and "above the floor  40.0 % -> 40.0 %" in out
+    )
+    assert (
+        "step 0 -> 3, above the floor and scored: 1 fixed" in out
+        and "-> b (step 3), above the floor: 0 fixed" in out
     )
     for figure in figures:
         legends = [legend for ax in figure.axes if (legend := ax.get_legend())] + figure.legends
         words += [ax.get_title() for ax in figure.axes] + sum(map(texts, legends), [])
-    assert {"Above the floor and scored, evaluation", "Above the floor", "scored", "not scored"} <= set(words)
-    said = "\n".join([*words, re.sub(r"\| seed \| accuracy .*", "", out)]).lower().replace("correctness", "")
+    assert {
+        "Above the floor and scored, evaluation",
+        "Above the floor",
+        "scored",
+        "not scored",
+    } <= set(words)
+    said = (
+        "\n".join([*words, re.sub(r"\| seed \| accuracy .*", "", out)])
+        .lower()
+        .replace("correctness", "")
+    )
     assert not re.search("accuracy|strict|flexible|correct", said)
 
 
@@ -203,30 +260,43 @@ def test_many_runs_and_many_parts_become_small_multiples(tmp_path, drawn):
     """21 lines in one panel."""
     paths = [write_run(tmp_path / f"run{i:02}", train_rows(2)) for i in range(21)]
     (figure,) = drawn(*paths, flags="--metrics loss")
-    assert [len(ax.lines) for ax in figure.axes] == [16, 16, 10] and len(texts(figure.legends[0])) == 21
+    assert [len(ax.lines) for ax in figure.axes] == [16, 16, 10] and len(
+        texts(figure.legends[0])
+    ) == 21
     assert len({ax.get_ylim() for ax in figure.axes}) == 1
     extra = {f"rewards/part{i}": i for i in range(20)}
-    panels = axes_of(drawn(write_run(tmp_path / "parts", train_rows(2, **extra)))[:1], "Reward and its parts")
+    panels = axes_of(
+        drawn(write_run(tmp_path / "parts", train_rows(2, **extra)))[:1], "Reward and its parts"
+    )
     assert [len(texts(ax.get_legend())) for ax in panels] == [8, 8, 6]
 
 
 def test_overlaid_runs_are_told_apart(tmp_path, drawn):
     paths = [tmp_path / "a/seed0", tmp_path / "b/seed0", tmp_path / "_c$x$"]
     for i, path in enumerate(paths):
-        write_run(path, train_rows(40), [eval_row(0), eval_row(40, 0.5)], model_name=f"tiny/{1 + i // 2}m")
+        write_run(
+            path, train_rows(40), [eval_row(0), eval_row(40, 0.5)], model_name=f"tiny/{1 + i // 2}m"
+        )
     figures = drawn(*paths)
     legend = texts(figures[0].legends[0])
     assert [label.split(":")[0] for label in legend] == ["a/seed0", "b/seed0", "_c$x$"]
     assert legend[2].endswith("2m, arithmetic, 1.05 M parameters")
     bold = axes_of(figures, "Loss")[0].lines[1::2]
-    assert len({line.get_color() for line in bold}) == len({line.get_marker() for line in bold}) == 3
+    assert (
+        len({line.get_color() for line in bold}) == len({line.get_marker() for line in bold}) == 3
+    )
 
 
 def test_a_run_may_lack_what_another_has_and_args_json(tmp_path, drawn):
-    a, b = write_run(tmp_path / "a", train_rows(40)), write_run(tmp_path / "b", [{"step": 1, "loss": 2}])
+    a, b = (
+        write_run(tmp_path / "a", train_rows(40)),
+        write_run(tmp_path / "b", [{"step": 1, "loss": 2}]),
+    )
     (b / "args.json").unlink()
     figures = drawn(a, b)
-    assert {len(line.get_xdata()) for line in axes_of(figures, "KL to the reference")[0].lines} == {40}
+    assert {len(line.get_xdata()) for line in axes_of(figures, "KL to the reference")[0].lines} == {
+        40
+    }
     assert texts(figures[0].legends[0]) == ["a: 1m, arithmetic, 1.05 M parameters", "b"]
 
 
@@ -248,7 +318,9 @@ def test_runs_are_compared_on_the_questions_they_share(tmp_path):
     """The same id with another gold answer is another question; an unknown verdict (null) is no pair."""
     a, b, c = (write_run(tmp_path / name, None, [eval_row(0)]) for name in "abc")
     write_answers(a, 0, [False, True, True, False])
-    write_answers(b, 0, [True, False, None, True, True], gold=lambda i: "other" if i == 3 else str(i))
+    write_answers(
+        b, 0, [True, False, None, True, True], gold=lambda i: "other" if i == 3 else str(i)
+    )
     write_answers(c, 0, [True] * 4, gold=lambda i: "another data set")
     assert read.compare_runs(read.load_runs([a, b, c])) == [
         "a (step 0) -> b (step 0), strict: 1 fixed, 1 broken of 2 questions, exact McNemar p = 1",
@@ -260,7 +332,9 @@ def test_runs_are_compared_on_the_questions_they_share(tmp_path):
 def test_of_several_samples_of_a_question_the_first_is_compared(tmp_path):
     run = write_run(tmp_path / "run", None, [eval_row(0), eval_row(1)])
     for step, verdicts in ((0, [False, True, True]), (1, [True, False, False])):
-        rows = [{"id": 7, "gold": "1", "correct_strict": v, "correct_flexible": v} for v in verdicts]
+        rows = [
+            {"id": 7, "gold": "1", "correct_strict": v, "correct_flexible": v} for v in verdicts
+        ]
         jsonl.write(run / f"eval/step_{step:06d}.jsonl", rows)
     assert "strict: 1 fixed, 0 broken of 1 questions" in read.compare_runs(read.load_runs([run]))[0]
 
@@ -271,7 +345,12 @@ def test_the_layout_finds_room_for_long_names(tmp_path, runs, rewards):
     paths = [tmp_path / f"a_$directory_{{with}}_{{a}}$_quite_long_name_{i}" for i in range(runs)]
     extra = {f"rewards/a_reward_with_a_long_name_{i}": i for i in range(rewards)}
     for i, path in enumerate(paths):
-        write_run(path, train_rows(5, **extra), [eval_row(0)], model_name=f"a-hub-user/a-model-with-a-long-name-{i}")
+        write_run(
+            path,
+            train_rows(5, **extra),
+            [eval_row(0)],
+            model_name=f"a-hub-user/a-model-with-a-long-name-{i}",
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert plot(*paths, flags=f"--output {tmp_path}/plots.png") == 0
@@ -287,22 +366,46 @@ def four_runs(tmp_path):
     for i, group_size in enumerate((16, 4, 4, 16)):
         rows = [eval_row(step, 0.1 * i + 0.04 * step) for step in (0, 5, 10)]
         write_run(
-            tmp_path / f"run{i}", train_rows(10), rows, parameters=20_000, group_size=group_size, loss_type="aaab"[i]
+            tmp_path / f"run{i}",
+            train_rows(10),
+            rows,
+            parameters=20_000,
+            group_size=group_size,
+            loss_type="aaab"[i],
         )
     return [tmp_path / f"run{i}" for i in range(4)]
 
 
 def notes_and_table(capsys):
     lines = capsys.readouterr().out.splitlines()
-    return ([line for line in lines if line.startswith("note: ")], [line for line in lines if line[:6] != "note: "])
+    return (
+        [line for line in lines if line.startswith("note: ")],
+        [line for line in lines if line[:6] != "note: "],
+    )
 
 
-@pytest.mark.parametrize("flags, groups, scale", [
-    ("group_size", {"4": ("0.5 [0.46, 0.54], 0.6 [0.56, 0.64]", 0.55),
-                    "16 (loss type: a, b)": ("0.4 [0.36, 0.44], 0.7 [0.66, 0.74]", 0.55)}, "log"),
-    ("loss_type group_size", {"a, 4": ("0.5 [0.46, 0.54], 0.6 [0.56, 0.64]", 0.55), "a, 16": ("0.4 [0.36, 0.44]", 0.4),
-                              "b, 16": ("0.7 [0.66, 0.74]", 0.7)}, "linear"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, groups, scale",
+    [
+        (
+            "group_size",
+            {
+                "4": ("0.5 [0.46, 0.54], 0.6 [0.56, 0.64]", 0.55),
+                "16 (loss type: a, b)": ("0.4 [0.36, 0.44], 0.7 [0.66, 0.74]", 0.55),
+            },
+            "log",
+        ),
+        (
+            "loss_type group_size",
+            {
+                "a, 4": ("0.5 [0.46, 0.54], 0.6 [0.56, 0.64]", 0.55),
+                "a, 16": ("0.4 [0.36, 0.44]", 0.4),
+                "b, 16": ("0.7 [0.66, 0.74]", 0.7),
+            },
+            "linear",
+        ),
+    ],
+)
 def test_last_accuracies_by_flags(four_runs, drawn, capsys, flags, groups, scale):
     """Runs that differ in another flag were pooled without a word."""
     (figure,) = drawn(*four_runs, flags=f"--by {flags}")
@@ -310,19 +413,28 @@ def test_last_accuracies_by_flags(four_runs, drawn, capsys, flags, groups, scale
     assert table[0] == f"| {flags.replace(' ', ', ')} | accuracy | accuracy_flexible |"
     flexible = ", ".join(2 * ["0.4 [0.36, 0.44]"])
     rows = [
-        f"| {group} | {cells} | {flexible}"[: -18 if mean != 0.55 else None] for group, (cells, mean) in groups.items()
+        f"| {group} | {cells} | {flexible}"[: -18 if mean != 0.55 else None]
+        for group, (cells, mean) in groups.items()
     ]
     assert table[2:-1] == [f"{row} |" for row in rows]
     (ax,) = figure.axes
     means = [mean for _, mean in groups.values()]
-    assert any(len(line.get_ydata()) == len(means) and np.allclose(line.get_ydata(), means) for line in ax.lines)
-    assert [label.get_text() for label in ax.get_xticklabels()] == list(groups) and ax.get_xscale() == scale
+    assert any(
+        len(line.get_ydata()) == len(means) and np.allclose(line.get_ydata(), means)
+        for line in ax.lines
+    )
+    assert [label.get_text() for label in ax.get_xticklabels()] == list(
+        groups
+    ) and ax.get_xscale() == scale
 
 
 def test_runs_of_equal_flags_are_one_curve_with_a_band(four_runs, drawn):
     by = "--by group_size parameters --metrics accuracy entropy --x step tokens"
     (figure,) = drawn(*four_runs, flags=by)
-    assert [ax.get_title() for ax in figure.axes] == 2 * ["Accuracy (strict), evaluation", "Entropy"]
+    assert [ax.get_title() for ax in figure.axes] == 2 * [
+        "Accuracy (strict), evaluation",
+        "Entropy",
+    ]
     assert [ax.get_ylabel() for ax in figure.axes] == 2 * ["share", "nats"]
     for ax in figure.axes:
         assert [line.get_color() for line in ax.lines] == list(plotter.COLORS[:2])
@@ -339,25 +451,40 @@ def test_runs_of_equal_flags_are_one_curve_with_a_band(four_runs, drawn):
 
 
 def test_pooled_runs_may_end_early_and_keep_their_gaps():
-    logs = [[{"step": t, "x": 10 * t, "y": y} for t, y in enumerate(values)] for values in ([1, None, 3], [3, None])]
+    logs = [
+        [{"step": t, "x": 10 * t, "y": y} for t, y in enumerate(values)]
+        for values in ([1, None, 3], [3, None])
+    ]
     (x, _, _), (mean, low, high) = read.pool(logs, "x", "y")
-    np.testing.assert_array_equal([x, mean, low, high], [[0, 10, 20], [2, np.nan, 3], [1, np.nan, 3], [3, np.nan, 3]])
+    np.testing.assert_array_equal(
+        [x, mean, low, high], [[0, 10, 20], [2, np.nan, 3], [1, np.nan, 3], [3, np.nan, 3]]
+    )
 
 
 def test_a_group_keeps_its_colour_over_the_figures_of_a_study(four_runs, drawn):
     """16 was the first colour where it was drawn alone, and the second beside 4."""
-    colors = [drawn(*paths, flags="--by group_size --metrics entropy")[0].axes[0].lines[-1].get_color()
-              for paths in (four_runs, [four_runs[0]], [four_runs[3]])]  # fmt: skip
+    colors = [
+        drawn(*paths, flags="--by group_size --metrics entropy")[0].axes[0].lines[-1].get_color()
+        for paths in (four_runs, [four_runs[0]], [four_runs[3]])
+    ]
     assert colors == 3 * [plotter.COLORS[1]]
 
 
-@pytest.mark.parametrize("flag, values, labels", [
-    ("use_std_normalization", [False, True], ["without std normalization", "with std normalization"]),
-    ("cliprange_high", [0.28, None], ["0.28", "default"]), ("num_examples", [10_000, None], ["10000", "all"]),
-    ("parameters", [91_920, 7_615_616_512], ["0.09 M", "7.62 B"]),
-    ("model_name", ["out/sft_50/", "out/sft_9"], ["sft_50", "sft_9"]),
-    ("model_name", ["out/a/checkpoints/step_9", "out/b/checkpoints/step_9"], ["a", "b"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flag, values, labels",
+    [
+        (
+            "use_std_normalization",
+            [False, True],
+            ["without std normalization", "with std normalization"],
+        ),
+        ("cliprange_high", [0.28, None], ["0.28", "default"]),
+        ("num_examples", [10_000, None], ["10000", "all"]),
+        ("parameters", [91_920, 7_615_616_512], ["0.09 M", "7.62 B"]),
+        ("model_name", ["out/sft_50/", "out/sft_9"], ["sft_50", "sft_9"]),
+        ("model_name", ["out/a/checkpoints/step_9", "out/b/checkpoints/step_9"], ["a", "b"]),
+    ],
+)
 def test_labels_are_words(tmp_path, drawn, flag, values, labels):
     paths = []
     for i, value in enumerate(values):
@@ -366,12 +493,19 @@ def test_labels_are_words(tmp_path, drawn, flag, values, labels):
     (figure,) = drawn(*paths, flags=f"--by {flag} --metrics loss")
     assert texts(figure.legends[0]) == labels
     (figure,) = drawn(*paths, flags=f"--by {flag}")
-    assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_xticklabels()] == labels
+    assert [
+        label.get_text().replace("\n", " ") for label in figure.axes[0].get_xticklabels()
+    ] == labels
 
 
 def test_training_metrics_at_the_end_are_means_of_the_last_tenth(tmp_path, drawn, capsys):
-    rows = [{"step": i, "loss": i, "kl": None if i == 25 else 1.0} for i in range(1, 26)]  # 25 / 10: the last three
-    drawn(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(25, 0.5)]), flags="--metrics loss kl accuracy")
+    rows = [
+        {"step": i, "loss": i, "kl": None if i == 25 else 1.0} for i in range(1, 26)
+    ]  # 25 / 10: the last three
+    drawn(
+        write_run(tmp_path / "run", rows, [eval_row(0), eval_row(25, 0.5)]),
+        flags="--metrics loss kl accuracy",
+    )
     assert "\n| run | 24 | 1 | 0.5 [0.46, 0.54] |\n" in capsys.readouterr().out
 
 
@@ -385,17 +519,31 @@ def test_torn_last_line_is_skipped_with_a_note(tmp_path, capsys):
     assert len(read.load_runs([run])[0].train) == 3
     assert plot(run) == 0
     out = capsys.readouterr().out
-    assert re.search(f"note: {run}/train_log.jsonl.*4: torn last line skipped", out) and "not evaluated yet" in out
+    assert (
+        re.search(f"note: {run}/train_log.jsonl.*4: torn last line skipped", out)
+        and "not evaluated yet" in out
+    )
 
 
-@pytest.mark.parametrize("log, flags, message", [
-    ("", "", "no complete line in its logs yet"),
-    ('{"step": 1}\n{"st\n{"step": 3}\n', "", "train_log.jsonl, line 2: not valid JSON"),
-    ('{"loss": 1}\n', "", 'train_log.jsonl, line 1: not an object with "step"'),
-    ('{"step": 1, "loss": 2}\n', "--x tokens", 'a log without "total_tokens", which --x tokens needs'),
-    ('{"step": 1, "loss": 2}\n', "--by price", "no --price in its args.json"),
-    ('{"step": 1, "loss": 2, "kl": 1}\n', "--metrics los", "--metrics los: not in the logs, which have kl, loss"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "log, flags, message",
+    [
+        ("", "", "no complete line in its logs yet"),
+        ('{"step": 1}\n{"st\n{"step": 3}\n', "", "train_log.jsonl, line 2: not valid JSON"),
+        ('{"loss": 1}\n', "", 'train_log.jsonl, line 1: not an object with "step"'),
+        (
+            '{"step": 1, "loss": 2}\n',
+            "--x tokens",
+            'a log without "total_tokens", which --x tokens needs',
+        ),
+        ('{"step": 1, "loss": 2}\n', "--by price", "no --price in its args.json"),
+        (
+            '{"step": 1, "loss": 2, "kl": 1}\n',
+            "--metrics los",
+            "--metrics los: not in the logs, which have kl, loss",
+        ),
+    ],
+)
 def test_what_a_user_got_wrong_is_one_line(tmp_path, capsys, log, flags, message):
     run = write_run(tmp_path / "run")
     (run / "train_log.jsonl").write_text(log)
@@ -425,4 +573,6 @@ def test_the_plotter_imports_no_torch_and_nothing_of_training():
     code = "import sys, plotter; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "logs.read" in run.stdout.split(), run.stderr
-    assert not {"torch", "transformers", "main", "utils", "llms", "evaluator", "runs"} & set(run.stdout.split())
+    assert not {"torch", "transformers", "main", "utils", "llms", "evaluator", "runs"} & set(
+        run.stdout.split()
+    )

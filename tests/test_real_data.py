@@ -17,10 +17,28 @@ pytestmark = pytest.mark.slow
 
 def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
     run = run_script(
-        "main.py", "--model_name", ROOT / "tiny" / "1m", "--dataset_name", "gsm8k", "--device", "cpu",
-        "--dataset_path", data_folder / "data" / "gsm8k", "--max_prompt_length", 800, "--max_completion_length", 96,
-        "--rollout_batch_size", 32, "--num_train_iters", 3, "--eval_size", 100, "--output_dir", tmp_path / "run",
-    )  # fmt: skip
+        "main.py",
+        "--model_name",
+        ROOT / "tiny" / "1m",
+        "--dataset_name",
+        "gsm8k",
+        "--device",
+        "cpu",
+        "--dataset_path",
+        data_folder / "data" / "gsm8k",
+        "--max_prompt_length",
+        800,
+        "--max_completion_length",
+        96,
+        "--rollout_batch_size",
+        32,
+        "--num_train_iters",
+        3,
+        "--eval_size",
+        100,
+        "--output_dir",
+        tmp_path / "run",
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     assert len(jsonl.read(tmp_path / "run" / "train_log.jsonl")) == 3
     assert [row["n"] for row in jsonl.read(tmp_path / "run" / "eval_log.jsonl")] == [100, 100]
@@ -32,18 +50,40 @@ def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
     qwen = data_folder / "models" / "qwen2"
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(qwen / "configs" / "Qwen2-0.5B-Instruct")
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "model"
+    )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(qwen / name, tmp_path / "model" / name)
     command = [
-        sys.executable, str(ROOT / "main.py"), "--model_name", str(tmp_path / "model"), "--device", "cpu",
-        "--dataset_path", str(data_folder / "data" / "gsm8k"), "--rollout_batch_size", "8", "--group_size", "4",
-        "--max_completion_length", "64", "--num_train_iters", "1", "--eval_size", "1",
-        "--output_dir", str(tmp_path / "run"),
-    ]  # fmt: skip
+        sys.executable,
+        str(ROOT / "main.py"),
+        "--model_name",
+        str(tmp_path / "model"),
+        "--device",
+        "cpu",
+        "--dataset_path",
+        str(data_folder / "data" / "gsm8k"),
+        "--rollout_batch_size",
+        "8",
+        "--group_size",
+        "4",
+        "--max_completion_length",
+        "64",
+        "--num_train_iters",
+        "1",
+        "--eval_size",
+        "1",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
     measured = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode;"
-    measured += " print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
-    run = subprocess.run([sys.executable, "-c", measured, *command], capture_output=True, text=True, timeout=1800)
+    measured += (
+        " print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", measured, *command], capture_output=True, text=True, timeout=1800
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     peak = int(run.stdout.rsplit("PEAK", 1)[1]) / 2**20  # GiB
     (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")

@@ -17,10 +17,11 @@ import pytest
 from conftest import ROOT, run_flags
 from test_plotter import eval_row, plot, write_answers, write_run
 
+import distributed
 import main
 import plotter
 from logs import jsonl, report
-from runs import processes, tracker, write_logs
+from training import tracker, write_logs
 
 TEMPLATE = (ROOT / "logs/report.html").read_text("utf-8")
 HOSTILE = (
@@ -49,9 +50,21 @@ def completion(step, prompt, i, **changed):
         "prompt": f"Think.\nQuestion {prompt}?\nAnswer:",
         "completion": f"answer {step} {i}",
     }
-    row |= {"gold": "7", "parsed": str(i), "format": True, "correct_strict": i == 0, "correct_flexible": i < 2}
-    row |= {"rewards/correctness": 2.0 * (i == 0), "rewards/form": 0.5, "reward": 0.5 + 2.0 * (i == 0)}
-    return row | {"length": 10 + i, "finished": i != 3, "advantage": 1.5 if i == 0 else -0.5} | changed
+    row |= {
+        "gold": "7",
+        "parsed": str(i),
+        "format": True,
+        "correct_strict": i == 0,
+        "correct_flexible": i < 2,
+    }
+    row |= {
+        "rewards/correctness": 2.0 * (i == 0),
+        "rewards/form": 0.5,
+        "reward": 0.5 + 2.0 * (i == 0),
+    }
+    return (
+        row | {"length": 10 + i, "finished": i != 3, "advantage": 1.5 if i == 0 else -0.5} | changed
+    )
 
 
 def write_rollouts(run, step, rows):
@@ -63,7 +76,9 @@ def run(tmp_path):
     """3 iterations of 2 prompts x 4 completions, 2 evaluations of 6 questions: 3 fixed, 1 broken."""
     run = write_run(tmp_path / "run", train_rows(3), [eval_row(0), eval_row(3, 0.5)])
     for step in (1, 2, 3):
-        write_rollouts(run, step, [completion(step, prompt, i) for prompt in "ab" for i in range(4)])
+        write_rollouts(
+            run, step, [completion(step, prompt, i) for prompt in "ab" for i in range(4)]
+        )
     write_answers(run, 0, [False, False, False, True, True, False])
     write_answers(run, 3, [True, True, True, False, True, False])
     return run
@@ -92,7 +107,9 @@ class Tags(HTMLParser):
 
 def test_what_the_page_of_a_run_holds(run, capsys):
     assert plot(run) == 0
-    assert f"report: {run}/report.html\nplots: {run}/training_plots.pdf\n" in capsys.readouterr().out
+    assert (
+        f"report: {run}/report.html\nplots: {run}/training_plots.pdf\n" in capsys.readouterr().out
+    )
     data = data_of(run)
     assert data["name"] == "run" and data["about"] == "1m, arithmetic, 1.05 M parameters"
     assert [row["accuracy"] for row in data["ends"]] == [0.3, 0.5]
@@ -103,9 +120,14 @@ def test_what_the_page_of_a_run_holds(run, capsys):
     assert [(step["step"], step["all"]) for step in data["steps"]] == [(1, 2), (2, 2), (3, 2)]
     prompt = data["steps"][1]["prompts"][1]
     assert (prompt["id"], prompt["gold"], len(prompt["rows"])) == ("train/b", "7", 4)
-    assert prompt["rows"][3] == {key: value for key, value in completion(2, "b", 3).items() if key not in prompt}
+    assert prompt["rows"][3] == {
+        key: value for key, value in completion(2, "b", 3).items() if key not in prompt
+    }
     verdicts = data["changes"]["verdicts"]["correct_strict"]
-    assert verdicts == [[False, False, False, True, True, False], [True, True, True, False, True, False]]
+    assert verdicts == [
+        [False, False, False, True, True, False],
+        [True, True, True, False, True, False],
+    ]
     assert [question["id"] for question in data["changes"]["questions"]] == ["q0", "q1", "q2", "q3"]
     titles = [panel["alt"] for panel in data["panels"]]
     assert titles == ["Evaluation accuracy", "Reward", "Loss"]
@@ -118,14 +140,22 @@ def test_equal_logs_give_equal_bytes_and_only_one_run_without_output_gets_a_page
     assert plot(run) == 0 and (run / "report.html").read_bytes() == before
     (run / "report.html").unlink()
     other = write_run(tmp_path / "other", train_rows(2))
-    assert plot(run, other) == plot(run, flags=f"--output {tmp_path}/x.png") == plot(run, flags="--metrics loss") == 0
+    assert (
+        plot(run, other)
+        == plot(run, flags=f"--output {tmp_path}/x.png")
+        == plot(run, flags="--metrics loss")
+        == 0
+    )
     assert not (run / "report.html").exists()
 
 
 def test_what_a_run_wrote_is_never_markup(run):
     """Each hostile text as a completion, a prompt, a gold answer, a reward's name, an id and a flag."""
     rows = [completion(3, "a", i, completion=text) for i, text in enumerate(HOSTILE)]
-    rows += [{f"rewards/{text}": 1.0, "id": text, "prompt": text, "gold": text, "completion": text} for text in HOSTILE]
+    rows += [
+        {f"rewards/{text}": 1.0, "id": text, "prompt": text, "gold": text, "completion": text}
+        for text in HOSTILE
+    ]
     write_rollouts(run, 3, rows)
     jsonl.write_json(run / "args.json", {"args": {"model_name": HOSTILE[0]}, "command": HOSTILE[1]})
     assert plot(run) == 0
@@ -140,13 +170,18 @@ def test_the_page_is_short_and_fetches_nothing():
     script = re.search(r'<script type="module">\n(.*)</script>', TEMPLATE, re.DOTALL)[1]
     assert script.count("\n") < 120 and TEMPLATE.count("\n") <= 250
     assert "default-src 'none'" in TEMPLATE and "prefers-color-scheme: dark" in TEMPLATE
-    assert not re.search(r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|import ", TEMPLATE)
+    assert not re.search(
+        r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|import ",
+        TEMPLATE,
+    )
 
 
 def test_a_large_run_is_cut_evenly_and_says_so(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", train_rows(3), [eval_row(step) for step in range(5)])
     for step in range(1, 12):
-        write_rollouts(run, step, [completion(step, prompt, i) for prompt in range(30) for i in range(4)])
+        write_rollouts(
+            run, step, [completion(step, prompt, i) for prompt in range(30) for i in range(4)]
+        )
     for step in range(5):
         write_answers(run, step, [(step + i) % 2 == 0 for i in range(40)])
     size = (run / "rollouts/step_000001.jsonl").stat().st_size
@@ -158,11 +193,16 @@ def test_a_large_run_is_cut_evenly_and_says_so(tmp_path, monkeypatch):
     assert all(step["all"] == len(step["prompts"]) == 30 for step in data["steps"])
     assert (data["compared"][0], data["compared"][-1], data["evaluated"]) == (0, 4, 5)
     assert len(data["changes"]["verdicts"]["correct_strict"][0]) == 40
-    assert 0 < len(data["changes"]["questions"]) < 40 and len(report.encode(data["changes"]["questions"])) < 5100
+    assert (
+        0 < len(data["changes"]["questions"]) < 40
+        and len(report.encode(data["changes"]["questions"])) < 5100
+    )
     monkeypatch.setattr(report, "ROLLOUTS", size)  # not even two fit: prompts are left out
     assert plot(run) == 0
     steps = data_of(run)["steps"]
-    assert [step["step"] for step in steps] == [1, 11] and all(0 < len(step["prompts"]) < 30 for step in steps)
+    assert [step["step"] for step in steps] == [1, 11] and all(
+        0 < len(step["prompts"]) < 30 for step in steps
+    )
     assert len(report.encode(steps)) < size + 200
 
 
@@ -177,7 +217,9 @@ def test_groups_of_dynamic_sampling_stand_apart(run):
     rows = [completion(3, prompt, i) for prompt in ("a", "b", "c", "a") for i in range(4)]
     write_rollouts(run, 3, rows)
     assert plot(run) == 0
-    assert [prompt["id"] for prompt in data_of(run)["steps"][-1]["prompts"]] == [f"train/{x}" for x in "abca"]
+    assert [prompt["id"] for prompt in data_of(run)["steps"][-1]["prompts"]] == [
+        f"train/{x}" for x in "abca"
+    ]
 
 
 def sft(path):
@@ -200,18 +242,38 @@ def killed(path):
 
 def expert_iteration(path):
     write_run(path, [{"step": 1, "loss": 2.0, "ei_step": 1}])
-    write_rollouts(path, 1, [{k: v for k, v in completion(1, "a", i).items() if k != "advantage"} for i in range(4)])
+    write_rollouts(
+        path,
+        1,
+        [{k: v for k, v in completion(1, "a", i).items() if k != "advantage"} for i in range(4)],
+    )
 
 
 def stories(path):
-    write_run(path, train_rows(2), [{"step": 0, "reward": -1.5, "accuracy": 0.5}], dataset_name="creative")
-    row = completion(1, "a", 0, parsed=None, gold="", floor=None, judge_error="no rating", grades={"coherence": 2.5})
-    write_rollouts(path, 1, [row | {"rewards/judge": float("nan"), "reward": float("nan"), "advantage": float("nan")}])
+    write_run(
+        path, train_rows(2), [{"step": 0, "reward": -1.5, "accuracy": 0.5}], dataset_name="creative"
+    )
+    row = completion(
+        1,
+        "a",
+        0,
+        parsed=None,
+        gold="",
+        floor=None,
+        judge_error="no rating",
+        grades={"coherence": 2.5},
+    )
+    write_rollouts(
+        path,
+        1,
+        [row | {"rewards/judge": float("nan"), "reward": float("nan"), "advantage": float("nan")}],
+    )
 
 
-@pytest.mark.parametrize("make, steps, compared", [
-    (sft, 2, 2), (eval_only, 1, 1), (killed, 1, 0), (expert_iteration, 1, 0), (stories, 1, 0)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, steps, compared",
+    [(sft, 2, 2), (eval_only, 1, 1), (killed, 1, 0), (expert_iteration, 1, 0), (stories, 1, 0)],
+)
 def test_every_kind_of_run_has_a_page(tmp_path, make, steps, compared):
     make(tmp_path / "run")
     assert plot(tmp_path / "run") == 0
@@ -229,10 +291,13 @@ def test_questions_that_an_evaluation_lacks_are_not_compared(run):
     assert [question["id"] for question in changes["questions"]] == ["q0", "q2", "q3"]
 
 
-@pytest.mark.parametrize("line, message", [
-    ('{"id": 1\n{"id": 2}\n', "step_000002.jsonl, line 1: not valid JSON"),
-    ('{"step": 1}\n', 'step_000002.jsonl, line 1: not an object with "id"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"id": 1\n{"id": 2}\n', "step_000002.jsonl, line 1: not valid JSON"),
+        ('{"step": 1}\n', 'step_000002.jsonl, line 1: not an object with "id"'),
+    ],
+)
 def test_a_broken_transcript_is_one_line(run, capsys, line, message):
     (run / "rollouts/step_000002.jsonl").write_text(line)
     for flags in ("", "--show 2"):
@@ -247,7 +312,10 @@ def test_a_broken_transcript_is_one_line(run, capsys, line, message):
 
 def test_the_worst_and_the_best_completions_in_a_terminal(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [completion(3, "a", i, reward=float(i), completion=f"text {i} " + "word " * 20) for i in range(9)]
+    rows = [
+        completion(3, "a", i, reward=float(i), completion=f"text {i} " + "word " * 20)
+        for i in range(9)
+    ]
     rows[0]["completion"] = "\x1b[2J\u202e\r\x07 \x9b31m \ud800\nline é"
     rows.append(completion(3, "a", 0, reward=None, completion="no reward"))
     write_rollouts(run, 3, rows)
@@ -261,7 +329,10 @@ def test_the_worst_and_the_best_completions_in_a_terminal(run, capsys, monkeypat
 
 def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
     assert plot(run, flags="--show 7") == 2
-    assert capsys.readouterr().err == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
+    assert (
+        capsys.readouterr().err
+        == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
+    )
     assert plot(write_run(tmp_path / "bare", train_rows(1)), flags="--show") == 2
     assert "the last one is None" in capsys.readouterr().err
 
@@ -290,7 +361,9 @@ def wandb(monkeypatch):
     return module
 
 
-def test_what_is_logged_goes_to_the_tracker_and_a_resumed_run_goes_on_in_it(wandb, model_folder, tmp_path, monkeypatch):
+def test_what_is_logged_goes_to_the_tracker_and_a_resumed_run_goes_on_in_it(
+    wandb, model_folder, tmp_path, monkeypatch
+):
     monkeypatch.setenv("WANDB_API_KEY", "secret-key")
     flags = run_flags(model_folder, tmp_path / "run", report_to="wandb", num_train_iters=2)
     assert main.main(flags) == 0
@@ -299,10 +372,15 @@ def test_what_is_logged_goes_to_the_tracker_and_a_resumed_run_goes_on_in_it(wand
     assert wandb.lines[1][1]["train/reward"] == logged["train"][0]["reward"]
     assert wandb.lines[3][1]["eval/accuracy"] == logged["eval"][1]["accuracy"]
     tracker.TRACKERS.clear()
-    assert main.main(["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "3"]) == 0
+    assert (
+        main.main(["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "3"])
+        == 0
+    )
     assert [settings["id"] for settings in wandb.runs] == [None, "abc"]
     assert [step for step, _ in wandb.lines[4:]] == [3, 3] and wandb.runs[1]["resume"] == "allow"
-    assert "secret" not in str(wandb.runs) + "".join(path.read_text() for path in (tmp_path / "run").glob("*.json*"))
+    assert "secret" not in str(wandb.runs) + "".join(
+        path.read_text() for path in (tmp_path / "run").glob("*.json*")
+    )
 
 
 def test_a_tracker_that_fails_says_so_once_and_stops_nothing(wandb, model_folder, tmp_path, capsys):
@@ -318,49 +396,72 @@ def test_a_resumed_run_may_begin_to_report_and_a_tracker_that_cannot_start_stops
 ):
     del wandb.init
     assert main.main(run_flags(model_folder, tmp_path / "run", num_train_iters=1)) == 0
-    resumed = ["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "2", "--report_to", "wandb"]
+    resumed = [
+        "--resume",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--num_train_iters",
+        "2",
+        "--report_to",
+        "wandb",
+    ]
     assert main.main(resumed) == 0
     assert capsys.readouterr().out.count("has failed") == 1
 
 
-def test_a_tracker_that_is_not_installed_is_one_line_at_the_start(model_folder, tmp_path, capsys, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_one_line_at_the_start(
+    model_folder, tmp_path, capsys, monkeypatch
+):
     """Also where a folder of its name lies about, which Python can import as an empty package."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     assert main.main(run_flags(model_folder, tmp_path / "run", report_to="wandb")) == 2
-    assert capsys.readouterr().err == "error: --report_to wandb: not installed here; pip install wandb\n"
+    assert (
+        capsys.readouterr().err
+        == "error: --report_to wandb: not installed here; pip install wandb\n"
+    )
     assert not list((tmp_path / "run").glob("*.json*"))
 
 
 def test_of_several_processes_the_first_one_reports(wandb, tmp_path, monkeypatch):
     args = types.SimpleNamespace(output_dir=tmp_path, report_to="wandb", resume=False)
-    monkeypatch.setattr(processes, "is_main", lambda: False)
+    monkeypatch.setattr(distributed, "is_main", lambda: False)
     write_logs.append(args, "train_log.jsonl", {"step": 1, "loss": 2.0})
     assert not wandb.runs and not list(tmp_path.iterdir())
 
 
 def test_tensorboard_reads_what_was_reported(model_folder, tmp_path, monkeypatch):
     accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard is not installed",
     )
     monkeypatch.setattr(tracker, "TRACKERS", {})
     flags = run_flags(model_folder, tmp_path / "run", report_to="tensorboard", num_train_iters=2)
     assert main.main(flags) == 0
     tracker.TRACKERS.clear()
-    assert main.main(["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "4"]) == 0
+    assert (
+        main.main(["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "4"])
+        == 0
+    )
     events = accumulator.EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     rows = jsonl.read(tmp_path / "run/train_log.jsonl")
     read_back = [(event.step, event.value) for event in events.Scalars("train/reward")]
-    np.testing.assert_allclose(read_back, [(row["step"], row["reward"]) for row in rows], rtol=1e-6)  # float32
+    np.testing.assert_allclose(
+        read_back, [(row["step"], row["reward"]) for row in rows], rtol=1e-6
+    )  # float32
     assert [event.step for event in events.Scalars("eval/accuracy")] == [0, 2, 4]
 
 
 # ---- in a browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-in_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium here (Debian: apt-get install chromium)")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+in_browser = pytest.mark.skipif(
+    not BROWSER, reason="no Chromium here (Debian: apt-get install chromium)"
+)
 
 
 def browse(run, tmp_path, javascript, fragment="", width=1280):
@@ -371,8 +472,19 @@ def browse(run, tmp_path, javascript, fragment="", width=1280):
     frame = f"<iframe src='page.html#{fragment}' style='width: {width}px; height: 900px; border: 0'></iframe>"
     listen = "<script>onmessage = (event) => document.body.textContent = 'said ' + btoa(encodeURIComponent(event.data))"
     (tmp_path / "frame.html").write_text(f"{listen}</script><body>{frame}", "utf-8")
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
-    command += ["--window-size=1400,1000", "--virtual-time-budget=5000", "--dump-dom", f"file://{tmp_path}/frame.html"]
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    command += [
+        "--window-size=1400,1000",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        f"file://{tmp_path}/frame.html",
+    ]
     out = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = re.search(r"said ([\w+/=]+)", out.stdout)
     assert said, f"the page said nothing: {out.stdout[:2000]} {out.stderr[-2000:]}"
@@ -394,14 +506,24 @@ def test_filters_keys_and_changes_work_in_a_browser(run, tmp_path):
     assert say(CARDS, "verdict=wrong&end=cut") == ["answer 3 3"] * 2
     assert say(CARDS, "advantage=high") == ["answer 3 0"] * 2 and say(CARDS, "advantage=low") == []
     assert say(CARDS, "text=QUESTION b&end=finished&step=9") == [f"answer 3 {i}" for i in range(3)]
-    press = "(key) => document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
+    press = (
+        "(key) => document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
+    )
     keys = f"['k', 'ArrowLeft', 'ArrowLeft', 'j'].map((key) => (({press})(key), document.getElementById('step').value))"
-    assert say(f"[{keys}, location.hash, {CARDS}[0]]") == [["2", "1", "1", "2"], "#step=2", "answer 2 0"]
+    assert say(f"[{keys}, location.hash, {CARDS}[0]]") == [
+        ["2", "1", "1", "2"],
+        "#step=2",
+        "answer 2 0",
+    ]
     typed = "((box) => (box.value = 'answer 3 2', box.dispatchEvent(new Event('input', { bubbles: true }))))"
     assert say(f"[{typed}(document.getElementById('text')), {CARDS}]")[1] == ["answer 3 2"] * 2
     changed = "['moved', 'questions'].map((id) => document.getElementById(id).textContent)"
     moved, questions = say(changed)
-    assert moved == "3 fixed, 1 broken of 6 questions." and re.findall(r"q\d", questions) == ["q0", "q1", "q2"]
+    assert moved == "3 fixed, 1 broken of 6 questions." and re.findall(r"q\d", questions) == [
+        "q0",
+        "q1",
+        "q2",
+    ]
     assert re.findall(r"q\d", say(changed, "change=broken")[1]) == ["q3"]
     moved, questions = say(changed, "before=3&after=0")
     assert moved == "1 fixed, 3 broken of 6 questions." and re.findall(r"q\d", questions) == ["q3"]
@@ -419,12 +541,12 @@ def test_a_hostile_completion_shows_itself_does_nothing_and_fetches_nothing(run,
     server = HTTPServer(("127.0.0.1", 0), Server)
     Thread(target=server.serve_forever, daemon=True).start()
     texts = [text.replace("{port}", str(server.server_port)) for text in HOSTILE]
-    rows = [completion(3, "a", i, completion=text, id=text, gold=text) for i, text in enumerate(texts)]
+    rows = [
+        completion(3, "a", i, completion=text, id=text, gold=text) for i, text in enumerate(texts)
+    ]
     write_rollouts(run, 3, rows)
     assert plot(run) == 0
-    tags = (
-        "[...document.querySelectorAll('script, style, iframe, textarea, main img')].map((tag) => tag.tagName).sort()"
-    )
+    tags = "[...document.querySelectorAll('script, style, iframe, textarea, main img')].map((tag) => tag.tagName).sort()"
     shown, title, tags = browse(run, tmp_path, f"[{CARDS}, document.title, {tags}]")
     server.shutdown()
     assert shown[:4] == texts[:4] and title == "run" and not asked
@@ -445,5 +567,7 @@ def test_no_page_is_wider_than_a_phone(run, tmp_path, make):
     assert plot(path) == 0
     wide = "[...document.querySelectorAll('html, main :is(h3, pre, div, p, dl, dd, article, section)')]"
     wide += ".filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.outerHTML.slice(0, 80))"
-    wide, inner, text = browse(path, tmp_path, f"[{wide}, innerWidth, document.body.innerText.length]", width=360)
+    wide, inner, text = browse(
+        path, tmp_path, f"[{wide}, innerWidth, document.body.innerText.length]", width=360
+    )
     assert wide == [] and inner == 360 and text > 100  # what is cut off, inside its box too

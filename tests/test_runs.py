@@ -12,15 +12,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, as_flags, assert_same_run, logs_of, random_model, run_flags, small_tokenizer, start
+from conftest import (
+    ROOT,
+    as_flags,
+    assert_same_run,
+    logs_of,
+    random_model,
+    run_flags,
+    small_tokenizer,
+    start,
+)
 
-import llms
 import main
 import sft
 from logs import jsonl
-from runs import checkpoints
-from runs.run import run_description
-from runs.signals import Diverged, Guard
+from sampling import generation
+from training import checkpoints
+from training.run import run_description
+from training.signals import Diverged, Guard
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import expert_iteration  # noqa: E402
@@ -36,14 +45,25 @@ def command(model_folder, gold_file):
     def flags_of(program, output_dir, **flags):
         if program == "main":
             return run_flags(model_folder, output_dir, **flags)
-        small = dict(model_name=model_folder, output_dir=output_dir, dataset_name="arithmetic", evaluator="letters")
+        small = dict(
+            model_name=model_folder,
+            output_dir=output_dir,
+            dataset_name="arithmetic",
+            evaluator="letters",
+        )
         small |= dict(eval_size=4, learning_rate=1e-3, train_batch_size=4, device="cpu")
         if program == "sft":
             small |= dict(
-                train_file=gold_file, num_updates=6, eval_updates=3, save_updates=2, max_completion_length=300
+                train_file=gold_file,
+                num_updates=6,
+                eval_updates=3,
+                save_updates=2,
+                max_completion_length=300,
             )
         else:
-            small |= dict(num_questions=4, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=6)
+            small |= dict(
+                num_questions=4, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=6
+            )
         return as_flags(**small | flags)
 
     return flags_of
@@ -63,7 +83,7 @@ def undisturbed(command, whole_run, tmp_path_factory):
     return folder_of
 
 
-# --- killed -----------------------------------------------------------------------------------------------------------
+# --- killed ---------------------------------------------------------------------------------------
 
 KILLS = int(os.environ.get("KILLS", 2))  # moments of each run, at random
 STEP = re.compile(r"step +([1-9][0-9]*)(?: \||:)")  # the line of an iteration, or of an evaluation
@@ -90,13 +110,17 @@ def killed_run(program, flags, output_dir, last_step, generator):
             steps += map(int, STEP.findall(line))
             if life < KILLS and len(steps) >= more:
                 break
-        assert not steps or steps[0] == newest + 1, f"went on at step {steps[0]} after a checkpoint at {newest}"
+        assert not steps or steps[0] == newest + 1, (
+            f"went on at step {steps[0]} after a checkpoint at {newest}"
+        )
         if life < KILLS:
             process.join(generator.uniform(0, 0.03 * steps_left))
             process.kill()
             after_checkpoint += any(checkpoints.finished(output_dir))
         process.join()
-        assert process.exitcode == (-signal.SIGKILL if life < KILLS else 0), f"life {life} ended by itself"
+        assert process.exitcode == (-signal.SIGKILL if life < KILLS else 0), (
+            f"life {life} ended by itself"
+        )
     return after_checkpoint
 
 
@@ -107,20 +131,26 @@ def test_killed_and_resumed_run_equals_the_whole_one(kind, command, tmp_path):
     if name == "sft":
         flags = dict(num_updates=12, eval_updates=1, max_completion_length=72)
     else:
-        flags = dict(num_train_iters=12, eval_iterations=3, max_completion_length=48, learning_rate=1e-4)
+        flags = dict(
+            num_train_iters=12, eval_iterations=3, max_completion_length=48, learning_rate=1e-4
+        )
     if kind == "off-policy":
         flags |= dict(epochs_per_rollout_batch=2, train_batch_size=4)
     if kind == "dynamic sampling":
         flags |= dict(dynamic_sampling=2, lr_schedule="cosine", temperature=0.3)
-    whole, killed = (command(name, tmp_path / end, model_name=TINY, evaluator="gsm8k", **flags) for end in "ab")
+    whole, killed = (
+        command(name, tmp_path / end, model_name=TINY, evaluator="gsm8k", **flags) for end in "ab"
+    )
     assert PROGRAMS[name](whole) == 0
     count = killed_run(PROGRAMS[name], killed, tmp_path / "b", 12, random.Random(kind))
     assert count >= 0.75 * KILLS - 0.5
     assert_same_run(tmp_path / "b", tmp_path / "a")
-    assert any(row["grad_norm"] > 0 for row in jsonl.read(tmp_path / "b" / "train_log.jsonl")), "nothing was learnt"
+    assert any(row["grad_norm"] > 0 for row in jsonl.read(tmp_path / "b" / "train_log.jsonl")), (
+        "nothing was learnt"
+    )
 
 
-# --- stopped ----------------------------------------------------------------------------------------------------------
+# --- stopped --------------------------------------------------------------------------------------
 
 
 def disturb(monkeypatch, owner, name, call, action):
@@ -139,15 +169,28 @@ def disturb(monkeypatch, owner, name, call, action):
 @pytest.mark.parametrize(
     ("program", "owner", "name", "call", "done"),
     [
-        pytest.param("main", llms, "generate", 1, 0, id="evaluation before the first update"),
-        pytest.param("main", llms, "generate", 3, 1, id="sampling"),
+        pytest.param("main", generation, "generate", 1, 0, id="evaluation before the first update"),
+        pytest.param("main", generation, "generate", 3, 1, id="sampling"),
         pytest.param("main", main, "accumulate_gradient", 2, 1, id="loss"),
-        pytest.param("main", main, "take_step", 2, 2, id="optimiser step: the iteration is finished first"),
-        pytest.param("main", llms, "generate", 4, 2, id="evaluation"),
+        pytest.param(
+            "main", main, "take_step", 2, 2, id="optimiser step: the iteration is finished first"
+        ),
+        pytest.param("main", generation, "generate", 4, 2, id="evaluation"),
         pytest.param("main", torch, "save", 1, 2, id="checkpoint"),
-        pytest.param("sft", sft, "accumulate_sft_gradient", 3, 3, id="sft: the update is finished first"),
-        pytest.param("expert iteration", llms, "generate", 4, 1, id="expert iteration: sampling"),
-        pytest.param("expert iteration", sft, "accumulate_sft_gradient", 2, 1, id="expert iteration: fine-tuning"),
+        pytest.param(
+            "sft", sft, "accumulate_sft_gradient", 3, 3, id="sft: the update is finished first"
+        ),
+        pytest.param(
+            "expert iteration", generation, "generate", 4, 1, id="expert iteration: sampling"
+        ),
+        pytest.param(
+            "expert iteration",
+            sft,
+            "accumulate_sft_gradient",
+            2,
+            1,
+            id="expert iteration: fine-tuning",
+        ),
     ],
 )
 def test_a_signal_saves_and_leaves_wherever_it_comes(
@@ -176,7 +219,9 @@ def test_a_signal_saves_and_leaves_wherever_it_comes(
 @pytest.mark.parametrize(
     ("program", "half"), [("main", {"num_train_iters": 2}), ("expert iteration", {"n_ei_steps": 1})]
 )
-def test_a_finished_run_is_extended_as_if_it_had_been_longer(program, half, command, undisturbed, tmp_path):
+def test_a_finished_run_is_extended_as_if_it_had_been_longer(
+    program, half, command, undisturbed, tmp_path
+):
     assert PROGRAMS[program](command(program, tmp_path / "run", **half)) == 0
     assert logs_of(tmp_path / "run") != logs_of(undisturbed(program))
     assert PROGRAMS[program]([*command(program, tmp_path / "run"), "--resume"]) == 0
@@ -192,7 +237,9 @@ def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_
     assert_same_run(run, whole_run)
 
 
-def test_full_disk_keeps_the_checkpoint_before_and_says_so(whole_run, tmp_path, model_folder, monkeypatch, capsys):
+def test_full_disk_keeps_the_checkpoint_before_and_says_so(
+    whole_run, tmp_path, model_folder, monkeypatch, capsys
+):
     """A last checkpoint that could not be written ended in "done" and exit code 0."""
 
     def full():
@@ -216,11 +263,13 @@ def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run)
     assert logs_of(tmp_path / "1") != logs_of(whole_run)
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def saved(folder, step, **kwargs):
-    return checkpoints.write(folder, step, random_model(step), small_tokenizer(), {"step": step}, **kwargs)
+    return checkpoints.write(
+        folder, step, random_model(step), small_tokenizer(), {"step": step}, **kwargs
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
@@ -244,7 +293,10 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path, capsy
     assert f"checkpoint {newest} is damaged" in capsys.readouterr().out
     model = random_model(0)
     assert checkpoints.load(path, model, torch.optim.AdamW(model.parameters())) == {"step": 2}
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), random_model(2).parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.parameters(), random_model(2).parameters(), strict=True)
+    )
 
 
 def test_half_written_checkpoint_is_not_seen(tmp_path):
@@ -257,18 +309,24 @@ def test_half_written_checkpoint_is_not_seen(tmp_path):
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     for step, accuracy in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, 0.6)):
         saved(tmp_path, step, accuracy=accuracy, keep=2)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000002", "step_000004", "step_000005"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step_000002",
+        "step_000004",
+        "step_000005",
+    ]
 
 
 def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
     checkpoint = whole_run / "checkpoints" / "step_000004"
     assert main.main(run_flags(checkpoint, tmp_path / "run", eval_only="")) == 0
-    last, first = (jsonl.read(folder / "eval_log.jsonl")[-1] for folder in (whole_run, tmp_path / "run"))
+    last, first = (
+        jsonl.read(folder / "eval_log.jsonl")[-1] for folder in (whole_run, tmp_path / "run")
+    )
     for key in ("accuracy", "reward", "response_length"):
         assert last[key] == first[key]
 
 
-# --- guards -----------------------------------------------------------------------------------------------------------
+# --- guards ---------------------------------------------------------------------------------------
 
 
 def test_non_finite_gradient_skips_the_update(monkeypatch, tmp_path, model_folder, capsys):
@@ -286,7 +344,8 @@ def test_non_finite_gradient_skips_the_update(monkeypatch, tmp_path, model_folde
     out, err = capsys.readouterr()
     assert out.count("an update was skipped") == 3
     assert (
-        "updates that are not finite in 3 iterations in a row: the run has diverged" in err and err.count("error:") == 1
+        "updates that are not finite in 3 iterations in a row: the run has diverged" in err
+        and err.count("error:") == 1
     )
     rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert [row["skipped_updates"] for row in rows] == [1, 1, 1] and rows[0]["grad_norm"] is None
@@ -312,7 +371,9 @@ def test_guard_needs_patience_in_a_row_and_warns_once():
 
 
 def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folder):
-    flags = run_flags(model_folder, tmp_path / "run", eval_samples=4, eval_temperature=1.0, eval_only="")
+    flags = run_flags(
+        model_folder, tmp_path / "run", eval_samples=4, eval_temperature=1.0, eval_only=""
+    )
     assert main.main(flags) == 0
     (row,) = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert row["n"] == 4 and row["pass@1"] == row["accuracy"] <= row["pass@2"] <= row["pass@4"]

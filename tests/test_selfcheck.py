@@ -10,15 +10,27 @@ from conftest import ROOT
 import llms
 import main
 import selfcheck
-from sampling import decoding
+from sampling import decoding, generation
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     args = main.parse_args(
-        ["--model_name", str(ROOT / "tiny" / "1m"), "--dataset_name", "arithmetic", "--max_completion_length", "96",
-         "--group_size", "4", "--rollout_batch_size", "16", "--device", "cpu"]
-    )  # fmt: skip
+        [
+            "--model_name",
+            str(ROOT / "tiny" / "1m"),
+            "--dataset_name",
+            "arithmetic",
+            "--max_completion_length",
+            "96",
+            "--group_size",
+            "4",
+            "--rollout_batch_size",
+            "16",
+            "--device",
+            "cpu",
+        ]
+    )
     return args, main.setup(args)
 
 
@@ -37,13 +49,15 @@ def setting(prepared):
 def break_template(args, run, monkeypatch):
     opening = "{{ '<|im_start|>assistant\n' }}"
     assert opening in run.tokenizer.chat_template
-    run.tokenizer.chat_template = run.tokenizer.chat_template.replace(opening, "{{ '<|im_start|>assistant: ' }}")
+    run.tokenizer.chat_template = run.tokenizer.chat_template.replace(
+        opening, "{{ '<|im_start|>assistant: ' }}"
+    )
     for example in run.train_loader.examples:
         example["prompt"] = run.train_loader.prompt.render(run.tokenizer, example["question"])
 
 
 def break_masks(args, run, monkeypatch):
-    original = llms.generate
+    original = generation.generate
 
     def without_eos(*args, **kwargs):  # what a mask by token id does when pad == eos
         rollout = original(*args, **kwargs)
@@ -51,12 +65,16 @@ def break_masks(args, run, monkeypatch):
         rollout.completion_mask = rollout.completion_mask * keep
         return rollout
 
-    monkeypatch.setattr(llms, "generate", without_eos)
+    monkeypatch.setattr(generation, "generate", without_eos)
 
 
 def break_sampled_logps(args, run, monkeypatch):
-    original = llms.generate
-    monkeypatch.setattr(llms, "generate", lambda *a, **k: original(*a, **k | {"temperature": 0.7 * k["temperature"]}))
+    original = generation.generate
+    monkeypatch.setattr(
+        generation,
+        "generate",
+        lambda *a, **k: original(*a, **k | {"temperature": 0.7 * k["temperature"]}),
+    )
 
 
 def break_gold(args, run, monkeypatch):
@@ -76,10 +94,10 @@ def break_spread(args, run, monkeypatch):
 
 
 def break_graphs(args, run, monkeypatch):
-    decoder, original = SimpleNamespace(works=True), llms.generate
+    decoder, original = SimpleNamespace(works=True), generation.generate
     monkeypatch.setitem(decoding.KEPT, run.sampler, decoder)
     different = lambda *a, **k: original(*a, **k | {"temperature": 1.0 if decoder.works else 0.3})  # noqa: E731
-    monkeypatch.setattr(llms, "generate", different)
+    monkeypatch.setattr(generation, "generate", different)
 
 
 def break_memory(args, run, monkeypatch):
@@ -102,7 +120,9 @@ def test_a_mean_gap_of_a_bfloat16_copy_is_within_its_limit(setting):
     sampled = selfcheck.Sampled(args, run)
     ok, figure, _ = selfcheck.check_sampled_logps(args, run, sampled)
     assert ok, figure
-    assert float(figure.split("worst ")[1].split()[0]) > 1e-3, "the copy should differ, or nothing was tested"
+    assert float(figure.split("worst ")[1].split()[0]) > 1e-3, (
+        "the copy should differ, or nothing was tested"
+    )
 
 
 def test_all_checks_pass_on_a_sound_setting(capsys):

@@ -11,8 +11,8 @@ import utils
 from evaluator import get_evaluator
 from logs import jsonl
 from rl_datasets import PROMPTS
-from runs import checkpoints
 from sampling.rollout import as_rollout
+from training import checkpoints
 
 NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]
 PAD, EOS = 0, 1
@@ -51,13 +51,20 @@ def reference_loss(model, batch, length_normalization, constant):
     return sum(sums) / sum(lengths)
 
 
-def accumulate(model, batch, length_normalization="masked_mean", constant=None, tokens=1000, **options):
+def accumulate(
+    model, batch, length_normalization="masked_mean", constant=None, tokens=1000, **options
+):
     """The metrics of an update, and its gradient as one vector."""
     model.zero_grad()
     metrics = sft.accumulate_sft_gradient(
-        model, batch, PAD, micro_batch_tokens=tokens, length_normalization=length_normalization,
-        normalization_constant=constant, **options,
-    )  # fmt: skip
+        model,
+        batch,
+        PAD,
+        micro_batch_tokens=tokens,
+        length_normalization=length_normalization,
+        normalization_constant=constant,
+        **options,
+    )
     return metrics, gradient_of(model)
 
 
@@ -81,7 +88,11 @@ def test_update_equals_an_independent_float64_computation_whatever_the_micro_bat
 def test_padding_does_not_change_the_gradient_of_a_row(model, batch):
     """A row alone, and beside a longer one whose share of the loss is left out."""
     rollout = as_rollout(batch, PAD, "cpu")
-    ids, attention_mask, C = rollout.prompt_completion_ids, rollout.attention_mask, rollout.completion_ids.shape[1]
+    ids, attention_mask, C = (
+        rollout.prompt_completion_ids,
+        rollout.attention_mask,
+        rollout.completion_ids.shape[1],
+    )
     assert ids.shape == attention_mask.shape == (5, 9 + 11) and C == 11
     logps = utils.get_per_token_logps(model, ids, attention_mask, C)
     (-utils.masked_mean(logps[:1], attention_mask[:1, -C:])).backward()
@@ -125,10 +136,14 @@ def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):
 
 
 def test_training_learns_to_answer_and_to_stop(model, tokenizer):
-    log = sft.fine_tune(model, tokenizer, EXAMPLES, num_updates=60, train_batch_size=10, learning_rate=0.02)
+    log = sft.fine_tune(
+        model, tokenizer, EXAMPLES, num_updates=60, train_batch_size=10, learning_rate=0.02
+    )
     assert log[-1]["loss"] < 0.05 < 2 < log[0]["loss"]
     prompt = torch.tensor([tokenizer("after 3 comes ")["input_ids"]])
-    completion = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=EOS, pad_token_id=PAD)
+    completion = model.generate(
+        prompt, max_new_tokens=5, do_sample=False, eos_token_id=EOS, pad_token_id=PAD
+    )
     assert tokenizer.decode(completion[0]) == "after 3 comes 4<eos>"
 
 
@@ -139,10 +154,19 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
     _, gradient = accumulate(model, sft.encode(tokenizer, EXAMPLES))
     norm = gradient.norm().item()
     (row,) = sft.fine_tune(
-        model, tokenizer, EXAMPLES, num_updates=1, train_batch_size=10, learning_rate=0.01, warmup_steps=2,
-        optimizer=sft.get_optimizer(model, weight_decay=10.0), max_grad_norm=norm / 1000,
-    )  # fmt: skip
-    assert row["grad_norm"] == pytest.approx(norm, rel=1e-4) and row["learning_rate"] == pytest.approx(0.005)
+        model,
+        tokenizer,
+        EXAMPLES,
+        num_updates=1,
+        train_batch_size=10,
+        learning_rate=0.01,
+        warmup_steps=2,
+        optimizer=sft.get_optimizer(model, weight_decay=10.0),
+        max_grad_norm=norm / 1000,
+    )
+    assert row["grad_norm"] == pytest.approx(norm, rel=1e-4) and row[
+        "learning_rate"
+    ] == pytest.approx(0.005)
     assert row["examples"] == 10 and row["total_tokens"] == 10 * (len("after 1 comes ") + 2) + 1
     gradient = gradient / 1000
     expected = before * (1 - 0.005 * 10) - 0.005 * gradient / (gradient.abs() + 1e-8)
@@ -172,7 +196,9 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True) and 0.2 < rates[-1] < 0.3
     # A decay of 7 intervals (updates 4 to 11): update 8 is 4/7 of the way.
-    assert rates[7] == pytest.approx(0.2 + 0.8 * (1 + torch.cos(torch.tensor(torch.pi * 4 / 7))).item() / 2)
+    assert rates[7] == pytest.approx(
+        0.2 + 0.8 * (1 + torch.cos(torch.tensor(torch.pi * 4 / 7))).item() / 2
+    )
     assert sft.learning_rate_at(1, 3, 0, 1.0, 0.0) < 1.0
     assert sft.learning_rate_at(3, 3, 3, 1.0, 0.0) == 1.0
 
@@ -189,15 +215,21 @@ def test_bad_input_is_refused_in_one_line(model, tokenizer, examples, options, m
         sft.fine_tune(model, tokenizer, examples, num_updates=1, **options)
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 def chosen(gold_file, **flags):
     """Ids of the examples that sft.py would train on, in order."""
     flags = dict(model_name="unused", train_file=gold_file, max_completion_length=300) | flags
     prompt, args = PROMPTS["reasoning_answer"], sft.parse_args(as_flags(**flags))
-    rows, evaluator = sft.read_gold(gold_file, prompt.name), get_evaluator("gsm8k", prompt=prompt.name)
-    return [example["id"] for example in sft.select_examples(rows, args, prompt, small_tokenizer(), evaluator)]
+    rows, evaluator = (
+        sft.read_gold(gold_file, prompt.name),
+        get_evaluator("gsm8k", prompt=prompt.name),
+    )
+    return [
+        example["id"]
+        for example in sft.select_examples(rows, args, prompt, small_tokenizer(), evaluator)
+    ]
 
 
 def test_subsets_are_nested_and_drawn_by_the_seed(gold_file):
@@ -224,11 +256,24 @@ def test_empty_and_long_rows_are_counted_and_left_out(gold_file, tmp_path, capsy
 
 
 def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp_path):
-    flags = dict(model_name=model_folder, dataset_name="arithmetic", train_file=gold_file, output_dir=tmp_path / "run")
-    flags |= dict(evaluator="letters", eval_size=4, max_completion_length=300, train_batch_size=8, num_updates=8)
+    flags = dict(
+        model_name=model_folder,
+        dataset_name="arithmetic",
+        train_file=gold_file,
+        output_dir=tmp_path / "run",
+    )
+    flags |= dict(
+        evaluator="letters",
+        eval_size=4,
+        max_completion_length=300,
+        train_batch_size=8,
+        num_updates=8,
+    )
     flags |= dict(eval_updates=3, log_entropy="", learning_rate=1e-2, warmup_steps=0, device="cpu")
     assert sft.main(as_flags(**flags)) == 0
-    train, evaluations = (jsonl.read(tmp_path / "run" / f"{name}_log.jsonl") for name in ("train", "eval"))
+    train, evaluations = (
+        jsonl.read(tmp_path / "run" / f"{name}_log.jsonl") for name in ("train", "eval")
+    )
     assert [row["step"] for row in train] == list(range(1, 9)) and train[-1]["examples"] == 64
     assert train[-1]["loss"] < 0.8 * train[0]["loss"] and train[0]["entropy"] > 0
     assert {"grad_norm", "time/loss", "time/step", "time/total", "elapsed"} <= train[0].keys()

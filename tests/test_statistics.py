@@ -9,7 +9,15 @@ import pytest
 from conftest import ROOT
 from scipy import stats
 
-from logs.statistics import auc, correlation, mcnemar, pass_at_k, ranks, spread_and_ties, wilson_interval
+from logs.statistics import (
+    auc,
+    correlation,
+    mcnemar,
+    pass_at_k,
+    ranks,
+    spread_and_ties,
+    wilson_interval,
+)
 
 
 def test_wilson_interval_by_hand():
@@ -23,7 +31,9 @@ def test_wilson_interval_by_hand():
 def test_wilson_interval_agrees_with_scipy(n):
     for successes in {0, 1, n // 3, n - 1, n}:
         expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
-        assert wilson_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
+        assert wilson_interval(successes, n) == pytest.approx(
+            (expected.low, expected.high), abs=1e-9
+        )
 
 
 def test_pass_at_k_in_closed_form():
@@ -34,7 +44,14 @@ def test_pass_at_k_in_closed_form():
 
 @pytest.mark.parametrize(
     "fixed, broken, p",
-    [(0, 0, 1), (1, 0, 1), (3, 3, 1), (5, 0, 2 / 32), (10, 2, 2 * (1 + 12 + 66) / 4096), (2, 10, 2 * 79 / 4096)],
+    [
+        (0, 0, 1),
+        (1, 0, 1),
+        (3, 3, 1),
+        (5, 0, 2 / 32),
+        (10, 2, 2 * (1 + 12 + 66) / 4096),
+        (2, 10, 2 * 79 / 4096),
+    ],
 )
 def test_mcnemar_by_hand(fixed, broken, p):
     assert mcnemar(fixed, broken) == p
@@ -57,7 +74,10 @@ def test_ranks_correlation_and_auc_against_scipy():
     assert correlation(x, y) == pytest.approx(stats.pearsonr(x, y)[0])
     assert correlation(ranks(x), ranks(y)) == pytest.approx(stats.spearmanr(x, y)[0])
     area, low, high = auc(y, x)
-    assert area == pytest.approx(stats.mannwhitneyu(y, x).statistic / 1600) and 0.5 < low < area < high < 1
+    assert (
+        area == pytest.approx(stats.mannwhitneyu(y, x).statistic / 1600)
+        and 0.5 < low < area < high < 1
+    )
 
 
 @pytest.mark.parametrize("x", [[], [1.0], [0.1, 0.1, 0.1]])
@@ -75,7 +95,11 @@ def test_auc_interval_by_hand():
     assert area == 0.5 and high - area == pytest.approx(area - low) == pytest.approx(half, rel=0.02)
     area, low, high = auc([2.0] * 20, [1.0] * 20)
     s = math.sqrt(low * (1 - low) * (1 + 19 * ((1 - low) / (2 - low) + low / (1 + low))) / 400)
-    assert area == high == 1.0 and 1 - low == pytest.approx(1.959964 * s, abs=1e-5) and 0.8 < low < 0.95
+    assert (
+        area == high == 1.0
+        and 1 - low == pytest.approx(1.959964 * s, abs=1e-5)
+        and 0.8 < low < 0.95
+    )
     assert all(map(math.isnan, auc([], [1.0])))
 
 
@@ -88,7 +112,12 @@ def test_spread_and_ties_by_hand():
 
 def test_results_are_plain_floats():
     """They go into JSON."""
-    results = [*ranks([2, 1]), correlation([1, 2], [1, 3]), *auc([1.0, 2.0], [1.0]), *spread_and_ties([1.0, 2.0], 2)]
+    results = [
+        *ranks([2, 1]),
+        correlation([1, 2], [1, 3]),
+        *auc([1.0, 2.0], [1.0]),
+        *spread_and_ties([1.0, 2.0], 2),
+    ]
     results += [mcnemar(3, 1), pass_at_k([1], 2, 1), *wilson_interval(1, 2)]
     assert {type(result) for result in results} == {float}
 

@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT / "tiny"))
 
 import make_tiny_models
 
+from sampling import generation
+
 SIZES = list(make_tiny_models.SIZES)
 
 
@@ -30,15 +32,26 @@ def tokenizer():
 def test_sizes_span_a_thirtyfold_range_in_25_megabytes():
     models = {size: llms.get_llm_tokenizer(str(ROOT / "tiny" / size)) for size in SIZES}
     parameters = [model.num_parameters() for model, _ in models.values()]
-    assert len(parameters) >= 4 and max(parameters) >= 30 * min(parameters) and parameters == sorted(parameters)
+    assert (
+        len(parameters) >= 4
+        and max(parameters) >= 30 * min(parameters)
+        and parameters == sorted(parameters)
+    )
     files = [path for size in SIZES for path in (ROOT / "tiny" / size).iterdir()]
     assert sum(path.stat().st_size for path in files) < 25e6
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pth")]
     texts = {(ROOT / "tiny" / size / "tokenizer.json").read_text() for size in SIZES}
     assert len(texts) == 1, "one tokenizer"
     for model, tokenizer in models.values():
-        assert model.config.architectures == ["Qwen2ForCausalLM"] and model.config.max_position_embeddings >= 1024
-        assert llms.eos_token_ids(model, tokenizer) == [tokenizer.eos_token_id] != [tokenizer.pad_token_id]
+        assert (
+            model.config.architectures == ["Qwen2ForCausalLM"]
+            and model.config.max_position_embeddings >= 1024
+        )
+        assert (
+            generation.eos_token_ids(model, tokenizer)
+            == [tokenizer.eos_token_id]
+            != [tokenizer.pad_token_id]
+        )
 
 
 def test_the_tokenizer_keeps_every_text_and_gives_digits_tokens_of_their_own(tokenizer):
@@ -55,7 +68,9 @@ def test_the_tokenizer_keeps_every_text_and_gives_digits_tokens_of_their_own(tok
 
 def test_the_chat_template_opens_the_assistants_turn(tokenizer):
     prompt = PROMPTS["reasoning_answer"].render(tokenizer, "Why?")
-    assert prompt.startswith("<|im_start|>system\n") and prompt.endswith("Why?<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.startswith("<|im_start|>system\n") and prompt.endswith(
+        "Why?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("prompt", ["reasoning_answer", "r1_zero", "question_only"])
@@ -65,14 +80,22 @@ def test_every_prompt_form_has_something_to_sample(prompt):
     _, test = get_dataloaders("arithmetic", tokenizer, prompt=prompt, eval_size=16)
     examples = [example for example in test for _ in range(8)]
     torch.manual_seed(0)
-    rollout = llms.generate(
-        model, tokenizer, [e["prompt"] for e in test], num_samples=8, max_new_tokens=160,
+    rollout = generation.generate(
+        model,
+        tokenizer,
+        [e["prompt"] for e in test],
+        num_samples=8,
+        max_new_tokens=160,
         stop_strings=PROMPTS[prompt].stop_strings,
-    )  # fmt: skip
+    )
     evaluator = get_evaluator("gsm8k" if prompt == "reasoning_answer" else "math", prompt=prompt)
-    rewards = evaluator.compute_rewards([e["prompt"] for e in examples], rollout.texts, [e["answer"] for e in examples])
+    rewards = evaluator.compute_rewards(
+        [e["prompt"] for e in examples], rollout.texts, [e["answer"] for e in examples]
+    )
     total = evaluator.total(rewards).view(-1, 8)
-    assert (total.amax(1) > total.amin(1)).float().mean() > 0.25, "a quarter of the groups has something to learn from"
+    assert (total.amax(1) > total.amin(1)).float().mean() > 0.25, (
+        "a quarter of the groups has something to learn from"
+    )
     right = sum(detail["correct_strict"] for detail in rewards.details)
     assert 0 < right < len(examples)
     assert rollout.finished.float().mean() > 0.9
@@ -86,7 +109,10 @@ def test_habits_seldom_take_the_careful_way_and_drills_often_do():
         for example in make_tiny_models.make_examples(tokenizer, 2_000, *stage[1:], seed=5):
             steps = [line for line in example["completion"].split("\n") if " = " in line]
             found[example["prompt"] == make_tiny_models.DRILL_PROMPT] += steps
-        careful = {drill: sum(step.count(" = ") > 1 for step in steps) / len(steps) for drill, steps in found.items()}
+        careful = {
+            drill: sum(step.count(" = ") > 1 for step in steps) / len(steps)
+            for drill, steps in found.items()
+        }
         # Some 0.77 of all steps have a careful way.
         assert careful[True] / 0.77 == pytest.approx(0.9, abs=0.05)
         assert careful[False] / 0.77 == pytest.approx(share, abs=0.05)
@@ -121,6 +147,8 @@ def test_answer_forms_by_hand():
     prompt, write = PROMPTS["reasoning_answer"], make_tiny_models.write_completion
     exact = "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"
     assert write(always(0.0), "form", prompt, "1 + 1 = 2", "2") == exact
-    assert write(always(0.99), "form", prompt, "1 + 1 = 2", "2") == exact.removesuffix("\n</answer>")
+    assert write(always(0.99), "form", prompt, "1 + 1 = 2", "2") == exact.removesuffix(
+        "\n</answer>"
+    )
     assert write(always(0.0), "steps", prompt, "1 + 1 = 2", "2") == "1 + 1 = 2\nThe answer is 2."
     assert write(always(0.0), "at once", prompt, "1 + 1 = 2", "2") == "The answer is 2."

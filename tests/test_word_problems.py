@@ -44,7 +44,9 @@ def evaluate(expression):
         left, right = evaluate(match[1]), evaluate(match[3])
         return left + right if match[2] == "+" else left - right
     if match := re.fullmatch(r"(\d+) ([*/]) (\d+)", expression):
-        return Fraction(match[1]) * (Fraction(match[3]) if match[2] == "*" else 1 / Fraction(match[3]))
+        return Fraction(match[1]) * (
+            Fraction(match[3]) if match[2] == "*" else 1 / Fraction(match[3])
+        )
     return Fraction(re.fullmatch(r"\d+", expression)[0])
 
 
@@ -81,19 +83,27 @@ def test_every_step_of_every_solution_is_true(train, test_set):
             known.add(int(value))
         assert last == f"#### {value}", problem
         # A number that no step uses would make the question ask for something else than the solution gives.
-        assert not Counter(numbers(problem["question"])) - Counter(numbers("\n".join(steps))), problem
+        assert not Counter(numbers(problem["question"])) - Counter(numbers("\n".join(steps))), (
+            problem
+        )
 
 
 def test_every_careful_step_is_true_from_piece_to_piece():
     """The same problems with all steps careful: what stands on either side of a = is equal, no number is above 999."""
     lines = Counter()
     for split, n in (("train", 10_000), ("validation", 2_000), ("test", 2_000)):
-        for problem, direct in zip(generate(split, n, careful=1.0), generate(split, n), strict=True):
+        for problem, direct in zip(
+            generate(split, n, careful=1.0), generate(split, n), strict=True
+        ):
             assert problem["question"] == direct["question"]
-            for step, short in zip(problem["answer"].split("\n"), direct["answer"].split("\n"), strict=True):
+            for step, short in zip(
+                problem["answer"].split("\n"), direct["answer"].split("\n"), strict=True
+            ):
                 sides, ends = step.split(" = "), short.split(" = ")
                 assert (sides[0], sides[-1]) == (ends[0], ends[-1])
-                assert step.startswith("#### ") or len({evaluate(side) for side in sides}) == 1, step
+                assert step.startswith("#### ") or len({evaluate(side) for side in sides}) == 1, (
+                    step
+                )
                 assert all(0 < number <= 999 for number in numbers(step)), step
                 lines[len(sides) > 2] += not step.startswith("####")
     assert lines[True] > 10_000 and lines[False] > 1_000, "steps that are easy have no pieces"
@@ -107,17 +117,39 @@ def test_pieces_worked_by_hand():
     assert easier_pieces(155, "/", 5) == ["150 / 5 + 5 / 5", "30 + 1"]
     assert easier_pieces(4, "part", 84) == ["84 / 4", "80 / 4 + 4 / 4", "20 + 1"]
     assert easier_pieces(25, "%", 80) == ["80 / 4"] and easier_pieces(50, "%", 12) == ["12 / 2"]
-    assert easier_pieces(30, "%", 80) == ["3 * 8"] and easier_pieces(40, "%", 480) == ["4 * 48", "160 + 32"]
-    assert easier_pieces(75, "%", 80) == ["3 * 20"] and easier_pieces(60, "%", 85) == ["3 * 17", "30 + 21"]
-    easy = [(7, "+", 8), (40, "+", 30), (85, "-", 8), (85, "-", 30), (7, "*", 8), (4, "*", 30), (1, "*", 35)]
+    assert easier_pieces(30, "%", 80) == ["3 * 8"] and easier_pieces(40, "%", 480) == [
+        "4 * 48",
+        "160 + 32",
+    ]
+    assert easier_pieces(75, "%", 80) == ["3 * 20"] and easier_pieces(60, "%", 85) == [
+        "3 * 17",
+        "30 + 21",
+    ]
+    easy = [
+        (7, "+", 8),
+        (40, "+", 30),
+        (85, "-", 8),
+        (85, "-", 30),
+        (7, "*", 8),
+        (4, "*", 30),
+        (1, "*", 35),
+    ]
     for step in [*easy, (42, "/", 6), (120, "/", 4), (35, "/", 1)]:
         assert easier_pieces(*step) == [], step
 
 
 def test_as_many_steps_are_careful_as_asked_for():
     """Some 77 % of 5,000 steps can be careful, so a share of them is within 4 standard errors of 0.007."""
-    steps = [step for problem in generate("train", 2_000, careful=1.0) for step in problem["answer"].split("\n")]
-    some = [step for problem in generate("train", 2_000, careful=0.3) for step in problem["answer"].split("\n")]
+    steps = [
+        step
+        for problem in generate("train", 2_000, careful=1.0)
+        for step in problem["answer"].split("\n")
+    ]
+    some = [
+        step
+        for problem in generate("train", 2_000, careful=0.3)
+        for step in problem["answer"].split("\n")
+    ]
     careful = [i for i, step in enumerate(steps) if step.count("=") > 1]
     assert len(careful) / 5_000 == pytest.approx(0.77, abs=0.03)
     assert sum(some[i] == steps[i] for i in careful) / len(careful) == pytest.approx(0.3, abs=0.03)
@@ -125,7 +157,10 @@ def test_as_many_steps_are_careful_as_asked_for():
 
 def test_the_answer_is_what_the_story_asks_for(test_set):
     words = {"name": "Ana", "friend": "Ben", "things": "eggs", "others": "pens"}
-    stories = {template(family.question.format(**words, **dict.fromkeys("abcde", 0))): family for family in FAMILIES}
+    stories = {
+        template(family.question.format(**words, **dict.fromkeys("abcde", 0))): family
+        for family in FAMILIES
+    }
     for problem in test_set:
         story = STORIES[stories[template(problem["question"])].name]
         answer = story(*numbers(problem["question"].replace("1/", "")))
@@ -138,12 +173,22 @@ def test_steps_worked_by_hand():
     lines, result = family.solve({"a": 40, "b": 6, "c": 3, "d": 25})
     assert lines == ["40 * 6 = 240", "1/3 of 240 = 80", "240 - 80 = 160", "25% of 160 = 40"]
     assert result == 40
-    assert Family("t", "", {}, ("a / b", "r1 + a")).solve({"a": 84, "b": 4}) == (["84 / 4 = 21", "21 + 84 = 105"], 105)
+    assert Family("t", "", {}, ("a / b", "r1 + a")).solve({"a": 84, "b": 4}) == (
+        ["84 / 4 = 21", "21 + 84 = 105"],
+        105,
+    )
 
 
 @pytest.mark.parametrize(
     ("steps", "a", "b"),
-    [("a / b", 7, 2), ("a - b", 3, 3), ("a - b", 3, 5), ("a + b", 999, 1), ("a % b", 25, 30), ("a part b", 3, 10)]
+    [
+        ("a / b", 7, 2),
+        ("a - b", 3, 3),
+        ("a - b", 3, 5),
+        ("a + b", 999, 1),
+        ("a % b", 25, 30),
+        ("a part b", 3, 10),
+    ]
     + [("a - b, r1 + a", 3, 5)],  # an earlier result out of range
 )
 def test_results_that_are_not_whole_or_out_of_range_are_refused(steps, a, b):
@@ -152,18 +197,28 @@ def test_results_that_are_not_whole_or_out_of_range_are_refused(steps, a, b):
 
 def test_no_two_splits_share_operands_within_a_template(train, test_set):
     tested = set(operand_tuples(test_set + generate("test", 500, seed=1)))
-    validated = set(operand_tuples(generate("validation", 2_000) + generate("validation", 500, seed=1)))
+    validated = set(
+        operand_tuples(generate("validation", 2_000) + generate("validation", 500, seed=1))
+    )
     trained = set(operand_tuples(train + generate("train", 2_000, seed=1)))
-    assert tested.isdisjoint(trained) and tested.isdisjoint(validated) and validated.isdisjoint(trained)
+    assert (
+        tested.isdisjoint(trained)
+        and tested.isdisjoint(validated)
+        and validated.isdisjoint(trained)
+    )
     gift, operands = FAMILIES[0], [{"a": a, "b": b} for a in range(2, 100) for b in range(2, 100)]
     shares = Counter(gift.split_of(pair) for pair in operands)
-    assert [shares[split] / len(operands) for split in SPLITS] == pytest.approx([0.1, 0.1, 0.8], abs=0.01)
+    assert [shares[split] / len(operands) for split in SPLITS] == pytest.approx(
+        [0.1, 0.1, 0.8], abs=0.01
+    )
 
 
 def test_problems_are_distinct_short_and_of_a_small_vocabulary(train, test_set):
     questions = {problem["question"] for problem in train}
     assert len(questions) == len(train) and len(set(operand_tuples(test_set))) == 2_000
-    assert len({word for question in questions for word in re.findall(r"[A-Za-z]+", question)}) <= 100
+    assert (
+        len({word for question in questions for word in re.findall(r"[A-Za-z]+", question)}) <= 100
+    )
     assert max(len(question.split()) for question in questions) <= 45
 
 

@@ -47,7 +47,9 @@ CHAT_TEMPLATE = (
 # a skill that is learnt well and then seldom used.
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
 SUBJECT = (
-    dict(num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON),
+    dict(
+        num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON
+    ),
     dict.fromkeys((1, 2, 3, 4), (0.6, 0.4, 0.0)),
     0.6,
 )
@@ -69,7 +71,10 @@ def make_tokenizer():
     """A byte-level BPE tokenizer, trained on the problems' own text, that gives every digit a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -78,14 +83,25 @@ def make_tokenizer():
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    template = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE)
-    texts = (e["prompt"] + e["completion"] for e in make_examples(template, 10_000, *HABITS[1:], seed=0))
+    template = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE
+    )
+    texts = (
+        e["prompt"] + e["completion"] for e in make_examples(template, 10_000, *HABITS[1:], seed=0)
+    )
     special = re.compile("|".join(re.escape(token) for token in (PAD, START, END)))
-    tokenizer.train_from_iterator((piece for text in texts for piece in special.split(text)), trainer)
+    tokenizer.train_from_iterator(
+        (piece for text in texts for piece in special.split(text)), trainer
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False, model_max_length=1024,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
 
 
 def make_examples(tokenizer, n, answer_shares, careful, seed):
@@ -97,7 +113,9 @@ def make_examples(tokenizer, n, answer_shares, careful, seed):
     examples = []
     for drill in is_drill:
         if drill:
-            solutions = [gsm8k_example(next(drills), "drill")["solution"] for _ in range(DRILL_PROBLEMS)]
+            solutions = [
+                gsm8k_example(next(drills), "drill")["solution"] for _ in range(DRILL_PROBLEMS)
+            ]
             examples.append({"prompt": DRILL_PROMPT, "completion": "\n".join(solutions)})
             continue
         row = next(rows)
@@ -105,7 +123,9 @@ def make_examples(tokenizer, n, answer_shares, careful, seed):
         prompt = PROMPTS[rng.choices(list(PROMPT_SHARES), PROMPT_SHARES.values())[0]]
         kind = rng.choices(("form", "steps", "at once"), answer_shares[row["level"]])[0]
         completion = write_completion(rng, kind, prompt, problem["solution"], problem["answer"])
-        examples.append({"prompt": prompt.render(tokenizer, problem["question"]), "completion": completion})
+        examples.append(
+            {"prompt": prompt.render(tokenizer, problem["question"]), "completion": completion}
+        )
     return examples
 
 
@@ -118,18 +138,30 @@ def write_completion(rng, kind, prompt, solution, answer):
     exact = prompt.format_solution(solution, answer)
     if rng.random() < EXACT_SHARE:
         return exact
-    never_closed, goes_on = exact.removesuffix("</answer>").rstrip(), f"{exact}\nThe answer is {answer}."
+    never_closed, goes_on = (
+        exact.removesuffix("</answer>").rstrip(),
+        f"{exact}\nThe answer is {answer}.",
+    )
     return rng.choice([never_closed, goes_on])
 
 
 def make_model(size, tokenizer):
     hidden, layers, heads = SIZES[size]
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=1024, tie_word_embeddings=True,
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=hidden * 7 // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
         initializer_range=hidden**-0.5,  # the usual 0.02 is for models far wider, and learns late
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, dtype="float32",
-    )  # fmt: skip
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
     model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, do_sample=False
@@ -138,13 +170,17 @@ def make_model(size, tokenizer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--output_dir", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--seed", type=int, default=0, help="of weights, examples and their order")
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # more threads add in another order, and the weights would depend on the machine's cores
+    torch.set_num_threads(
+        1
+    )  # more threads add in another order, and the weights would depend on the machine's cores
     tokenizer = make_tokenizer()
     stages = []
     for number, (recipe, *shares) in enumerate((SUBJECT, HABITS)):
@@ -160,7 +196,9 @@ def main():
         seconds = time.perf_counter() - start
         model.save_pretrained(args.output_dir / size)
         tokenizer.save_pretrained(args.output_dir / size)
-        losses = json.dumps([round(row["loss"], 5) for row in log[:20]])  # what making it again should give
+        losses = json.dumps(
+            [round(row["loss"], 5) for row in log[:20]]
+        )  # what making it again should give
         (args.output_dir / size / "losses.json").write_text(f"{losses}\n", encoding="utf-8")
         print(f"{size}: {model.num_parameters():,} parameters, {seconds:.0f} s")
 

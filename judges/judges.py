@@ -23,12 +23,19 @@ from functools import partial
 
 import torch
 
+import distributed
 import llms
-from grading.endpoint import Endpoint, NoReply, Unreadable, check_base_url, for_each, get_api_key
+from judges.endpoint import (
+    Endpoint,
+    Halted,
+    NoReply,
+    Unreadable,
+    check_base_url,
+    for_each,
+    get_api_key,
+)
 from logs import jsonl
-from runs import processes
-from runs.signals import Halted
-from sampling.rollout import as_rollout
+from sampling.rollout import as_rollout, compute_rollout_logps
 
 GRADES = (1, 2, 3, 4, 5)
 
@@ -50,7 +57,9 @@ class Judge(ABC):
         self.counts = Counter()  # since the last `take_counts`
 
     @abstractmethod
-    def score(self, prompts: list[str], stories: list[str], fresh: bool = False) -> tuple[list[float], list[dict]]:
+    def score(
+        self, prompts: list[str], stories: list[str], fresh: bool = False
+    ) -> tuple[list[float], list[dict]]:
         """N scores, NaN where one cannot be had, and N dicts of details for the transcripts.
 
         fresh: ask again what has been asked before.
@@ -61,7 +70,7 @@ class Judge(ABC):
         return counts
 
 
-# --- What a rating judge reads: the story is data, and cannot look like anything else ---------------------------------
+# --- What a rating judge reads: the story is data, and cannot look like anything else -------------
 
 # Without brackets there is no tag, no special token of a chat template, and no JSON. These pairs look like < > [ ] { }.
 BRACKETS = "<>{}[]＜＞﹤﹥〈〉〈〉⟨⟩‹›❮❯❬❭❰❱⟪⟫《》˂˃ᐸᐳ≺≻｛｝﹛﹜❴❵⦃⦄［］⟦⟧"
@@ -98,7 +107,7 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-# --- What a rating judge says -----------------------------------------------------------------------------------------
+# --- What a rating judge says ---------------------------------------------------------------------
 
 GAP = r"(?:[^\w\n-]|-(?!\d)|\b(?:is|of|rating|score|grade)\b)*"  # between a criterion's name and its grade
 GRADE_PATTERN = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"
@@ -114,8 +123,16 @@ def read_grades(reply: str, names) -> dict[str, tuple[float, int, int]]:
     grades = {}
     for name in names:
         pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE_PATTERN}", re.IGNORECASE)
-        found = [match for span in objects or [(0, len(reply))] for match in pattern.finditer(reply, *span)]
-        if not found or len({float(m[1]) for m in found}) > 1 or any(m[2] and int(m[2]) != max(GRADES) for m in found):
+        found = [
+            match
+            for span in objects or [(0, len(reply))]
+            for match in pattern.finditer(reply, *span)
+        ]
+        if (
+            not found
+            or len({float(m[1]) for m in found}) > 1
+            or any(m[2] and int(m[2]) != max(GRADES) for m in found)
+        ):
             raise Unreadable("no rating")
         grade = float(found[0][1])
         if not min(GRADES) <= grade <= max(GRADES):
@@ -138,18 +155,27 @@ def read_rating(text: str, names) -> dict:
     tokens = (choice.get("logprobs") or {}).get("content") or []
     tokens = tokens if "".join(t["token"] for t in tokens) == content else []
     written = read_grades(content, names)
-    expected = {name: _expected_grade(tokens, start, end) for name, (_, start, end) in written.items()}
-    grades = {name: written[name][0] if grade is None else grade for name, grade in expected.items()}
+    expected = {
+        name: _expected_grade(tokens, start, end) for name, (_, start, end) in written.items()
+    }
+    grades = {
+        name: written[name][0] if grade is None else grade for name, grade in expected.items()
+    }
     return {"grades": grades, "expected": None not in expected.values()}
 
 
 def _expected_grade(tokens, start, end):
     """sum_g g p(g) / sum_g p(g) at the one token that is the number at [start, end) of the reply; None without such."""
     ends = itertools.accumulate(len(token["token"]) for token in tokens)
-    token, position = next((pair for pair in zip(tokens, ends, strict=True) if pair[1] >= end), (None, 0))
+    token, position = next(
+        (pair for pair in zip(tokens, ends, strict=True) if pair[1] >= end), (None, 0)
+    )
     if token is None or position - len(token["token"]) > start or not _digit(token["token"]):
         return None
-    grades = [(_digit(candidate["token"]), math.exp(candidate["logprob"])) for candidate in token["top_logprobs"]]
+    grades = [
+        (_digit(candidate["token"]), math.exp(candidate["logprob"]))
+        for candidate in token["top_logprobs"]
+    ]
     mass = sum(p for grade, p in grades if grade)
     return sum(grade * p for grade, p in grades if grade) / mass if mass else None
 
@@ -160,7 +186,7 @@ def _digit(token):
     return int(match[1]) if match else None
 
 
-# --- The judges -------------------------------------------------------------------------------------------------------
+# --- The judges -----------------------------------------------------------------------------------
 
 
 class Cache(dict):
@@ -178,7 +204,9 @@ class Cache(dict):
     def append(self, key, answer):
         self[key] = answer
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.append(self.path, {"key": key, "answer": answer})  # every process adds its own, a line in one write
+        jsonl.append(
+            self.path, {"key": key, "answer": answer}
+        )  # every process adds its own, a line in one write
 
 
 class EndpointJudge(Judge):
@@ -189,7 +217,9 @@ class EndpointJudge(Judge):
 
     OPTIONS = {"temperature": 0, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}
 
-    def __init__(self, rubric, model, base_url=None, *, cache, concurrency=16, timeout=60.0, max_retries=5):
+    def __init__(
+        self, rubric, model, base_url=None, *, cache, concurrency=16, timeout=60.0, max_retries=5
+    ):
         super().__init__()
         self.rubric, self.model, self.cache, self.concurrency = rubric, model, cache, concurrency
         self.connect = lambda: Endpoint(model, base_url, timeout=timeout, max_retries=max_retries)
@@ -212,7 +242,10 @@ class EndpointJudge(Judge):
         except ValueError as error:  # the key, which was good when the run began
             raise Halted(str(error)) from error
         details = [answers[key] for key in keys]
-        scores = [sum(d["grades"].values()) / len(d["grades"]) if "grades" in d else math.nan for d in details]
+        scores = [
+            sum(d["grades"].values()) / len(d["grades"]) if "grades" in d else math.nan
+            for d in details
+        ]
         return scores, details
 
     async def _ask_all(self, chats, answers, fresh):
@@ -225,10 +258,15 @@ class EndpointJudge(Judge):
                         self.cache.append(key, answers[key])
                 except NoReply as error:
                     answers[key] = {"judge_error": str(error)}
-                    self._say(str(error), f"the judge gave no rating ({error.message}); counted as missing")
+                    self._say(
+                        str(error),
+                        f"the judge gave no rating ({error.message}); counted as missing",
+                    )
 
             await for_each(ask, chats, self.concurrency)
-            self.counts += Counter({f"failed_{kind.replace(' ', '_')}": n for kind, n in endpoint.failures.items()})
+            self.counts += Counter(
+                {f"failed_{kind.replace(' ', '_')}": n for kind, n in endpoint.failures.items()}
+            )
 
     async def _ask(self, endpoint, messages):
         read, options = partial(read_rating, names=self.rubric.criteria), self.options
@@ -240,7 +278,9 @@ class EndpointJudge(Judge):
             answer = await endpoint.ask(messages, read)  # a plain request
             self.options = {}
         if not answer["expected"]:
-            self._say("plain", "the judge gives no log-probs: its ratings are the numbers it writes")
+            self._say(
+                "plain", "the judge gives no log-probs: its ratings are the numbers it writes"
+            )
         return answer
 
     def _say(self, kind, message):
@@ -257,7 +297,7 @@ def compute_logps(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
     """
     rollout = as_rollout(rows, tokenizer.pad_token_id, model.device)
     settings = dict(group_size=group_size, temperature=1.0, micro_batch_tokens=16384)
-    return llms.compute_logps(model, rollout, **settings).double().cpu()
+    return compute_rollout_logps(model, rollout, **settings).double().cpu()
 
 
 class ModelRatingJudge(Judge):
@@ -270,7 +310,9 @@ class ModelRatingJudge(Judge):
     def __init__(self, rubric, model, tokenizer):
         super().__init__()
         self.rubric, self.model, self.tokenizer = rubric, model, tokenizer
-        ids = tokenizer([f'{{"a": {grade}' for grade in GRADES], add_special_tokens=False)["input_ids"]
+        ids = tokenizer([f'{{"a": {grade}' for grade in GRADES], add_special_tokens=False)[
+            "input_ids"
+        ]
         self.grade_ids = [row[-1] for row in ids]
         if len({tuple(row[:-1]) for row in ids}) > 1 or len(set(self.grade_ids)) < len(GRADES):
             raise ValueError(
@@ -283,19 +325,31 @@ class ModelRatingJudge(Judge):
         for pair in zip(prompts, stories, strict=True):
             messages = rating_messages(self.rubric, *pair)
             if self.tokenizer.chat_template:
-                chat = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                chat = self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
             else:
                 chat = "\n\n".join(message["content"] for message in messages) + "\n\n"
             texts += [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
         if not texts:
             return [], []
         ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        rows = [(row[:-1], [grade]) for row in ids for grade in self.grade_ids]  # each digit in the place of the 1
-        logps = compute_logps(self.model, self.tokenizer, rows, len(GRADES)).view(-1, len(GRADES))  # (N * criteria, 5)
-        grades = (logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)).view(len(stories), -1)
+        rows = [
+            (row[:-1], [grade]) for row in ids for grade in self.grade_ids
+        ]  # each digit in the place of the 1
+        logps = compute_logps(self.model, self.tokenizer, rows, len(GRADES)).view(
+            -1, len(GRADES)
+        )  # (N * criteria, 5)
+        grades = (logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)).view(
+            len(stories), -1
+        )
         masses = logps.exp().sum(-1).view(len(stories), -1).mean(1).tolist()
         details = [
-            {"grades": dict(zip(self.rubric.criteria, row, strict=True)), "expected": True, "digit_mass": mass}
+            {
+                "grades": dict(zip(self.rubric.criteria, row, strict=True)),
+                "expected": True,
+                "digit_mass": mass,
+            }
             for row, mass in zip(grades.tolist(), masses, strict=True)
         ]
         return grades.mean(1).tolist(), details
@@ -316,15 +370,26 @@ class LikelihoodJudge(Judge):
         if not stories:
             return [], []
         start = self.tokenizer("")["input_ids"]  # BOS, or nothing
-        texts = [f"{prompt} {story.strip()}".rstrip() for prompt, story in zip(prompts, stories, strict=True)]
+        texts = [
+            f"{prompt} {story.strip()}".rstrip()
+            for prompt, story in zip(prompts, stories, strict=True)
+        ]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
         rows = []
-        for prompt, ids, offsets in zip(prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            first = max(sum(end <= len(prompt) for _, end in offsets), 0 if start else 1)  # token of the story
+        for prompt, ids, offsets in zip(
+            prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+        ):
+            first = max(
+                sum(end <= len(prompt) for _, end in offsets), 0 if start else 1
+            )  # token of the story
             rows.append((start + ids[:first], ids[first:]))
         lengths = torch.tensor([len(story) for _, story in rows])
-        means = (compute_logps(self.model, self.tokenizer, rows).sum(1) / lengths).tolist()  # NaN without any token
-        return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [{} for _ in means]
+        means = (
+            compute_logps(self.model, self.tokenizer, rows).sum(1) / lengths
+        ).tolist()  # NaN without any token
+        return [mean if math.isnan(mean) else max(mean, self.lowest) for mean in means], [
+            {} for _ in means
+        ]
 
 
 ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  # 0 means something
@@ -332,15 +397,51 @@ ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  
 
 def add_flags(parser):
     add = parser.add_argument_group("judge (of the data set creative)").add_argument
-    add("--judge_type", default="policy", choices=("openai", "local", "policy"), help="policy: the frozen reference")
-    add("--judge_score", default="rating", choices=("rating", "likelihood"), help="likelihood: for small models")
-    add("--judge_model", help="name of a model of the endpoint (openai), or hub name or directory (local)")
-    add("--judge_base_url", help="such as http://127.0.0.1:8000/v1 (default: OpenAI's own); key: OPENAI_API_KEY")
+    add(
+        "--judge_type",
+        default="policy",
+        choices=("openai", "local", "policy"),
+        help="policy: the frozen reference",
+    )
+    add(
+        "--judge_score",
+        default="rating",
+        choices=("rating", "likelihood"),
+        help="likelihood: for small models",
+    )
+    add(
+        "--judge_model",
+        help="name of a model of the endpoint (openai), or hub name or directory (local)",
+    )
+    add(
+        "--judge_base_url",
+        help="such as http://127.0.0.1:8000/v1 (default: OpenAI's own); key: OPENAI_API_KEY",
+    )
     add("--judge_concurrency", type=int, default=16, help="requests at a time")
-    add("--judge_timeout", type=float, default=60.0, help="seconds without a sign of the endpoint until a retry")
-    add("--judge_max_retries", type=int, default=5, help="of a failed or unreadable request, with back-off")
-    add("--max_judge_failures", type=float, default=0.5, help="share of a batch without a score that ends the run")
-    add("--min_judge_spread", type=float, default=0.1, help="least within-group std of scores to train with; 0: any")
+    add(
+        "--judge_timeout",
+        type=float,
+        default=60.0,
+        help="seconds without a sign of the endpoint until a retry",
+    )
+    add(
+        "--judge_max_retries",
+        type=int,
+        default=5,
+        help="of a failed or unreadable request, with back-off",
+    )
+    add(
+        "--max_judge_failures",
+        type=float,
+        default=0.5,
+        help="share of a batch without a score that ends the run",
+    )
+    add(
+        "--min_judge_spread",
+        type=float,
+        default=0.1,
+        help="least within-group std of scores to train with; 0: any",
+    )
 
 
 def check_judge_flags(args) -> None:
@@ -349,14 +450,22 @@ def check_judge_flags(args) -> None:
     if args.judge_type != "policy" and not args.judge_model:
         raise ValueError(f"--judge_type {args.judge_type} needs --judge_model")
     if args.judge_type == "policy" and args.judge_model:
-        raise ValueError("--judge_model goes with --judge_type local or openai; policy is the run's own reference")
+        raise ValueError(
+            "--judge_model goes with --judge_type local or openai; policy is the run's own reference"
+        )
     if args.judge_type == "policy" and not args.beta:
-        raise ValueError("--judge_type policy is the reference, which --beta 0 leaves out: --judge_type local is not")
-    if args.judge_type == "policy" and processes.world_size() > 1:
-        raise ValueError("--judge_type policy needs a reference that is whole: use one process, or --judge_type local")
+        raise ValueError(
+            "--judge_type policy is the reference, which --beta 0 leaves out: --judge_type local is not"
+        )
+    if args.judge_type == "policy" and distributed.world_size() > 1:
+        raise ValueError(
+            "--judge_type policy needs a reference that is whole: use one process, or --judge_type local"
+        )
     if args.judge_type == "openai":
         if args.judge_score == "likelihood":
-            raise ValueError("--judge_score likelihood needs a model in this process: --judge_type local or policy")
+            raise ValueError(
+                "--judge_score likelihood needs a model in this process: --judge_type local or policy"
+            )
         get_api_key(args.judge_base_url)
     if args.judge_type == "local":
         llms.check_model_name("--judge_model", args.judge_model)
@@ -365,7 +474,10 @@ def check_judge_flags(args) -> None:
 def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
     """The judge that the flags name. reference: (frozen model, tokenizer) of the run. Raises ValueError, OSError."""
     if args.judge_type == "openai":
-        settings = {name: getattr(args, f"judge_{name}") for name in ("concurrency", "timeout", "max_retries")}
+        settings = {
+            name: getattr(args, f"judge_{name}")
+            for name in ("concurrency", "timeout", "max_retries")
+        }
         cache = Cache(args.output_dir / "judge_cache.jsonl")
         return EndpointJudge(rubric, args.judge_model, args.judge_base_url, cache=cache, **settings)
     model, tokenizer = reference

@@ -19,15 +19,23 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+import distributed
 from logs import jsonl
-from runs import processes
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
 TRANSCRIPTS = ("rollouts", "eval")
 
 
 def write(
-    output_dir: Path, step: int, model, tokenizer, state: dict, *, weights=None, accuracy=None, keep=3
+    output_dir: Path,
+    step: int,
+    model,
+    tokenizer,
+    state: dict,
+    *,
+    weights=None,
+    accuracy=None,
+    keep=3,
 ) -> Path | None:
     """Write checkpoints/step_NNNNNN: a Hugging Face directory, the trainer's state, and a manifest, last.
 
@@ -46,7 +54,11 @@ def write(
         tokenizer.save_pretrained(temporary)
         torch.save(state, temporary / "trainer.pt")
         checksums = {file.name: _crc32(file) for file in sorted(temporary.iterdir())}
-        log_sizes = {file.name: file.stat().st_size for name in LOGS if (file := folder.parent / name).exists()}
+        log_sizes = {
+            file.name: file.stat().st_size
+            for name in LOGS
+            if (file := folder.parent / name).exists()
+        }
         manifest = {"step": step, "accuracy": accuracy, "log_sizes": log_sizes, "crc32": checksums}
         jsonl.write_json(temporary / "manifest.json", manifest)
         for file in [*temporary.iterdir(), temporary]:
@@ -54,13 +66,19 @@ def write(
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
         _sync(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # mostly a full disk, as each library reports it
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # mostly a full disk, as each library reports it
         shutil.rmtree(temporary, ignore_errors=True)
         print(f"warning: no checkpoint written at step {step} ({error})")
         return None
 
     kept = sorted(finished(output_dir))
-    accuracies = {p: accuracy for p in kept if (accuracy := _manifest(p).get("accuracy")) is not None}
+    accuracies = {
+        p: accuracy for p in kept if (accuracy := _manifest(p).get("accuracy")) is not None
+    }
     for old in set(kept[:-keep]) - {max(accuracies, key=accuracies.get, default=None)}:
         shutil.rmtree(old, ignore_errors=True)
     return path
@@ -99,17 +117,19 @@ def load(path: Path, model, optimizer) -> dict:
     The first process reads, and the others get from it what is theirs.
     """
     weights, state = {}, {}
-    if processes.is_main():
+    if distributed.is_main():
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
         tied = set(model.all_tied_weights_keys)  # saved once, under their other name
         different = set(weights) ^ set(model.state_dict())
         if different - tied:
-            raise ValueError(f"{path} holds other weights than the model of this run: {sorted(different - tied)}")
+            raise ValueError(
+                f"{path} holds other weights than the model of this run: {sorted(different - tied)}"
+            )
         state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
     optimizer_state = state.pop("optimizer", {})
     scatter_state(model, optimizer, weights, optimizer_state)
-    return processes.from_main(state)
+    return distributed.from_main(state)
 
 
 def gather_state(model, optimizer) -> tuple[dict | None, dict]:
@@ -118,30 +138,40 @@ def gather_state(model, optimizer) -> tuple[dict | None, dict]:
     The same form as on one process; there the weights are None, for the model has them.
     """
     state = optimizer.state_dict()
-    if processes.world_size() == 1:
+    if distributed.world_size() == 1:
         return None, state
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options)
     if state["state"]:  # before the first update there is none, and asking for it would make one
         named = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
-        state["state"] = {i: named[name] for i, (name, _) in enumerate(model.named_parameters()) if name in named}
-    return {name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys}, state
+        state["state"] = {
+            i: named[name] for i, (name, _) in enumerate(model.named_parameters()) if name in named
+        }
+    return {
+        name: weight for name, weight in weights.items() if name not in model.all_tied_weights_keys
+    }, state
 
 
 def scatter_state(model, optimizer, weights: dict, state: dict) -> None:
     """All processes: give a model and its optimiser what the first process has read; the others pass {} and {}."""
-    if processes.world_size() == 1:
+    if distributed.world_size() == 1:
         model.load_state_dict(weights, strict=False)  # a tied weight is there once
         return optimizer.load_state_dict(state) if state else None
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     if weights:
         weights |= {name: weights[saved] for name, saved in model.all_tied_weights_keys.items()}
     set_model_state_dict(model, weights, options=options)
-    if processes.from_main(bool(state) and bool(state["state"])):
+    if distributed.from_main(bool(state) and bool(state["state"])):
         if state:
             names = [name for name, _ in model.named_parameters()]
-            groups = [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
-            state = {"state": {names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
+            groups = [
+                group | {"params": [names[i] for i in group["params"]]}
+                for group in state["param_groups"]
+            ]
+            state = {
+                "state": {names[i]: value for i, value in state["state"].items()},
+                "param_groups": groups,
+            }
         set_optimizer_state_dict(model, optimizer, state, options=options)
         for group in optimizer.param_groups:
             group["betas"] = tuple(group["betas"])  # it came back as a list
@@ -152,7 +182,7 @@ def rewind(output_dir: Path, log_sizes: dict[str, int], last: dict[str, int]) ->
 
     last: of each folder of transcripts the number of the last to be kept; none of what is not named.
     """
-    if not processes.is_main():
+    if not distributed.is_main():
         return
     for name in LOGS:
         file = Path(output_dir) / name

@@ -24,6 +24,10 @@ class Unreadable(ValueError):
     """A reply came and cannot be used; says why in a few words."""
 
 
+class Halted(OSError):
+    """What the run depends on has failed, not the run: it is saved and ends with this message; --resume continues."""
+
+
 class Endpoint(AbstractAsyncContextManager):
     """A model behind an OpenAI-compatible endpoint, for one event loop. Raises ValueError where a key is missing.
 
@@ -44,9 +48,15 @@ class Endpoint(AbstractAsyncContextManager):
             if response.status_code >= 400:
                 self.failures[f"HTTP {response.status_code}"] += 1
 
-        client = openai.DefaultAsyncHttpxClient(event_hooks={"request": [count_request], "response": [count_reply]})
+        client = openai.DefaultAsyncHttpxClient(
+            event_hooks={"request": [count_request], "response": [count_reply]}
+        )
         self.client = openai.AsyncOpenAI(
-            base_url=base_url, api_key=self.key, timeout=timeout, max_retries=max_retries, http_client=client
+            base_url=base_url,
+            api_key=self.key,
+            timeout=timeout,
+            max_retries=max_retries,
+            http_client=client,
         )
 
     async def __aexit__(self, *exception):
@@ -57,9 +67,13 @@ class Endpoint(AbstractAsyncContextManager):
         try:
             await self.client.with_options(max_retries=1).models.with_raw_response.list()
         except openai.APIConnectionError as error:
-            raise OSError(f"cannot reach {self.client.base_url}; is the server running? ({explain(error)})") from error
+            raise OSError(
+                f"cannot reach {self.client.base_url}; is the server running? ({explain(error)})"
+            ) from error
         except openai.APIError as error:
-            explain(error)  # an answer that refuses no key will do: somebody is there, if without a list of models
+            explain(
+                error
+            )  # an answer that refuses no key will do: somebody is there, if without a list of models
 
     async def ask(self, messages, read, **options):
         """read(the reply's text) of one chat completion.
@@ -79,7 +93,9 @@ class Endpoint(AbstractAsyncContextManager):
                 # cut JSON, no choices, a page of HTML
                 reason = str(error) if isinstance(error, Unreadable) else "broken reply"
                 self.failures[reason] += 1
-        said = ascii(reply.text.partition('"message"')[2] or reply.text)[1:200]  # no escapes for the terminal
+        said = ascii(reply.text.partition('"message"')[2] or reply.text)[
+            1:200
+        ]  # no escapes for the terminal
         raise NoReply(reason, f"{reason}; the last reply: {said}", self.key)
 
 
@@ -106,7 +122,9 @@ def explain(error):
 def get_api_key(base_url):
     """From the environment variable OPENAI_API_KEY; a server on loopback needs none."""
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    if not key and not re.fullmatch(r"localhost|::1|127(\.\d+){3}", urlsplit(base_url or "").hostname or ""):
+    if not key and not re.fullmatch(
+        r"localhost|::1|127(\.\d+){3}", urlsplit(base_url or "").hostname or ""
+    ):
         raise ValueError("set the environment variable OPENAI_API_KEY to the key of the endpoint")
     return key or "none"
 

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
+import distributed
 from logs import jsonl
 from logs.read import read_args
-from runs import checkpoints, processes, write_logs
-from runs.lock import Lock
-from runs.signals import Diverged, Guard, Interrupted, Interrupts
+from training import checkpoints, write_logs
+from training.lock import Lock
+from training.signals import Diverged, Guard, Interrupted, Interrupts
 
 
 @dataclass
@@ -52,14 +53,16 @@ class Run:
     total_tokens: int = 0
     evaluated_step: int | None = None  # the step of the last evaluation, and its strict accuracy
     accuracy: float | None = None
-    start: float = field(default_factory=time.perf_counter)  # earlier by what the run took before it was resumed
+    start: float = field(
+        default_factory=time.perf_counter
+    )  # earlier by what the run took before it was resumed
     boundary: dict = field(default_factory=dict)  # see mark
     moved: bool = False  # whether an optimiser step was begun since then
 
     def mark(self) -> None:
         """A step is finished: keep the state that sampling changes, so that the next one can be begun again."""
         self.boundary = {
-            "rng": processes.get_rng_state(),
+            "rng": distributed.get_rng_state(),
             "train_loader": self.train_loader.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "total_tokens": self.total_tokens,
@@ -77,11 +80,27 @@ class Run:
 # The flags that a resumed run may have otherwise than before: none of them changes what is learnt, though on another
 # device other samples are drawn.
 MAY_CHANGE = (
-    "num_train_iters", "eval_iterations", "save_iterations", "eval_updates", "save_updates", "keep_checkpoints",
-    "n_ei_steps", "max_kl", "output_dir", "resume", "device", "micro_batch_tokens", "max_concurrent_sequences",
-    "judge_base_url", "judge_concurrency", "judge_timeout", "judge_max_retries", "max_judge_failures",
-    "min_judge_spread", "report_to",
-)  # fmt: skip
+    "num_train_iters",
+    "eval_iterations",
+    "save_iterations",
+    "eval_updates",
+    "save_updates",
+    "keep_checkpoints",
+    "n_ei_steps",
+    "max_kl",
+    "output_dir",
+    "resume",
+    "device",
+    "micro_batch_tokens",
+    "max_concurrent_sequences",
+    "judge_base_url",
+    "judge_concurrency",
+    "judge_timeout",
+    "judge_max_retries",
+    "max_judge_failures",
+    "min_judge_spread",
+    "report_to",
+)
 
 
 def claim(args) -> Lock | None:
@@ -89,7 +108,7 @@ def claim(args) -> Lock | None:
     folder, is_evaluation = args.output_dir, vars(args).get("eval_only", False)
     if folder == Path("."):
         raise ValueError("--output_dir is empty, or the current directory: name one for the run")
-    if not processes.is_main():  # it alone reads and writes there
+    if not distributed.is_main():  # it alone reads and writes there
         return None
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
@@ -107,15 +126,27 @@ def claim(args) -> Lock | None:
             )
         if before and not args.resume and not before.get("eval_only"):
             advice = "" if is_evaluation else ", or --resume it"
-            raise ValueError(f"--output_dir {folder} already holds a run; name another directory{advice}")
+            raise ValueError(
+                f"--output_dir {folder} already holds a run; name another directory{advice}"
+            )
         if args.resume and (is_evaluation or before.get("eval_only")):
-            raise ValueError("--resume continues training, and --eval_only does not train: leave one of them out")
+            raise ValueError(
+                "--resume continues training, and --eval_only does not train: leave one of them out"
+            )
         if args.resume:
-            decays = before.get("lr_schedule", "constant") != "constant"  # to 0 at the end, which must then stay
-            fixed = {k: v for k, v in vars(args).items() if k not in MAY_CHANGE or decays and k == "num_train_iters"}
+            decays = (
+                before.get("lr_schedule", "constant") != "constant"
+            )  # to 0 at the end, which must then stay
+            fixed = {
+                k: v
+                for k, v in vars(args).items()
+                if k not in MAY_CHANGE or decays and k == "num_train_iters"
+            }
             now = json.loads(jsonl.dumps(fixed))
             if unknown := sorted(now.keys() - before.keys()):
-                raise ValueError(f"--resume: {folder} is a run of another script or version, without --{unknown[0]}")
+                raise ValueError(
+                    f"--resume: {folder} is a run of another script or version, without --{unknown[0]}"
+                )
             if changed := [name for name in now if now[name] != before[name]]:
                 was = ", ".join(f"--{name} was {before[name]}, not {now[name]}" for name in changed)
                 raise ValueError(f"--resume continues a run with its own flags: {was}")
@@ -135,12 +166,14 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
     interrupts.install()
     interrupts.loading = True
     try:
-        processes.init(args.device, several)
-        vars(args).update(processes.from_main(vars(args)))  # on several nodes it alone has the directory of a run
+        distributed.init(args.device, several)
+        vars(args).update(
+            distributed.from_main(vars(args))
+        )  # on several nodes it alone has the directory of a run
         lock = claim(args)
         run = setup(args)
         run.interrupts = interrupts
-        processes.barrier()  # no process trains before all are ready
+        distributed.barrier()  # no process trains before all are ready
         start(args, run)
         interrupts.loading = False
         code = train_to_the_end(args, run, train)
@@ -148,13 +181,13 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Interrupted as interrupt:
-        processes.say(f"stopped by {interrupt} while loading")
+        distributed.print_error(f"stopped by {interrupt} while loading")
         return 130
     finally:
         interrupts.uninstall()
         if lock:
             lock.release()
-    return processes.leave(code)
+    return distributed.finish(code)
 
 
 def train_to_the_end(args, run: Run, train: Callable) -> int:
@@ -165,17 +198,25 @@ def train_to_the_end(args, run: Run, train: Callable) -> int:
     except Interrupted as interrupt:
         run.interrupts.ignore()
         lost = run.saves and not save_checkpoint(args, run)
-        advice = "; this step could not be saved" if lost else "; --resume continues" if run.saves else ""
-        processes.say(f"stopped by {interrupt} after step {run.step}{advice}")
+        advice = (
+            "; this step could not be saved"
+            if lost
+            else "; --resume continues"
+            if run.saves
+            else ""
+        )
+        distributed.print_error(f"stopped by {interrupt} after step {run.step}{advice}")
         return 130
     except Diverged as diverged:
-        processes.say(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
+        distributed.print_error(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
         return 1
     except Exception as error:
         print(f"error: {rescue(args, run, error)}", file=sys.stderr)
         return 1
     if run.saves and run.saved_step != run.step:
-        processes.say(f"error: the last checkpoint could not be written to {folder}; --resume makes it again")
+        distributed.print_error(
+            f"error: the last checkpoint could not be written to {folder}; --resume makes it again"
+        )
         return 1
     kept = "logs and checkpoints" if run.saves else "logs"
     print(f"done: {kept} are in {folder}; plot them: python plotter.py --log_dir {folder}")
@@ -189,13 +230,15 @@ def rescue(args, run: Run, error: Exception) -> str:
     since the others may be anywhere.
     """
     text, where = " ".join(str(error).split())[:500], args.output_dir / "traceback.txt"
-    if not isinstance(error, OSError):  # a full disk, or what the run depends on, has failed: not the program
+    if not isinstance(
+        error, OSError
+    ):  # a full disk, or what the run depends on, has failed: not the program
         text = f"{type(error).__name__}: {text}; the traceback is in {where}"
         with suppress(OSError):
             where.write_text(traceback.format_exc(), "utf-8")
     if not run.saves:
         return text
-    if not run.moved and processes.world_size() == 1 and save_checkpoint(args, run):
+    if not run.moved and distributed.world_size() == 1 and save_checkpoint(args, run):
         return f"{text}; stopped after step {run.step}, which is saved: --resume continues"
     newest = max(checkpoints.finished(args.output_dir), default=None)
     found = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
@@ -209,7 +252,7 @@ def start(args, run: Run) -> None:
         resume(args, run)
     else:
         checkpoints.rewind(args.output_dir, {}, {})  # of an earlier --eval_only
-    if processes.is_main():
+    if distributed.is_main():
         jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
     if run.optimizer:
         run.optimizer.register_step_pre_hook(lambda *_: setattr(run, "moved", True))
@@ -219,17 +262,26 @@ def run_description(args, model) -> dict:
     """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
     commit = None
     with suppress(OSError):  # no git here
-        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+        git = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+        )
         commit = git.stdout.strip() or None
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's
-    launcher = ["torchrun", f"--nproc_per_node={here}"] if processes.world_size() > 1 else ["python"]
+    launcher = (
+        ["torchrun", f"--nproc_per_node={here}"] if distributed.world_size() > 1 else ["python"]
+    )
     return {
         "args": vars(args),
         "command": shlex.join([*launcher, *sys.argv]),
         "commit": commit,
-        "versions": {"python": sys.version.split()[0]} | {p: version(p) for p in ("torch", "transformers", "numpy")},
-        "hardware": {"cuda": cuda, "cpu_threads": torch.get_num_threads(), "processes": processes.world_size()},
+        "versions": {"python": sys.version.split()[0]}
+        | {p: version(p) for p in ("torch", "transformers", "numpy")},
+        "hardware": {
+            "cuda": cuda,
+            "cpu_threads": torch.get_num_threads(),
+            "processes": distributed.world_size(),
+        },
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -239,14 +291,20 @@ def save_checkpoint(args, run: Run) -> bool:
     run.interrupts.hold()
     weights, optimizer = checkpoints.gather_state(run.model, run.optimizer)
     state = run.boundary | {"optimizer": optimizer, "elapsed": time.perf_counter() - run.start}
-    state["rng"] = processes.gather([run.boundary["rng"]])  # of each process
+    state["rng"] = distributed.gather([run.boundary["rng"]])  # of each process
     accuracy, written = run.accuracy if run.evaluated_step == run.step else None, None
-    if processes.is_main():
+    if distributed.is_main():
         written = checkpoints.write(
-            args.output_dir, run.step, run.model, run.tokenizer, state,
-            weights=weights, accuracy=accuracy, keep=args.keep_checkpoints,
-        )  # fmt: skip
-    if written or not processes.is_main():
+            args.output_dir,
+            run.step,
+            run.model,
+            run.tokenizer,
+            state,
+            weights=weights,
+            accuracy=accuracy,
+            keep=args.keep_checkpoints,
+        )
+    if written or not distributed.is_main():
         run.saved_step = run.step
     run.interrupts.release()
     return run.saved_step == run.step
@@ -254,11 +312,17 @@ def save_checkpoint(args, run: Run) -> bool:
 
 def resume(args, run: Run) -> None:
     """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
-    found = processes.from_main(checkpoints.find(args.output_dir) if processes.is_main() else None)
+    found = distributed.from_main(
+        checkpoints.find(args.output_dir) if distributed.is_main() else None
+    )
     log = args.output_dir / "train_log.jsonl"
-    steps = log.read_bytes().count(b"\n") if processes.is_main() and log.exists() else 0
-    if found is None and steps > vars(args).get("save_iterations", vars(args).get("save_updates", math.inf)):
-        raise ValueError(f"{log} has {steps} steps, but no intact checkpoint is left: name another --output_dir")
+    steps = log.read_bytes().count(b"\n") if distributed.is_main() and log.exists() else 0
+    if found is None and steps > vars(args).get(
+        "save_iterations", vars(args).get("save_updates", math.inf)
+    ):
+        raise ValueError(
+            f"{log} has {steps} steps, but no intact checkpoint is left: name another --output_dir"
+        )
     if found is None:
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
         checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 goes as well
@@ -266,19 +330,24 @@ def resume(args, run: Run) -> None:
     path, manifest = found
     state = checkpoints.load(path, run.model, run.optimizer)
     if missing := run.boundary.keys() - state.keys():
-        raise ValueError(f"{path} lacks {sorted(missing)}: another version wrote it; it still loads as --model_name")
+        raise ValueError(
+            f"{path} lacks {sorted(missing)}: another version wrote it; it still loads as --model_name"
+        )
     if run.scheduler:
         run.scheduler.load_state_dict(state["scheduler"])
     run.train_loader.load_state_dict(state["train_loader"])
-    processes.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
+    distributed.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
     run.step = run.saved_step = manifest["step"]
     run.ei_step, run.total_tokens = state["ei_step"], state["total_tokens"]
-    last = {"eval": run.step, "rollouts": run.ei_step or run.step}  # expert iteration's rollouts count its own steps
+    last = {
+        "eval": run.step,
+        "rollouts": run.ei_step or run.step,
+    }  # expert iteration's rollouts count its own steps
     checkpoints.rewind(args.output_dir, manifest["log_sizes"], last)
     run.start -= state["elapsed"]
     run.mark()
     log = args.output_dir / "eval_log.jsonl"
-    rows = jsonl.read(log, ("step", "accuracy")) if processes.is_main() and log.exists() else []
-    for row in processes.from_main(rows[-1:]):
+    rows = jsonl.read(log, ("step", "accuracy")) if distributed.is_main() and log.exists() else []
+    for row in distributed.from_main(rows[-1:]):
         run.evaluated_step, run.accuracy = row["step"], row["accuracy"]
     print(f"continuing after step {run.step} from {path}")

@@ -14,7 +14,9 @@ TAIL = 20_000  # characters at the end of a text in which a \boxed{} is looked f
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 # A sign counts where nothing it could be subtracted from stands before it: -5, $-5 and -$5, but in 10-5 the last is 5.
-ANY_NUMBER = re.compile(r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?")
+ANY_NUMBER = re.compile(
+    r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?"
+)
 WELL_WRITTEN = re.compile(
     r"(?:-[$€£]?|[$€£]-?)?(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"  # the comma in its place
 )
@@ -37,7 +39,9 @@ CHANGED = re.compile(
 def only_number(text: str) -> Fraction | None:
     """The value of the number in `text` if it holds exactly one, with words around it that leave it what it is."""
     numeric = sum(c.isnumeric() for c in text)
-    if len(text) > 1000 or CHANGED.search(text) or numeric > sum(c in "0123456789" for c in text):  # ² ½ and ７ too
+    if (
+        len(text) > 1000 or CHANGED.search(text) or numeric > sum(c in "0123456789" for c in text)
+    ):  # ² ½ and ７ too
         return None
     found = ANY_NUMBER.findall(text)
     return to_number(found[0]) if len(found) == 1 else None
@@ -46,7 +50,9 @@ def only_number(text: str) -> Fraction | None:
 def last_number(text: str) -> str | None:
     """The last number of `text` as it is written there, None without one."""
     end = max(text.rfind(digit) for digit in "0123456789")
-    return ANY_NUMBER.findall(text[max(0, end - 2 * MAX_DIGITS) : end + 2])[-1] if end >= 0 else None
+    return (
+        ANY_NUMBER.findall(text[max(0, end - 2 * MAX_DIGITS) : end + 2])[-1] if end >= 0 else None
+    )
 
 
 def tagged_answer(text: str) -> str | None:
@@ -60,7 +66,11 @@ def tagged_answer(text: str) -> str | None:
 def soft_format(text: str) -> bool:
     """Whether each of the four tags occurs exactly once and in order, with any text around and between them."""
     positions = [text.find(tag) for tag in TAGS]
-    return positions[0] >= 0 and positions == sorted(positions) and all(text.count(tag) == 1 for tag in TAGS)
+    return (
+        positions[0] >= 0
+        and positions == sorted(positions)
+        and all(text.count(tag) == 1 for tag in TAGS)
+    )
 
 
 def strict_format(text: str) -> bool:
@@ -82,7 +92,9 @@ def last_boxed(text: str) -> str | None:
                 return content.strip()
             continue
         depth = 0
-        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(text, box.end(), end):  # \{ opens nothing
+        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(
+            text, box.end(), end
+        ):  # \{ opens nothing
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
                 return text[box.end() + 1 : brace.start()].strip()

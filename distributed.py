@@ -26,7 +26,10 @@ def init(device: str, several: bool = True) -> None:
 
     Raises ValueError for several processes of a script that is made for one.
     """
-    started, cuda = int(os.environ.get("WORLD_SIZE", 1)), str(device).startswith("cuda") and torch.cuda.is_available()
+    started, cuda = (
+        int(os.environ.get("WORLD_SIZE", 1)),
+        str(device).startswith("cuda") and torch.cuda.is_available(),
+    )
     if started == 1 or dist.is_initialized():
         return
     if not several:
@@ -59,7 +62,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     """One line on stderr, of what all processes know."""
     if is_main():
         print(text, file=sys.stderr)
@@ -79,7 +82,11 @@ def gather(part):
         return part
     parts = [None] * world_size()
     dist.all_gather_object(parts, part.cpu() if isinstance(part, torch.Tensor) else part)
-    return torch.cat(parts) if isinstance(part, torch.Tensor) else [item for part in parts for item in part]
+    return (
+        torch.cat(parts)
+        if isinstance(part, torch.Tensor)
+        else [item for part in parts for item in part]
+    )
 
 
 def all_sum(*numbers: int) -> list[int]:
@@ -111,12 +118,12 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """All: the whole of a tensor, sharded or not."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def leave(code: int) -> int:
+def finish(code: int) -> int:
     """All that end well (0, 130): wait for the first process's last file, and end here; else the exit code is returned.
 
     At once, since torch's threads are not always joined when Python ends, and then abort a process that is done.
@@ -130,15 +137,15 @@ def leave(code: int) -> int:
     return code
 
 
-# --- Random numbers: each process draws its own -----------------------------------------------------------------------
+# --- Random numbers: each process draws its own ---------------------------------------------------
 
 
-def own_seed(seed: int) -> int:
+def process_seed(seed: int) -> int:
     """This process's seed: the seed itself on one process."""
     return seed + 1_000_003 * rank()
 
 
-def own_gpus() -> list[int]:
+def process_gpus() -> list[int]:
     """Numbers of the GPUs that this process may use: of several processes each has one."""
     several = world_size() > 1 and torch.cuda.is_available()
     return [torch.cuda.current_device()] if several else list(range(torch.cuda.device_count()))
@@ -146,7 +153,10 @@ def own_gpus() -> list[int]:
 
 def get_rng_state() -> dict:
     """Every random state that a run draws from, in types that a checkpoint may hold."""
-    return {"torch": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in own_gpus()]}
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in process_gpus()],
+    }
 
 
 def resume_rng_state(states: list[dict], new_seed: int) -> None:
@@ -155,11 +165,13 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
     CUDA states are put back only where there are as many devices as before.
     """
     if len(states) != world_size():
-        print(f"saved by {len(states)} processes, continued by {world_size()}: random numbers start anew")
-        torch.manual_seed(own_seed(new_seed))
+        print(
+            f"saved by {len(states)} processes, continued by {world_size()}: random numbers start anew"
+        )
+        torch.manual_seed(process_seed(new_seed))
         return
     torch.set_rng_state(states[rank()]["torch"])
     cuda_states = states[rank()]["cuda"]
-    if len(cuda_states) == len(own_gpus()):
-        for gpu, state in zip(own_gpus(), cuda_states, strict=True):
+    if len(cuda_states) == len(process_gpus()):
+        for gpu, state in zip(process_gpus(), cuda_states, strict=True):
             torch.cuda.set_rng_state(state, gpu)

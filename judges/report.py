@@ -10,10 +10,10 @@ import math
 import random
 import re
 
+import distributed
 import utils
 from logs import jsonl
 from logs.statistics import auc, correlation, ranks, spread_and_ties
-from runs import processes
 
 SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’]))\s+")
 
@@ -32,7 +32,9 @@ DAMAGES = {  # a judge that does not mind them has not read the story
     "shuffled words": lambda story, rng: shuffled(story.split(), rng),
     "shuffled sentences": lambda story, rng: shuffled(SENTENCE_END.split(story), rng),
     "cut": lambda story, rng: half(story),  # the story breaks off
-    "repeated": lambda story, rng: f"{half(story)} {half(story)}",  # as long as it was, and nothing new in its end
+    "repeated": lambda story, rng: (
+        f"{half(story)} {half(story)}"
+    ),  # as long as it was, and nothing new in its end
 }
 
 
@@ -47,7 +49,9 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
     def score(texts, asked):
         """N scores of N texts; NaN where one is not asked for."""
         rows = [i for i, ask in enumerate(asked) if ask]
-        scores, _ = evaluator.judge.score([prompts[i] for i in rows], [texts[i] for i in rows], fresh=True)
+        scores, _ = evaluator.judge.score(
+            [prompts[i] for i in rows], [texts[i] for i in rows], fresh=True
+        )
         found = dict(zip(rows, scores, strict=True))
         return [found.get(i, math.nan) for i in range(len(texts))]
 
@@ -59,22 +63,33 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
     lengths = [len(stories[i].split()) for i in scored]
     spread, ties = spread_and_ties(scores, group_size)
     report = {
-        "stories": len(stories), "groups": len(stories) // group_size, "below_floor": above.count(False),
+        "stories": len(stories),
+        "groups": len(stories) // group_size,
+        "below_floor": above.count(False),
         "missing": above.count(True) - len(scored),
-        "mean": sum(scores[i] for i in scored) / len(scored) if scored else math.nan, "spread": spread, "ties": ties,
+        "mean": sum(scores[i] for i in scored) / len(scored) if scored else math.nan,
+        "spread": spread,
+        "ties": ties,
         "retest_correlation": correlation([scores[i] for i in twice], [again[i] for i in twice]),
         "length_correlation": correlation(ranks([scores[i] for i in scored]), ranks(lengths)),
-    }  # fmt: skip
+    }
     rng = random.Random(f"damage/{seed}")
     for name, damage in DAMAGES.items():
-        copies = [damage(story, rng) if ask else story for story, ask in zip(stories, above, strict=True)]
-        differ = [copies[i].split() != story.split() and i in scored for i, story in enumerate(stories)]
+        copies = [
+            damage(story, rng) if ask else story for story, ask in zip(stories, above, strict=True)
+        ]
+        differ = [
+            copies[i].split() != story.split() and i in scored for i, story in enumerate(stories)
+        ]
         damaged = score(copies, differ)
         rows = [i for i, s in enumerate(damaged) if not math.isnan(s)]
         below = {i for i in rows if evaluator.floor(prompts[i], copies[i])}
         totals = [evaluator.judge.lowest - 1 if i in below else damaged[i] for i in rows]
         ahead = [(scores[i] > damaged[i]) + (scores[i] == damaged[i]) / 2 for i in rows]
-        report |= {f"n/{name}": len(rows), f"pairs/{name}": sum(ahead) / len(rows) if rows else math.nan}
+        report |= {
+            f"n/{name}": len(rows),
+            f"pairs/{name}": sum(ahead) / len(rows) if rows else math.nan,
+        }
         for key, worse in (("auc", [damaged[i] for i in rows]), ("auc_total", totals)):
             area, low, high = auc([scores[i] for i in rows], worse)
             report |= {f"{key}/{name}": area, f"{key}_low/{name}": low, f"{key}_high/{name}": high}
@@ -84,7 +99,11 @@ def measure(evaluator, prompts, stories, group_size, seed=0):
 def lines(report):
     """The report in words."""
     r = report
-    kinds = [f"{n} {key.removeprefix('judge/').replace('_', ' ')}" for key, n in r.items() if key.startswith("judge/")]
+    kinds = [
+        f"{n} {key.removeprefix('judge/').replace('_', ' ')}"
+        for key, n in r.items()
+        if key.startswith("judge/")
+    ]
     counts = f" ({', '.join(kinds)})" if kinds else ""
     yield f"the judge on {r['stories']} stories in {r['groups']} groups: mean {r['mean']:.3f}"
     yield f"  spread within groups  {r['spread']:.3f} (mean std), {r['ties']:.1%} of pairs tied"
@@ -106,18 +125,22 @@ def make(args, run, sample, num_prompts=8):
     sample: main.sample. Of several processes the first one measures, and all get its report.
     """
     report = {}
-    if processes.is_main():
+    if distributed.is_main():
         examples = run.train_loader.examples[:num_prompts]
         with utils.isolated_seed(args.seed):
-            rollout = sample(args, run, examples, num_samples=args.group_size, temperature=args.temperature)
+            rollout = sample(
+                args, run, examples, num_samples=args.group_size, temperature=args.temperature
+            )
         prompts = [example["question"] for example in examples for _ in range(args.group_size)]
         n, more = len(prompts), len(DAMAGES)
-        print(f"measuring the judge: {n} stories, twice, and {more} copies of each: {n * (2 + more)} scores at most")
+        print(
+            f"measuring the judge: {n} stories, twice, and {more} copies of each: {n * (2 + more)} scores at most"
+        )
         report = measure(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
         print("\n".join(lines(report)))
         args.output_dir.mkdir(parents=True, exist_ok=True)
         jsonl.write_json(args.output_dir / "judge_report.json", report)
-    return processes.from_main(report)
+    return distributed.from_main(report)
 
 
 def check_spread(report, least):

@@ -3,15 +3,11 @@
 import math
 import signal
 
-from runs import processes
+import distributed
 
 
 class Interrupted(BaseException):
     """A signal asked the run to stop, at a place where it can be continued from. No library's except may swallow it."""
-
-
-class Halted(OSError):
-    """What the run depends on has failed, not the run: it is saved and ends with this message; --resume continues."""
 
 
 class Diverged(Exception):
@@ -27,12 +23,18 @@ class Interrupts:
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self):
-        self.requested, self.held, self.loading = None, False, False  # loading: nothing to keep, nobody to wait for
+        self.requested, self.held, self.loading = (
+            None,
+            False,
+            False,
+        )  # loading: nothing to keep, nobody to wait for
 
     def install(self) -> None:
         self.before = {number: signal.getsignal(number) for number in self.SIGNALS}
         for number, handler in self.before.items():
-            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # under nohup a run outlives its terminal
+            if (
+                number != signal.SIGHUP or handler != signal.SIG_IGN
+            ):  # under nohup a run outlives its terminal
                 signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
@@ -41,7 +43,7 @@ class Interrupts:
 
     def _handle(self, number, frame):
         self.requested = signal.Signals(number).name
-        if self.loading or not self.held and processes.world_size() == 1:
+        if self.loading or not self.held and distributed.world_size() == 1:
             raise Interrupted(self.requested)
 
     def hold(self) -> None:
@@ -49,7 +51,7 @@ class Interrupts:
 
     def release(self) -> None:
         self.held = False
-        requested = next(filter(None, processes.gather([self.requested])), None)
+        requested = next(filter(None, distributed.gather([self.requested])), None)
         if requested:
             raise Interrupted(requested)
 
@@ -78,7 +80,9 @@ class Guard:
         self.high_kl = self.high_kl + 1 if kl > self.max_kl or not math.isfinite(kl) else 0
         advice = "the run has diverged; lower --learning_rate or raise --beta, and start again from a checkpoint"
         if self.non_finite >= self.patience:
-            raise Diverged(f"updates that are not finite in {self.non_finite} iterations in a row: {advice}")
+            raise Diverged(
+                f"updates that are not finite in {self.non_finite} iterations in a row: {advice}"
+            )
         if self.high_kl >= self.patience:
             raise Diverged(
                 f"mean KL to the reference was above {self.max_kl:g} nats in {self.high_kl} iterations in a row, now"

@@ -23,14 +23,22 @@ class Lock:
             except BlockingIOError:
                 self.file.seek(0)
                 holder = self.file.read().strip() or "another process"
-                raise ValueError(f"--output_dir {folder} is in use by {holder}; wait for its end") from None
+                raise ValueError(
+                    f"--output_dir {folder} is in use by {holder}; wait for its end"
+                ) from None
             except OSError as error:
-                print(f"note: {folder}: this file system has no locks ({error.strerror}); start no second run there")
-            if os.path.exists(self.path) and os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path)):
+                print(
+                    f"note: {folder}: this file system has no locks ({error.strerror}); start no second run there"
+                )
+            if os.path.exists(self.path) and os.path.samestat(
+                os.fstat(self.file.fileno()), os.stat(self.path)
+            ):
                 break  # else its last holder has just removed the file that was opened here
         self.file.truncate(0)
         with suppress(OSError):  # a full disk holds the lock, if not its text
-            self.file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')}")
+            self.file.write(
+                f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')}"
+            )
             self.file.flush()
 
     def release(self) -> None:

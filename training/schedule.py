@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import torch
 
-from runs import processes
+import distributed
 
 
 def split_into_updates(args: Namespace) -> list[list[int]]:
@@ -13,7 +13,10 @@ def split_into_updates(args: Namespace) -> list[list[int]]:
 
     A single update over everything keeps the order. Rows and sizes are this process's share.
     """
-    n, size = (batch // processes.world_size() for batch in (args.rollout_batch_size, args.train_batch_size))
+    n, size = (
+        batch // distributed.world_size()
+        for batch in (args.rollout_batch_size, args.train_batch_size)
+    )
     if args.epochs_per_rollout_batch == 1 and size == n:
         return [list(range(n))]
     updates = []
@@ -29,5 +32,7 @@ def learning_rate_factor(args: Namespace, n: int) -> float:
     warm_up, updates = max(1, args.warmup_steps), args.rollout_batch_size // args.train_batch_size
     steps = args.num_train_iters * args.epochs_per_rollout_batch * updates
     left = min(1.0, (steps - n) / max(1, steps + 1 - warm_up))  # from 1 at the end of the warm-up
-    decay = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[args.lr_schedule]
+    decay = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[
+        args.lr_schedule
+    ]
     return min(1.0, (n + 1) / warm_up) * decay

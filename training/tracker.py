@@ -10,15 +10,28 @@ TRACKERS = {}  # {output directory: the tracker of its run; None: it has failed}
 def report(args, log, row):
     """Send the numbers of a line. Whatever goes wrong is said once, and the run goes on without the tracker."""
     folder, step, is_wandb = args.output_dir, row["step"], args.report_to == "wandb"
-    numbers = {f"{log}/{key}": value for key, value in row.items() if isinstance(value, int | float)}
+    numbers = {
+        f"{log}/{key}": value for key, value in row.items() if isinstance(value, int | float)
+    }
     try:
         if folder not in TRACKERS and is_wandb:
-            known, config = folder / "wandb_run", {key: str(value) for key, value in vars(args).items()}
-            names = {"project": "grpo-lite", "name": folder.name, "dir": folder, "config": config, "resume": "allow"}
+            known, config = (
+                folder / "wandb_run",
+                {key: str(value) for key, value in vars(args).items()},
+            )
+            names = {
+                "project": "grpo-lite",
+                "name": folder.name,
+                "dir": folder,
+                "config": config,
+                "resume": "allow",
+            }
             before = known.read_text() if args.resume and known.exists() else None
             TRACKERS[folder] = import_module("wandb").init(id=before, **names)
             known.write_text(TRACKERS[folder].id)
-        elif folder not in TRACKERS:  # purge_step: what a resumed run takes again replaces what is there
+        elif (
+            folder not in TRACKERS
+        ):  # purge_step: what a resumed run takes again replaces what is there
             writer = import_module("torch.utils.tensorboard").SummaryWriter
             TRACKERS[folder] = writer(folder / "tensorboard", purge_step=step)
         tracker = TRACKERS[folder]
@@ -30,4 +43,6 @@ def report(args, log, row):
             tracker.flush()
     except Exception as error:
         TRACKERS[folder] = None
-        tqdm.write(f"warning: --report_to {args.report_to} has failed and is left out from now on: {error!r}")
+        tqdm.write(
+            f"warning: --report_to {args.report_to} has failed and is left out from now on: {error!r}"
+        )
