@@ -3,9 +3,10 @@
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from torch import Tensor
 from transformers import DynamicCache, set_seed
 
 import distributed
+
+Item = TypeVar("Item")
 
 # Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
@@ -239,6 +242,14 @@ def aggregate_tokens(
 
 
 LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
+
+
+# --- Repeating examples ---------------------------------------------------------------------------
+
+
+def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
+    """Every item as often as it has completions: [a, b] repeated twice is [a, a, b, b]."""
+    return [item for item in items for _ in range(times)]
 
 
 # --- Micro-batches --------------------------------------------------------------------------------
