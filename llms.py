@@ -225,6 +225,6 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
     # The loss runs the model's parts, not its forward: this method has embedding, norm and output layer gathered.
-    model.per_token_logps = MethodType(utils.per_token_logps, model)
+    model.per_token_logps = MethodType(utils.per_token_logps_of_unsharded, model)
     register_fsdp_forward_method(model, "per_token_logps")
     return model

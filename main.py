@@ -1,30 +1,37 @@
-"""GRPO (Group Relative Policy Optimization, arXiv:2402.03300) for language models, in plain PyTorch.
+"""GRPO, Group Relative Policy Optimization (arXiv:2402.03300), for language models.
 
-`train` is the algorithm: 1 sample groups of completions, 2 reward them, 3 turn rewards into advantages, 4 keep the old
-and reference log-probs, 5 compute the loss, 6 step, 7 log. `compute_loss` and its parts follow, then evaluation, setup.
+`train` is the algorithm. Its steps are numbered: 1 sample groups of completions, 2 reward them,
+3 turn rewards into advantages, 4 keep the log-probs that several updates share, 5 compute the loss
+and its gradient, 6 update the weights, 7 log. `compute_loss` and its parts follow, then the setup.
 
-Where this departs from the paper, and the flag that restores its way, where there is one:
-  1. The reward is computed by rules, or by a judge, not by a trained reward model: --evaluator names a class.
-  2. Rewards are for whole completions (outcome supervision); the paper's process supervision is not here.
-  3. The reference stays the initial policy; the paper's iterative variant renews it: --model_name with a checkpoint
-     of the last run, and a new --output_dir.
-  4. The standard deviation of a group is over n - 1, and a group of equal rewards has advantage exactly 0.
-  5. On CUDA a bfloat16 copy of the float32 weights samples, refreshed after each update; `sampling_logp_gap` is logged:
-     --sampling_dtype float32 samples from the weights themselves, --importance_cap corrects for the gap.
-  6. The KL is k3 in the loss, as in the paper: its value is KL(policy || reference), its gradient the reverse KL's.
-As in the paper's runs there is one update per rollout batch, so the ratio is 1 and the clip idle; its general form (mu
-updates) is --epochs_per_rollout_batch and --train_batch_size. GSPO, CISPO, DAPO and others by name: docs/family.md.
+Where this departs from the paper, and the flag that restores the paper's way, where there is one:
+  1. Rewards are computed by rules or by a judge, not by a trained reward model. --evaluator names
+     the class that computes them.
+  2. A reward is for a whole completion (outcome supervision). The paper's process supervision,
+     which rewards single lines of a solution, is not here.
+  3. The reference stays the initial policy. The paper's iterative variant renews it: start again
+     with a checkpoint as --model_name and a new --output_dir.
+  4. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
+     exactly 0.
+  5. On CUDA a bfloat16 copy of the float32 weights samples; it is refreshed after each update. How
+     far its log-probs are from the policy's is logged as `sampling_logp_gap`. --sampling_dtype
+     float32 samples from the weights themselves, and --importance_cap corrects for the gap.
+  6. The KL is the k3 estimate, as in the paper: its value estimates KL(policy || reference), but
+     its gradient is that of KL(reference || policy).
+As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
+has nothing to do. --epochs_per_rollout_batch and --train_batch_size ask for several updates (the
+paper's mu). GSPO, CISPO, DAPO and other relatives: docs/family.md.
 
-A step of a run, as logged, is one iteration: one rollout batch, with one or several optimiser steps.
+An iteration is one rollout batch with its updates; the logs call it a step.
 
-Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N rewards of a rollout batch.
+Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N completions of
+a rollout batch, over all processes.
 """
 
-import math
 import sys
-import time
 from argparse import Namespace
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,252 +39,273 @@ from torch import Tensor
 import distributed
 import llms
 import utils
-from evaluator import RewardEvaluator, Rewards, get_evaluator
-from flags import LOSS_TYPES, check, check_lengths, parse_args
-from rl_datasets import get_dataloaders
-from sampling import generation
+from flags import LOSS_TYPES, parse_args
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import write_logs
+from training import steps, write_logs
+from training.metrics import (
+    Maximum,
+    Minimum,
+    Share,
+    TokenShare,
+    add_up,
+    average_updates,
+    gather_completions,
+    rollout_metrics,
+)
 from training.run import Run, run_to_the_end, save_checkpoint
 from training.schedule import learning_rate_factor, split_into_updates
 from training.signals import Guard
+from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each
 
 # --- The algorithm --------------------------------------------------------------------------------
 
 
 def train(args: Namespace, run: Run) -> None:
-    """Run GRPO on what `setup` made, writing logs, transcripts and checkpoints to args.output_dir."""
+    """Run GRPO on what `setup` made; write logs, transcripts and checkpoints to args.output_dir."""
     llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
     if args.eval_only:
-        return write_logs.print_categories(args, evaluate(args, run))
-    if is_due(run.step, args.eval_iterations, args) and run.evaluated_step != run.step:
-        evaluate(args, run)
+        write_logs.print_categories(args, steps.evaluate(args, run))
+        return
+    evaluation_is_due = steps.is_due(run.step, args.eval_iterations, args.num_train_iters)
+    if evaluation_is_due and run.evaluated_step != run.step:
+        steps.evaluate(args, run)
+
     for step in run.progress_bar(args.num_train_iters):
-        with run.stages("sample"):  # 1. G completions for each of several prompts
-            examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
-            mine = distributed.share(examples)  # of several processes each takes some
-            rollout = sample(
-                args, run, mine, num_samples=args.group_size, temperature=args.temperature
-            )
+        # 1 to 3. Sample G completions for each of several prompts, reward them, compute advantages.
+        examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
+        groups = sample_groups(args, run, examples, distributed.share(examples))
+        if args.dynamic_sampling:
+            groups = replace_flat_groups(args, run, groups)
+        rollout = groups.rollout
+        loss_weights = distributed.share(groups.loss_weights).to(args.device)
 
-        with run.stages("reward"):  # 2. one weighted reward per completion
-            repeated = [example for example in examples for _ in range(args.group_size)]
-            rewards = reward(run.evaluator, distributed.share(repeated), rollout)
-            completions, rewards = write_logs.gather_completions(
-                rollout, rewards
-            )  # those of all processes
-            total = run.evaluator.total(rewards)  # (N,)
+        # 4. Compute log-probs that several updates share once, before the first of them.
+        updates = split_into_updates(args)
+        with run.timer("logps"):
+            old_logps, ref_logps = compute_shared_logps(args, run, rollout, len(updates))
 
-        # 3. advantages: how much better than its own group each completion is
-        advantages, metrics = compute_group_normalized_rewards(
-            total, args.group_size, args.advantage_eps, args.use_std_normalization
-        )
-        signal = (
-            total if args.loss_type == "no_baseline" else advantages
-        )  # (N,) what multiplies the log-probs
-        rollout, signal, resampled, counts = replace_flat_groups(args, run, rollout, signal)
-        signal = distributed.share(signal).to(args.device)
-
-        with run.stages(
-            "logps"
-        ):  # 4. log-probs that several updates share are computed once, before the first
-            updates = split_into_updates(args)
-            old_logps = frozen_logps(args, run.model, rollout) if len(updates) > 1 else None
-            ref_logps = (
-                frozen_logps(args, run.base_model, rollout)
-                if len(updates) > 1 and args.beta
-                else None
-            )
-
-        taken = []
-        for rows in updates:  # a single one when on-policy
-            with run.stages("loss"):  # 5. the loss and its gradient, in micro-batches
+        update_metrics = []
+        for rows in updates:  # a single update, unless training is off-policy
+            # 5. Compute the loss and its gradient, in micro-batches.
+            with run.timer("loss"):
                 loss_metrics = accumulate_gradient(
-                    args, run, rollout, signal, rows, old_logps, ref_logps
+                    args, run, rollout, loss_weights, rows, old_logps, ref_logps
                 )
-            run.interrupts.hold()  # once the weights move, an iteration is finished before the run may stop
-            with run.stages("step"):  # 6. one optimiser step
-                taken.append(loss_metrics | take_step(args, run, loss_metrics["loss"]))
+            # 6. Update the weights.
+            with run.timer("step"):
+                step_metrics = take_step(args, run, loss_metrics["loss"])
+            update_metrics.append(loss_metrics | step_metrics)
 
-        # 7. what the steps that were taken did
-        metrics |= write_logs.merge_metrics(taken, write_logs.mean)
-        metrics |= write_logs.rollout_metrics(run.evaluator, rewards, completions)
-        records = write_logs.completion_records(
-            run.evaluator, repeated, completions, rewards, advantage=advantages
-        )
-        write_logs.save_iteration(args, run, step, metrics | counts, records + resampled)
-        run.interrupts.release()
-        if is_due(step, args.eval_iterations, args):
-            evaluate(args, run)
-        if is_due(step, args.save_iterations, args):
+        # 7. Log what was sampled and what the updates did.
+        # `response_length` is that of all sampled completions, so what was sampled comes last.
+        metrics = average_updates(update_metrics) | groups.metrics
+        num_tokens = sum(record["length"] for record in groups.records)
+        with run.finish_step(num_tokens):
+            write_logs.save_iteration(args, run, metrics, groups.records)
+        run.check_health(metrics)
+        if steps.is_due(step, args.eval_iterations, args.num_train_iters):
+            steps.evaluate(args, run)
+        if steps.is_due(step, args.save_iterations, args.num_train_iters):
             save_checkpoint(args, run)
 
 
-def is_due(step: int, every: int, args: Namespace) -> bool:
-    """At the start, every so many iterations, and at the end."""
-    return step % every == 0 or step == args.num_train_iters
+@dataclass(frozen=True)
+class Groups:
+    """Completions, G consecutive ones for each prompt, with their rewards and advantages."""
+
+    rollout: Rollout  # the completions of this process
+    loss_weights: Tensor  # (N,) what multiplies log-probs: advantages; rewards under no_baseline
+    records: list[dict]  # N or more: every sampled completion with its reward and its advantage
+    metrics: dict[str, float]  # of all processes
 
 
-def sample(
-    args: Namespace,
-    run: Run,
-    examples: list[dict],
-    num_samples: int,
-    temperature: float,
-    progress: Callable[[int], None] | None = None,
-) -> Rollout:
-    """num_samples completions of each example's prompt: a Rollout of len(examples) * num_samples rows."""
-    return generation.generate(
-        run.sampler,
-        run.tokenizer,
-        [example["prompt"] for example in examples],
-        num_samples=num_samples,
-        max_new_tokens=args.max_completion_length,
-        temperature=temperature,
-        stop_strings=run.train_loader.prompt.stop_strings,
-        max_concurrent_sequences=args.max_concurrent_sequences,
-        progress=progress,
-    )
+def sample_groups(
+    args: Namespace, run: Run, examples: list[dict], my_examples: list[dict]
+) -> Groups:
+    """Steps 1 to 3: sample G completions for each prompt, reward them, and compute advantages.
 
-
-def reward(evaluator: RewardEvaluator, examples: list[dict], rollout: Rollout) -> Rewards:
-    """The evaluator's Rewards for one completion per example."""
-    return evaluator.check_rewards(
-        [e["question"] for e in examples], rollout.texts, [e["answer"] for e in examples]
-    )
-
-
-def replace_flat_groups(
-    args: Namespace, run: Run, rollout: Rollout, signal: Tensor
-) -> tuple[Rollout, Tensor, list[dict], dict[str, float]]:
-    """DAPO's dynamic sampling (arXiv:2503.14476): groups of new prompts in the place of those whose rewards are equal.
-
-    All processes draw the same prompts in as many rounds, and each samples for its own groups. signal: (N,), of all.
-    Returns rollout and signal to train on, the records of what was sampled here, by all processes, and metrics.
+    Args:
+        examples: the prompts for which all processes sample together.
+        my_examples: those for which this process samples; all processes' in order are `examples`.
     """
-    G, column = args.group_size, "reward" if args.loss_type == "no_baseline" else "advantage"
-    signal, records, mine = signal.clone(), [], distributed.share(range(len(signal) // G))
+    with run.timer("sample"):  # 1.
+        rollout = steps.sample(args, run, my_examples, args.group_size, args.temperature)
+
+    with run.timer("reward"):  # 2.
+        my_repeated_examples = repeat_each(my_examples, args.group_size)
+        my_rewards = steps.reward(run.evaluator, my_repeated_examples, rollout.texts)
+        completions, rewards = gather_completions(rollout, my_rewards)
+        total_rewards = run.evaluator.total(rewards)  # (N,) one weighted sum for each completion
+
+    # 3. How much better is a completion than the other completions of its group?
+    advantages, group_metrics = compute_group_normalized_rewards(
+        total_rewards, args.group_size, args.advantage_eps, args.use_std_normalization
+    )
+    repeated_examples = repeat_each(examples, args.group_size)
+    return Groups(
+        rollout=rollout,
+        loss_weights=total_rewards if args.loss_type == "no_baseline" else advantages,
+        records=write_logs.completion_records(
+            run.evaluator, repeated_examples, completions, rewards, advantages
+        ),
+        metrics=group_metrics | rollout_metrics(run.evaluator, rewards, completions),
+    )
+
+
+def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
+    """DAPO's dynamic sampling (arXiv:2503.14476): replace groups whose rewards are all equal.
+
+    Up to args.dynamic_sampling times, groups of new prompts take their place. All processes draw
+    the same prompts, and each samples for its own groups. The metrics of the first sampling stay,
+    since those of chosen groups would mislead.
+    """
+    G = args.group_size
+    rollout = groups.rollout
+    loss_weights = groups.loss_weights.clone()
+    records = list(groups.records)
+    num_groups = len(loss_weights) // G
+    my_groups = distributed.share(range(num_groups))
     for _ in range(args.dynamic_sampling):
-        flat = flat_groups(signal, G).nonzero().flatten().tolist()
-        drawn = zip(flat, run.train_loader.next_batch(len(flat)), strict=True)
-        own, part = {group: example for group, example in drawn if group in mine}, []
-        if own:  # another process may have some where this one has none
-            with run.stages("sample"):
-                new = sample(
-                    args, run, list(own.values()), num_samples=G, temperature=args.temperature
-                )
-            with run.stages("reward"):
-                repeated = [example for example in own.values() for _ in range(G)]
-                rewards = reward(run.evaluator, repeated, new)
-            total, settings = (
-                run.evaluator.total(rewards),
-                (args.advantage_eps, args.use_std_normalization),
-            )
-            advantages, _ = compute_group_normalized_rewards(total, G, *settings)
-            part = write_logs.completion_records(
-                run.evaluator, repeated, new, rewards, advantage=advantages
-            )
-            rollout = rollout.replace(
-                [(group - mine[0]) * G + i for group in own for i in range(G)], new
-            )
-        part = distributed.gather(part)  # in the order of `flat`
-        signal.view(-1, G)[flat] = signal.new_tensor([record[column] for record in part]).view(
-            -1, G
-        )
-        records += part
-    flat = flat_groups(signal, G).float().mean().item()
+        flat = flat_groups(loss_weights, G).nonzero().flatten().tolist()
+        if not flat:
+            break
+        examples = run.train_loader.next_batch(len(flat))
+        my_flat = [group for group in flat if group in my_groups]
+        my_examples = [
+            example for group, example in zip(flat, examples, strict=True) if group in my_groups
+        ]
+        new = sample_groups(args, run, examples, my_examples)
+        my_rows = [(group - my_groups[0]) * G + i for group in my_flat for i in range(G)]
+        if my_rows:
+            rollout = rollout.replace(my_rows, new.rollout)
+        loss_weights.view(-1, G)[flat] = new.loss_weights.view(-1, G)
+        records += new.records
     metrics = {
-        "sampled_prompts": (len(signal) + len(records)) // G,
-        "zero_std_fraction_trained": flat,
+        "sampled_prompts": len(records) // G,
+        "zero_std_fraction_trained": flat_groups(loss_weights, G).float().mean().item(),
     }
-    return rollout, signal, records, metrics if args.dynamic_sampling else {}
+    return Groups(rollout, loss_weights, records, groups.metrics | metrics)
 
 
-def frozen_logps(args: Namespace, model: torch.nn.Module, rollout: Rollout) -> Tensor:
-    """(B, C) a model's log-probs of the completions, without gradient."""
-    return compute_rollout_logps(
-        model,
-        rollout,
+def compute_shared_logps(
+    args: Namespace, run: Run, rollout: Rollout, num_updates: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """(B, C) log-probs under the policy before its updates, and under the reference.
+
+    Both are None if there is a single update, whose loss computes them itself; those of the
+    reference are None if beta is 0.
+    """
+    if num_updates == 1:
+        return None, None
+    compute_logps = partial(
+        compute_rollout_logps,
+        rollout=rollout,
         group_size=args.group_size,
         temperature=args.temperature,
         micro_batch_tokens=args.micro_batch_tokens,
     )
+    old_logps = compute_logps(run.model)
+    ref_logps = compute_logps(run.base_model) if args.beta > 0 else None
+    return old_logps, ref_logps
+
+
+# --- Advantages -----------------------------------------------------------------------------------
 
 
 def compute_group_normalized_rewards(
     rewards: Tensor, group_size: int, advantage_eps: float = 1e-6, normalize_by_std: bool = True
 ) -> tuple[Tensor, dict[str, float]]:
-    """(r - mean) / (std + eps) within each group of group_size consecutive rewards; not divided unless by std.
+    """Advantages (r - mean) / (std + eps) within each group of group_size consecutive rewards.
 
-    The standard deviation is over n - 1. A group whose rewards are all equal, or with fewer than two, has
-    advantage exactly 0. A missing reward (NaN) counts in no mean or std and has advantage NaN.
+    The standard deviation divides by n - 1. A group whose rewards are all equal, or with fewer than
+    two of them, has advantage exactly 0. A missing reward (NaN) counts in no mean and no standard
+    deviation, and has advantage NaN.
 
     Args:
         rewards: (N,) with N a multiple of group_size.
+        normalize_by_std: False leaves the division out (Dr. GRPO, arXiv:2503.20783).
 
     Returns:
-        advantages (N,), and metadata: mean reward, mean std within groups, share of groups of equal rewards.
+        advantages (N,), and metrics: the mean reward, the mean of the groups' standard deviations,
+        and the share of groups whose rewards are all equal.
     """
-    groups = rewards.float().view(-1, group_size)  # (groups, G)
-    present = ~groups.isnan()
-    flat, count = (
-        flat_groups(rewards, group_size).unsqueeze(1),
-        present.sum(1, keepdim=True),
-    )  # (groups, 1)
-    mean = utils.masked_mean(groups, present, dim=1).unsqueeze(1)
-    centred = torch.where(present, groups - mean, 0.0)
-    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-    scaled = centred / (std + advantage_eps) if normalize_by_std else centred
-    advantages = torch.where(flat, 0.0, scaled).masked_fill(~present, torch.nan)
-    metadata = {
-        "reward": utils.masked_mean(groups, present).item(),
-        "reward_std": torch.where(flat, 0.0, std).mean().item(),
-        "zero_std_fraction": flat.float().mean().item(),
+    groups = rewards.float().view(-1, group_size)  # (N / G, G)
+    has_reward = ~groups.isnan()
+    num_rewards = has_reward.sum(1, keepdim=True)  # (N / G, 1)
+    is_flat = flat_groups(rewards, group_size).unsqueeze(1)  # (N / G, 1)
+
+    mean = masked_mean(groups, has_reward, dim=1).unsqueeze(1)
+    centred = torch.where(has_reward, groups - mean, 0.0)
+    variance = centred.square().sum(1, keepdim=True) / (num_rewards - 1).clamp(min=1)
+    std = variance.sqrt()
+    advantages = centred / (std + advantage_eps) if normalize_by_std else centred
+    advantages = torch.where(is_flat, 0.0, advantages)
+    advantages = advantages.masked_fill(~has_reward, torch.nan)
+    metrics = {
+        "reward": masked_mean(groups, has_reward).item(),
+        "reward_std": torch.where(is_flat, 0.0, std).mean().item(),
+        "zero_std_fraction": is_flat.float().mean().item(),
     }
-    return advantages.view(-1), metadata
+    return advantages.view(-1), metrics
 
 
 def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
-    """(groups,) True where the rewards that are present are all equal, or fewer than two."""
-    # Tested, not computed: a rounding residue in a std would be amplified by the division.
+    """(N / G,) True for a group whose rewards, missing ones aside, are all equal or fewer than two.
+
+    Equality is tested, not computed from a standard deviation: the division by the standard
+    deviation would amplify what rounding leaves of it.
+    """
     groups = rewards.float().view(-1, group_size)
-    lowest, highest = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
-    return lowest >= highest  # where none is present, inf and -inf
+    lowest = groups.nan_to_num(torch.inf).amin(1)
+    highest = groups.nan_to_num(-torch.inf).amax(1)
+    return lowest >= highest  # a group without any reward has inf and -inf
+
+
+# --- One update -----------------------------------------------------------------------------------
 
 
 def accumulate_gradient(
     args: Namespace,
     run: Run,
     rollout: Rollout,
-    signal: Tensor,
+    loss_weights: Tensor,
     rows: list[int],
     old_logps: Tensor | None = None,
     ref_logps: Tensor | None = None,
 ) -> dict[str, float]:
-    """Backward through the loss of one update over the given rows, micro-batch by micro-batch; returns its metrics.
+    """Backward through the loss of one update over the given rows, micro-batch by micro-batch.
 
-    Denominators are those of the whole update, over all processes, so that shares of loss, gradient and metrics simply
-    add. A group without gradient skips its passes: its tokens are all masked or its rewards missing, or, with beta 0,
-    its signal (advantages, or rewards) is all 0. Its sequences still count in the denominators.
+    Denominators are those of the whole update, over all micro-batches and processes. Each
+    micro-batch gives its share of the loss, the gradient and the metrics, and shares simply add.
+
+    Args:
+        loss_weights: (B,) advantages, or rewards under no_baseline; NaN where a reward is missing.
+        rows: whole groups of the rollout.
+        old_logps, ref_logps: (B, C), or None where the loss is to compute them.
+
+    Returns:
+        the metrics of the update, its loss among them.
     """
     loss_mask = rollout.completion_mask
     if args.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
-    present = ~signal[rows].isnan()  # a missing reward leaves the denominators
+    has_reward = ~loss_weights[rows].isnan()  # a missing reward leaves the denominators
     num_sequences, num_tokens = distributed.all_sum(
-        int(present.sum()), int(loss_mask[rows][present].sum())
+        int(has_reward.sum()), int(loss_mask[rows][has_reward].sum())
     )
-    useful = present & loss_mask[rows].any(1) & (args.beta > 0 or signal[rows] != 0)
-    rows = torch.tensor(rows)[
-        useful.view(-1, args.group_size).any(1).repeat_interleave(args.group_size).cpu()
-    ]
+    trained_rows = select_groups_with_gradient(args, loss_weights, loss_mask, rows)
 
-    shares, sharded = [], distributed.is_sharded(run.model)
-    for part, batch, counts in rollout.micro_batches(
-        rows, args.group_size, args.micro_batch_tokens, sharded
-    ):
+    config = LossConfig.from_flags(args)
+    shares = []
+    micro_batches = rollout.micro_batches(
+        trained_rows, args.group_size, args.micro_batch_tokens, distributed.is_sharded(run.model)
+    )
+    for batch_rows, batch, counts in micro_batches:
         C = batch.completion_ids.shape[1]
-        my_signal = signal[part] if counts else torch.full_like(signal[part], torch.nan)
+        batch_mask = loss_mask[batch_rows, :C]
+        batch_weights = loss_weights[batch_rows]
+        if not counts:  # a pass that only keeps this process in step with the others
+            batch_weights = torch.full_like(batch_weights, torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
                 run.model,
@@ -285,58 +313,76 @@ def accumulate_gradient(
                 batch.prompt_completion_ids,
                 batch.completion_ids,
                 batch.attention_mask,
-                loss_mask[part, :C],
-                my_signal,
-                group_size=args.group_size,
-                temperature=args.temperature,
-                beta=args.beta,
-                loss_type=args.loss_type,
-                cliprange=args.cliprange,
-                cliprange_high=args.cliprange_high,
-                length_normalization=args.length_normalization,
-                normalization_constant=args.max_completion_length,
-                old_per_token_logps=None if old_logps is None else old_logps[part, :C],
-                ref_per_token_logps=None if ref_logps is None else ref_logps[part, :C],
+                batch_mask,
+                batch_weights,
+                config,
+                old_per_token_logps=None if old_logps is None else old_logps[batch_rows, :C],
+                ref_per_token_logps=None if ref_logps is None else ref_logps[batch_rows, :C],
                 sampled_per_token_logps=batch.sampled_logps,
-                importance_cap=args.importance_cap,
                 num_sequences=num_sequences,
                 num_tokens=num_tokens,
             )
         loss.backward()
-        trained_tokens = int(loss_mask[part, :C][~my_signal.isnan()].sum())
-        shares.append(metrics | {"loss": loss.item(), "trained_tokens": trained_tokens})
-    total = write_logs.merge_metrics(distributed.gather(shares), sum)
-    # Skipped tokens have no entropy or ratio: means over tokens are over those that went through the model.
-    scale = num_tokens / max(1, total.pop("trained_tokens", 0))
-    total = {
-        key: value * (1 if key in write_logs.NOT_OVER_TOKENS else scale)
-        for key, value in total.items()
-    }
-    return {"loss": 0.0} | total  # 0.0 where all groups were skipped
+        metrics["loss"] = Share(loss.item())
+        metrics["trained_tokens"] = Share(batch_mask[~batch_weights.isnan()].sum().item())
+        shares.append(metrics)
+
+    totals = {"loss": 0.0}  # where every group is skipped
+    totals |= add_up(distributed.gather(shares))
+    trained_tokens = totals.pop("trained_tokens", 0)
+    for name, value in totals.items():
+        if isinstance(value, TokenShare):
+            totals[name] = value * (num_tokens / max(1, trained_tokens))
+    return totals
+
+
+def select_groups_with_gradient(
+    args: Namespace, loss_weights: Tensor, loss_mask: Tensor, rows: list[int]
+) -> Tensor:
+    """Those of the given rows whose group has a gradient: the others can skip their passes.
+
+    A group has none if its tokens are all masked or its rewards all missing, or, with beta 0, if
+    its loss weights are all 0. Its sequences still count in the denominators.
+    """
+    has_reward = ~loss_weights[rows].isnan()
+    has_tokens = loss_mask[rows].any(1)
+    has_gradient = has_reward & has_tokens
+    if args.beta == 0:  # without a KL term, a weight of 0 teaches nothing
+        has_gradient &= loss_weights[rows] != 0
+    group_has_gradient = has_gradient.view(-1, args.group_size).any(1)
+    return torch.tensor(rows)[group_has_gradient.repeat_interleave(args.group_size).cpu()]
 
 
 def take_step(args: Namespace, run: Run, loss: float) -> dict[str, float]:
     """One step of the optimiser and of the learning rate; returns metrics of the step."""
-    metrics = {"learning_rate": run.scheduler.get_last_lr()[0]}
-    metrics |= clip_and_step(run.model, run.optimizer, args.max_grad_norm, loss)
+    learning_rate = run.scheduler.get_last_lr()[0]
+    metrics = steps.clip_and_step(run.model, run.optimizer, args.max_grad_norm, loss)
     run.scheduler.step()
     llms.refresh_sampler(run.sampler, run.model)
-    return metrics
-
-
-def clip_and_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, loss: float
-) -> dict:
-    """Clip the accumulated gradient and apply it, unless it or the loss is not finite; its norm before the clipping."""
-    norm = distributed.full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
-    finite = bool(norm.isfinite()) and math.isfinite(loss)
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad()  # to None: where every row was skipped, the optimiser moves nothing, not even by momentum
-    return {"grad_norm": norm.item(), "skipped_updates": int(not finite)}
+    return {"learning_rate": learning_rate} | metrics
 
 
 # --- The loss -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The settings of the loss: the flags of main.py that have the same names."""
+
+    loss_type: str = "grpo_clip"  # one of flags.LOSS_TYPES
+    beta: float = 0.04  # the weight of the KL to the reference; 0: there is no reference
+    cliprange: float = 0.2  # the ratio is clipped to [1 - cliprange, 1 + cliprange]
+    cliprange_high: float | None = None  # another upper range; None: cliprange
+    length_normalization: str = "masked_mean"  # how tokens are averaged: utils.aggregate_tokens
+    importance_cap: float | None = None  # the cap of p_old / p_sampler; None: no such weight
+    temperature: float = 1.0  # that of sampling: log-probs are of softmax(logits / temperature)
+    group_size: int = 1  # G consecutive rows share their prompt; fewer rows are a part of a group
+    max_completion_length: int | None = None  # masked_normalize divides by it; None: by C
+
+    @classmethod
+    def from_flags(cls, args: Namespace) -> "LossConfig":
+        """The settings that the flags of the same names ask for."""
+        return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
 
 
 def compute_loss(
@@ -347,117 +393,154 @@ def compute_loss(
     attention_mask: Tensor,
     completion_mask: Tensor,
     advantages: Tensor,
+    config: LossConfig = LossConfig(),  # noqa: B008
     *,
-    group_size: int = 1,
-    temperature: float = 1.0,
-    beta: float = 0.04,
-    loss_type: str = "grpo_clip",
-    cliprange: float = 0.2,
-    cliprange_high: float | None = None,
-    length_normalization: str = "masked_mean",
-    normalization_constant: float | None = None,
     old_per_token_logps: Tensor | None = None,
     ref_per_token_logps: Tensor | None = None,
     sampled_per_token_logps: Tensor | None = None,
-    importance_cap: float | None = None,
     num_sequences: int | None = None,
     num_tokens: int | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The GRPO loss: per token -(ratio * advantage - beta * KL), averaged over tokens and over sequences.
+    """The GRPO loss: -(ratio * advantage - beta * KL) for each token, averaged.
+
+    By default the average is over the tokens of each sequence, and then over the sequences.
 
     Args:
-        base_model: the frozen reference; None when beta is 0.
-        prompt_completion_ids, attention_mask: (B, T); completion_ids, completion_mask: (B, C), the last C columns.
-        advantages: (B,), raw rewards for "no_baseline"; a row with NaN (missing reward) contributes nothing.
-        group_size: G consecutive rows share their prompt, which is then run once; fewer rows are a part of one group.
-        normalization_constant: for "masked_normalize", the maximum completion length; None means C.
-        old_per_token_logps, ref_per_token_logps: (B, C); None: the policy's own, and computed here.
-        sampled_per_token_logps: (B, C) what the sampler said; for `sampling_logp_gap` and importance_cap.
-        num_sequences, num_tokens: denominators of the whole update; None means that this call is the whole update.
+        base_model: the frozen reference; None if beta is 0.
+        prompt_completion_ids, attention_mask: (B, T).
+        completion_ids, completion_mask: (B, C), the last C columns.
+        advantages: (B,), for "no_baseline" raw rewards; a row with NaN, whose reward is missing,
+            contributes nothing.
+        old_per_token_logps: (B, C) under the policy before this batch's updates; None: its own.
+        ref_per_token_logps: (B, C) under the reference; None: they are computed here.
+        sampled_per_token_logps: (B, C) as the sampler gave them, for `sampling_logp_gap` and for
+            config.importance_cap.
+        num_sequences, num_tokens: the denominators of the whole update; None: this call is the
+            whole update.
 
     Returns:
-        (loss, metrics): a scalar with gradient, and floats: `kl` with the loss's own reduction (absent with beta 0),
-        `response_length` per sequence, and means over completion tokens, `kl_per_token` too. Of an update in several
-        calls all but _min and _max are shares, which add up.
+        (loss, metrics): a scalar with gradient, and floats that say by their class how they add up
+        where an update takes several calls (training/metrics.py). `kl` has the loss's own average,
+        and is absent if beta is 0; `response_length` is per sequence; the others are means over
+        completion tokens, and extremes.
     """
     B, C = completion_ids.shape
-    assert prompt_completion_ids.shape == attention_mask.shape and completion_mask.shape == (B, C)
+    assert prompt_completion_ids.shape == attention_mask.shape, attention_mask.shape
+    assert completion_mask.shape == (B, C), completion_mask.shape
     assert advantages.shape == (B,), advantages.shape
-    present = ~advantages.isnan()  # (B,)
-    mask = completion_mask.bool() & present.unsqueeze(1)  # (B, C)
-    num_sequences = int(present.sum()) if num_sequences is None else num_sequences
-    num_tokens = int(mask.sum()) if num_tokens is None else num_tokens
+    has_reward = ~advantages.isnan()  # (B,)
+    mask = completion_mask.bool() & has_reward.unsqueeze(1)  # (B, C)
     advantages = advantages.nan_to_num().unsqueeze(1)  # (B, 1)
+    if num_sequences is None:
+        num_sequences = int(has_reward.sum())
+    if num_tokens is None:
+        num_tokens = int(mask.sum())
 
-    def logps(model, **options):  # (B, C)
-        return utils.get_per_token_logps(
-            model,
-            prompt_completion_ids,
-            attention_mask,
-            C,
-            group_size=group_size,
-            temperature=temperature,
-            **options,
-        )
-
-    policy_logps, entropy = logps(model, return_entropy=True)
+    compute_logps = partial(
+        get_per_token_logps,
+        prompt_completion_ids=prompt_completion_ids,
+        attention_mask=attention_mask,
+        logits_to_keep=C,
+        group_size=config.group_size,
+        temperature=config.temperature,
+    )
+    policy_logps, entropy = compute_logps(model, return_entropy=True)  # (B, C) each
     old_logps = policy_logps.detach() if old_per_token_logps is None else old_per_token_logps
 
-    per_token_loss, clipped = compute_policy_gradient_loss(
-        policy_logps, loss_type, advantages, advantages, old_logps, cliprange, cliprange_high, mask
+    per_token_loss, clip_metadata = compute_policy_gradient_loss(
+        policy_logps,
+        config.loss_type,
+        raw_rewards=advantages,
+        advantages=advantages,
+        old_log_probs=old_logps,
+        cliprange=config.cliprange,
+        cliprange_high=config.cliprange_high,
+        mask=mask,
     )  # (B, C)
-    if (
-        importance_cap is not None
-    ):  # truncated importance sampling: https://fengyao.notion.site/off-policy-rl
-        per_token_loss = per_token_loss * (old_logps - sampled_per_token_logps).exp().clamp(
-            max=importance_cap
-        )
-
-    if beta:
+    if config.importance_cap is not None:
+        # Truncated importance sampling: https://fengyao.notion.site/off-policy-rl
+        importance = (old_logps - sampled_per_token_logps).exp()
+        per_token_loss = per_token_loss * importance.clamp(max=config.importance_cap)
+    if config.beta > 0:
         if ref_per_token_logps is None:
             with torch.inference_mode():
-                ref_per_token_logps = logps(base_model)
-        # k3 estimator of KL(policy || reference), never negative; unbiased on-policy: http://joschu.net/blog/kl-approx.html
-        # Its gradient, (1 - p_ref / p) grad log p, is on-policy that of KL(reference || policy): samples stand still.
-        log_ratio = ref_per_token_logps - policy_logps
-        per_token_kl = log_ratio.exp() - log_ratio - 1
-        per_token_loss = per_token_loss + beta * per_token_kl
+                ref_per_token_logps = compute_logps(base_model)
+        per_token_kl = estimate_kl(policy_logps, ref_per_token_logps)
+        per_token_loss = per_token_loss + config.beta * per_token_kl
 
-    def reduce(per_token):  # (B, C) -> scalar: this call's share of the update's mean
-        constant = normalization_constant or C
-        return utils.aggregate_tokens(
-            per_token, mask, length_normalization, constant, num_sequences, num_tokens
-        )
+    # This call's share of the update's mean, as the loss takes it.
+    average = partial(
+        utils.aggregate_tokens,
+        mask=mask,
+        length_normalization=config.length_normalization,
+        constant=config.max_completion_length or C,
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+    )
 
-    def token_mean(per_token):  # metrics: over all tokens of the update
-        return (utils.masked_sum(per_token, mask) / max(1, num_tokens)).item()
+    def token_mean(per_token: Tensor) -> TokenShare:
+        """This call's share of the mean over the update's tokens."""
+        return TokenShare(masked_sum(per_token, mask).div(max(1, num_tokens)).item())
 
     with torch.no_grad():
         ratio = (policy_logps - old_logps).exp()
         metrics = {
-            "response_length": mask.sum().item() / max(1, num_sequences),
+            "response_length": Share(mask.sum().item() / max(1, num_sequences)),
             "entropy": token_mean(entropy),
+            "ratio_mean": token_mean(ratio),
         }
-        metrics |= {"ratio_mean": token_mean(ratio)} | {
-            name: token_mean(x.float()) for name, x in clipped.items()
-        }
+        for name, is_clipped in clip_metadata.items():
+            metrics[name] = token_mean(is_clipped.float())
         if mask.any():
-            metrics |= {
-                "ratio_min": ratio[mask].min().item(),
-                "ratio_max": ratio[mask].max().item(),
-            }
-        if beta:
-            metrics |= {"kl": reduce(per_token_kl).item(), "kl_per_token": token_mean(per_token_kl)}
+            metrics["ratio_min"] = Minimum(ratio[mask].min().item())
+            metrics["ratio_max"] = Maximum(ratio[mask].max().item())
+        if config.beta > 0:
+            metrics["kl"] = Share(average(per_token_kl).item())
+            metrics["kl_per_token"] = token_mean(per_token_kl)
         if sampled_per_token_logps is not None:
             metrics["sampling_logp_gap"] = token_mean((old_logps - sampled_per_token_logps).abs())
-    return reduce(per_token_loss), metrics
+    return average(per_token_loss), metrics
+
+
+def estimate_kl(policy_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """The k3 estimate of KL(policy || reference) for each token, in nats. (B, C) -> (B, C).
+
+    It is never negative, and its mean over samples of the policy is the KL
+    (http://joschu.net/blog/kl-approx.html). Its gradient, (1 - p_ref / p) grad log p, takes the
+    samples as they are, so on-policy it is that of KL(reference || policy).
+    """
+    log_ratio = ref_log_probs - policy_log_probs
+    return log_ratio.exp() - log_ratio - 1
+
+
+# The policy-gradient losses: each returns a loss for each token (B, C), and masks (B, C) whose
+# share of the tokens is logged. Advantages are (B, 1), log-probs (B, C).
 
 
 def compute_naive_policy_gradient_loss(
     raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
 ) -> Tensor:
-    """REINFORCE, per token: -A log pi. (B, 1), (B, C) -> (B, C)."""
+    """REINFORCE: -A log pi for each token. (B, 1), (B, C) -> (B, C)."""
     return -raw_rewards_or_advantages * policy_log_probs
+
+
+def compute_clipped_loss(
+    ratio: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, 1 - low, 1 + high) A).
+
+    The clip stops the gradient where the ratio has already moved as far as the advantage asks for.
+    """
+    high = cliprange if cliprange_high is None else cliprange_high
+    clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
+    loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
+    stopped_low = (ratio < 1 - cliprange) & (advantages < 0)
+    stopped_high = (ratio > 1 + high) & (advantages > 0)
+    return loss, {
+        "clip_fraction": stopped_low | stopped_high,
+        "clip_fraction_low": stopped_low,
+        "clip_fraction_high": stopped_high,
+    }
 
 
 def compute_grpo_clip_loss(
@@ -467,22 +550,50 @@ def compute_grpo_clip_loss(
     cliprange: float,
     cliprange_high: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped objective, per token: -min(ratio A, clip(ratio, 1 - low, 1 + high) A). high None means low.
-
-    Returns:
-        (B, C) losses, and masks (B, C) of the tokens whose gradient the clip stopped, at each side.
-    """
-    high = cliprange if cliprange_high is None else cliprange_high
+    """GRPO (arXiv:2402.03300): the clipped objective with the ratio of each token."""
     ratio = (policy_log_probs - old_log_probs).exp()
-    clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
-    clip_low = (ratio < 1 - cliprange) & (advantages < 0)
-    clip_high = (ratio > 1 + high) & (advantages > 0)
-    metadata = {
-        "clip_fraction": clip_low | clip_high,
-        "clip_fraction_low": clip_low,
-        "clip_fraction_high": clip_high,
-    }
-    return -torch.min(ratio * advantages, clipped_ratio * advantages), metadata
+    return compute_clipped_loss(ratio, advantages, cliprange, cliprange_high)
+
+
+def compute_grpo_no_clip_loss(
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GRPO without its clip: -ratio A."""
+    ratio = (policy_log_probs - old_log_probs).exp()
+    return -ratio * advantages, {}
+
+
+def compute_gspo_loss(
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    cliprange: float,
+    cliprange_high: float | None,
+    mask: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GSPO (arXiv:2507.18071): the ratio of a sequence is exp of its tokens' mean log-ratio."""
+    log_ratio = policy_log_probs - old_log_probs
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    mean_log_ratio = masked_sum(log_ratio, mask, dim=1).unsqueeze(1) / length  # (B, 1)
+    ratio = mean_log_ratio.exp().expand_as(log_ratio)  # every token has that of its sequence
+    return compute_clipped_loss(ratio, advantages, cliprange, cliprange_high)
+
+
+def compute_cispo_loss(
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    cliprange: float,
+    cliprange_high: float | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """CISPO (arXiv:2506.13585): -min(ratio, cap) A log pi, where the ratio is only a weight.
+
+    The weight is capped and has no gradient, so that no token's gradient is stopped.
+    """
+    ratio = (policy_log_probs - old_log_probs).exp().detach()
+    cap = 1 + (cliprange if cliprange_high is None else cliprange_high)
+    loss = -ratio.clamp(max=cap) * advantages * policy_log_probs
+    return loss, {"clip_fraction": ratio > cap}
 
 
 def compute_policy_gradient_loss(
@@ -495,128 +606,54 @@ def compute_policy_gradient_loss(
     cliprange_high: float | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss (B, C) of one of LOSS_TYPES and its metadata; raw_rewards, advantages (B, 1); mask (B, C)."""
+    """The loss of each token (B, C) under one of LOSS_TYPES, and masks of which shares are logged.
+
+    Args:
+        policy_log_probs, old_log_probs, mask: (B, C).
+        raw_rewards, advantages: (B, 1).
+    """
+    if loss_type == "no_baseline":
+        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
+    if loss_type == "reinforce_with_baseline":
+        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
     if loss_type == "grpo_clip":
         return compute_grpo_clip_loss(
             advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high
         )
     if loss_type == "grpo_no_clip":
-        return -(policy_log_probs - old_log_probs).exp() * advantages, {}
-    if (
-        loss_type == "gspo"
-    ):  # arXiv:2507.18071: every token has the ratio of its sequence, exp(mean log-ratio)
-        count, both = mask.sum(1, keepdim=True).clamp(min=1), (policy_log_probs, old_log_probs)
-        policy, old = (
-            (utils.masked_sum(x, mask, dim=1).unsqueeze(1) / count).expand_as(x) for x in both
+        return compute_grpo_no_clip_loss(advantages, policy_log_probs, old_log_probs)
+    if loss_type == "gspo":
+        return compute_gspo_loss(
+            advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high, mask
         )
-        return compute_grpo_clip_loss(advantages, policy, old, cliprange, cliprange_high)
-    if (
-        loss_type == "cispo"
-    ):  # arXiv:2506.13585: the ratio is only a weight, capped: no token's gradient is stopped
-        ratio = (policy_log_probs - old_log_probs).exp().detach()
-        cap = 1 + (cliprange if cliprange_high is None else cliprange_high)
-        return -ratio.clamp(max=cap) * advantages * policy_log_probs, {"clip_fraction": ratio > cap}
-    if loss_type == "reinforce_with_baseline":
-        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    if loss_type == "no_baseline":
-        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
+    if loss_type == "cispo":
+        return compute_cispo_loss(
+            advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high
+        )
     raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
-
-
-# --- Evaluation -----------------------------------------------------------------------------------
-
-
-def evaluate(args: Namespace, run: Run) -> dict[str, float]:
-    """Complete and reward every example of the eval_loader, at args.eval_temperature, with its own random numbers.
-
-    Logs, and returns: n, accuracies with intervals and with several samples pass@k, rewards, lengths.
-    """
-    examples, start = list(run.eval_loader), time.perf_counter()
-    k, mine = args.eval_samples, distributed.share(examples)
-    with (
-        utils.isolated_seed(args.seed),
-        write_logs.bar(
-            total=len(mine) * k, desc="evaluating", unit="completion", leave=False
-        ) as bar,
-    ):
-        rollout = sample(
-            args, run, mine, num_samples=k, temperature=args.eval_temperature, progress=bar.update
-        )
-    rewards = reward(run.evaluator, [example for example in mine for _ in range(k)], rollout)
-    completions, rewards = write_logs.gather_completions(rollout, rewards)
-    repeated = [example for example in examples for _ in range(k)]
-    metrics = write_logs.evaluation_metrics(run.evaluator, repeated, rewards, completions, k)
-    metrics["time/total"] = time.perf_counter() - start
-    records = write_logs.completion_records(run.evaluator, repeated, completions, rewards)
-    write_logs.save_evaluation(args, run, metrics, records)
-    return metrics
 
 
 # --- Setting up -----------------------------------------------------------------------------------
 
 
-def load(args: Namespace, *, with_reference: bool = False) -> Run:
-    """Model, data and rewards from the flags: what main.py, sft.py and expert iteration have in common.
-
-    Raises ValueError or OSError for what a user got wrong.
-    """
-    check(args)
-    utils.seed_everything(args.seed)
-    model, tokenizer = llms.get_llm_tokenizer(
-        args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
-    )
-    train_loader, eval_loader = get_dataloaders(
-        args.dataset_name,
-        tokenizer,
-        prompt=args.prompt,
-        dataset_path=args.dataset_path,
-        max_prompt_length=args.max_prompt_length,
-        seed=args.seed,
-        eval_split=args.eval_split,
-        eval_size=args.eval_size,
-    )
-    check_lengths(args, model, train_loader, eval_loader)
-    for split, loader in (("training", train_loader), (args.eval_split, eval_loader)):
-        dropped = (
-            f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)"
-            if loader.dropped
-            else ""
-        )
-        print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
-    base_model = llms.get_base_model(model) if with_reference else None
-    name, reference = args.evaluator or train_loader.default_evaluator, (base_model, tokenizer)
-    evaluator = get_evaluator(
-        name, prompt=train_loader.prompt.name, flags=args, reference=reference
-    )
-    evaluator.check_gold(train_loader.examples, eval_loader.examples)
-    sampler = llms.get_sampler(model, args.sampling_dtype)
-    return Run(
-        model=llms.shard(model),
-        base_model=base_model,
-        sampler=sampler,
-        tokenizer=tokenizer,
-        evaluator=evaluator,
-        train_loader=train_loader,
-        eval_loader=eval_loader,
-        stages=write_logs.Stages(args.device),
-    )
-
-
 def setup(args: Namespace) -> Run:
-    """Everything that GRPO works with, from the flags. Raises ValueError or OSError for what a user got wrong."""
-    run = load(args, with_reference=args.beta > 0)
+    """All that GRPO works with, from the flags. Raises ValueError or OSError for what is wrong."""
+    run = steps.load(args, with_reference=args.beta > 0)
     if not args.eval_only:
         run.train_loader.next_batch(0)  # raises where there is no training split
-    betas = args.adam_beta1, args.adam_beta2
     run.optimizer = torch.optim.AdamW(
-        run.model.parameters(), lr=args.learning_rate, betas=betas, weight_decay=args.weight_decay
+        run.model.parameters(),
+        lr=args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        weight_decay=args.weight_decay,
     )
     run.scheduler = torch.optim.lr_scheduler.LambdaLR(
-        run.optimizer, lambda n: learning_rate_factor(args, n)
+        run.optimizer, partial(learning_rate_factor, args)
     )
-    run.guard, run.saves = Guard(args.max_kl), not args.eval_only
-    if not (args.eval_only or args.resume):
-        run.evaluator.before_training(args, run, sample)
+    run.guard = Guard(args.max_kl)
+    run.saves = not args.eval_only
+    if not args.eval_only and not args.resume:
+        run.evaluator.before_training(args, run, steps.sample)
     return run
 
 

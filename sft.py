@@ -1,9 +1,10 @@
-"""Supervised fine-tuning: the baseline that reinforcement learning has to beat, and what trained the models in tiny/.
+"""Supervised fine-tuning: the baseline of reinforcement learning, and how tiny/ was trained.
 
     python generate_gold.py --from_reference --dataset_name arithmetic --output gold.jsonl
-    python sft.py --model_name tiny/1m --dataset_name arithmetic --train_file gold.jsonl --num_examples 250
+    python sft.py --model_name tiny/1m --dataset_name arithmetic --train_file gold.jsonl
 
-Only the completion is learnt: the prompt's tokens are context, and the EOS that ends the completion is trained with it.
+Only the completion is learnt: the prompt's tokens are context. The EOS that ends the completion is
+trained with it.
 
 Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 """
@@ -15,195 +16,223 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import flags
 import llms
-import main as grpo
 import utils
+from evaluator import RewardEvaluator
 from logs import jsonl
-from rl_datasets import DATASETS
+from rl_datasets import DATASETS, Prompt
 from sampling.rollout import as_rollout
-from training import write_logs
+from training import steps, write_logs
+from training.metrics import Share, StageTimer, TokenShare, add_up
 from training.run import Run, run_to_the_end, save_checkpoint
 
-Sequences = list[tuple[list[int], list[int]]]  # (prompt ids, completion ids) of each example
+# (prompt ids, completion ids) of each example
+Sequences = list[tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """The settings of fine_tune: the flags of sft.py that have the same names, and a few more."""
+
+    num_updates: int  # optimiser steps
+    train_batch_size: int = 64  # examples of an update
+    micro_batch_tokens: int = 8192  # tokens of a pass, padding included; it changes memory only
+    learning_rate: float = 1e-5  # the peak, at the end of the warm-up; a cosine follows
+    final_learning_rate: float = 0.0  # where the cosine ends
+    warmup_steps: int = 10  # updates in which the learning rate rises to its peak
+    max_grad_norm: float = 1.0  # gradients are scaled down to this norm
+    length_normalization: str = "masked_mean"  # how tokens are averaged: utils.aggregate_tokens
+    max_completion_length: int | None = None  # what masked_normalize divides by
+    log_entropy: bool = False  # whether the entropy at the completions' tokens is logged
+    seed: int = 0  # of the order of the examples
 
 
 def fine_tune(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     examples: list[dict],
+    config: SFTConfig,
     *,
-    num_updates: int,
-    train_batch_size: int = 64,
-    micro_batch_tokens: int = 8192,
-    learning_rate: float = 1e-5,
-    final_learning_rate: float = 0.0,
-    warmup_steps: int = 10,
-    max_grad_norm: float = 1.0,
-    length_normalization: str = "masked_mean",
-    normalization_constant: float | None = None,
-    log_entropy: bool = False,
-    seed: int = 0,
     optimizer: torch.optim.Optimizer | None = None,
-    start: int = 0,
-    tokens: int = 0,
+    start_step: int = 0,
+    start_tokens: int = 0,
     start_time: float | None = None,
-    after_update: Callable[[dict], None] | None = None,
+    after_update: Callable[[dict, int], None] | None = None,
 ) -> list[dict]:
-    """Train the model in place on the completions of the examples, with AdamW; settings are the flags of their names.
+    """Train the model in place on the completions of the examples, with AdamW.
+
+    The examples come in an order that is drawn anew for each epoch from the seed. A batch may span
+    two epochs.
 
     Args:
-        examples: dicts with "prompt" (rendered) and "completion" (without EOS), both text. They are visited in an order
-            drawn anew each epoch from the seed; a batch may span two epochs.
-        learning_rate, final_learning_rate, warmup_steps: linear warm-up to the first, then a cosine to the second.
-        optimizer, start, tokens, start_time: to continue after `start` updates: AdamW with its state, the tokens seen,
-            and the time (perf_counter) from which `elapsed` counts.
-        after_update: called with the row of the log after each update: the place to write, evaluate and save.
+        examples: dicts with "prompt" (rendered) and "completion" (without EOS), both text.
+        optimizer: an AdamW that continues with its state; None: a new one.
+        start_step, start_tokens: how many updates have been made and how many tokens trained
+        before.
+        start_time: when the run began (time.perf_counter), for `elapsed`; None: now.
+        after_update: called after each update with the row of the log and the number of tokens of
+            the update. It can write, evaluate and save.
 
     Returns:
-        The rows of the log, one per update: keys of docs/metrics.md, and the examples so far.
+        The rows of the log, one for each update, with keys of docs/metrics.md.
+
+    Raises:
+        ValueError: if there are no examples.
     """
     if not examples:
         raise ValueError("there are no examples to train on")
     sequences = encode(tokenizer, examples)
-    order = itertools.islice(example_order(len(sequences), seed), start * train_batch_size, None)
+    order = example_order(len(sequences), config.seed)
+    num_seen = start_step * config.train_batch_size
+    order = itertools.islice(order, num_seen, None)
     optimizer = optimizer or get_optimizer(model)
-    stages, start_time, log = write_logs.Stages(model.device), start_time or time.perf_counter(), []
+    timer = StageTimer(model.device)
+    start_time = start_time or time.perf_counter()
+    total_tokens = start_tokens
+    log = []
     model.train()
-    optimizer.zero_grad()  # whatever the caller has left there
-    steps = range(start + 1, num_updates + 1)
-    progress = write_logs.bar(steps, initial=start, total=num_updates, desc="SFT", unit="update")
-    for step in progress:
-        batch = [sequences[i] for i in itertools.islice(order, train_batch_size)]
-        with stages("loss"):
-            metrics = accumulate_sft_gradient(
-                model,
-                batch,
-                tokenizer.pad_token_id,
-                micro_batch_tokens=micro_batch_tokens,
-                log_entropy=log_entropy,
-                length_normalization=length_normalization,
-                normalization_constant=normalization_constant,
-            )
-        with stages("step"):
-            rate = learning_rate_at(
-                step, num_updates, warmup_steps, learning_rate, final_learning_rate
-            )
+    optimizer.zero_grad()  # the caller may have left gradients there
+    bar = write_logs.progress_bar(
+        range(start_step + 1, config.num_updates + 1),
+        initial=start_step,
+        total=config.num_updates,
+        desc="SFT",
+        unit="update",
+    )
+    for step in bar:
+        batch = [sequences[i] for i in itertools.islice(order, config.train_batch_size)]
+        with timer("loss"):
+            metrics = accumulate_sft_gradient(model, batch, tokenizer.pad_token_id, config)
+        with timer("step"):
+            learning_rate = learning_rate_at(step, config)
             for group in optimizer.param_groups:
-                group["lr"] = rate
-            metrics |= grpo.clip_and_step(model, optimizer, max_grad_norm, metrics["loss"])
-        tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
-        row = {"step": step, **metrics, "learning_rate": rate, "examples": step * train_batch_size}
-        row |= {
-            "total_tokens": tokens,
-            **stages.flush(),
-            "elapsed": time.perf_counter() - start_time,
-        }
+                group["lr"] = learning_rate
+            metrics |= steps.clip_and_step(model, optimizer, config.max_grad_norm, metrics["loss"])
+        num_tokens = sum(len(prompt) + len(completion) for prompt, completion in batch)
+        total_tokens += num_tokens
+        row = {"step": step} | metrics
+        row["learning_rate"] = learning_rate
+        row["examples"] = step * config.train_batch_size
+        row["total_tokens"] = total_tokens
+        row |= timer.flush()
+        row["elapsed"] = time.perf_counter() - start_time
         log.append(row)
-        progress.set_postfix(loss=f"{metrics['loss']:.3f}")
+        bar.set_postfix(loss=f"{metrics['loss']:.3f}")
         if after_update:
-            after_update(row)
+            after_update(row, num_tokens)
     return log
 
 
-def get_optimizer(model, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+def get_optimizer(model: PreTrainedModel, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW, whose learning rate fine_tune sets before each update."""
     return torch.optim.AdamW(
         model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=weight_decay
     )
 
 
 def accumulate_sft_gradient(
-    model,
-    batch: Sequences,
-    pad_token_id: int,
-    *,
-    micro_batch_tokens: int,
-    length_normalization: str = "masked_mean",
-    normalization_constant: float | None = None,
-    log_entropy: bool = False,
+    model: PreTrainedModel, batch: Sequences, pad_token_id: int, config: SFTConfig
 ) -> dict[str, float]:
-    """Add the gradient of one update's loss (CS336 A5, section 4.2) to the parameters, micro-batch by micro-batch.
+    """Add the gradient of one update's loss to the parameters, micro-batch by micro-batch.
+
+    The loss is the negative log-likelihood of the completions (CS336 A5, section 4.2).
 
     Args:
-        batch: from encode: the whole update, of which each process takes some.
+        batch: the whole update, of which each process takes its share.
 
     Returns:
-        {"loss": of the whole update, "entropy": mean over its completion tokens, if asked for}
+        `loss` of the whole update, and `entropy`, the mean over its completion tokens, if
+        config.log_entropy asks for it.
     """
-    rollout, mine = (
-        as_rollout(batch, pad_token_id, model.device),
-        distributed.share(range(len(batch))),
-    )
+    rollout = as_rollout(batch, pad_token_id, model.device)
     num_tokens = int(rollout.lengths.sum())
-    metrics = {"loss": 0.0} | ({"entropy": 0.0} if log_entropy else {})
-    for _, piece, counts in rollout.micro_batches(
-        mine, 1, micro_batch_tokens, distributed.is_sharded(model)
-    ):
-        ids, C = piece.prompt_completion_ids, piece.completion_ids.shape[1]
+    my_rows = distributed.share(range(len(batch)))
+    micro_batches = rollout.micro_batches(
+        my_rows, 1, config.micro_batch_tokens, distributed.is_sharded(model)
+    )
+    shares = []
+    for _, micro_batch, counts in micro_batches:
+        completion_mask = micro_batch.completion_mask
+        if not counts:  # a pass that only keeps this process in step with the others
+            completion_mask = torch.zeros_like(completion_mask)
         with utils.autocast(model.device):
             logps = utils.get_per_token_logps(
-                model, ids, piece.attention_mask, C, return_entropy=log_entropy
+                model,
+                micro_batch.prompt_completion_ids,
+                micro_batch.attention_mask,
+                micro_batch.completion_ids.shape[1],
+                return_entropy=config.log_entropy,
             )
-        logps, entropies = logps if log_entropy else (logps, None)
-        completion_mask = (
-            piece.completion_mask if counts else torch.zeros_like(piece.completion_mask)
-        )
-        # Negative log-likelihood: a share of the whole update's mean, so that shares simply add whatever the split.
+        if config.log_entropy:
+            logps, entropies = logps
         loss = utils.aggregate_tokens(
             -logps,
             completion_mask,
-            length_normalization,
-            normalization_constant,
-            len(batch),
-            num_tokens,
+            config.length_normalization,
+            config.max_completion_length,
+            num_sequences=len(batch),
+            num_tokens=num_tokens,
         )
         loss.backward()
-        metrics["loss"] += loss.item()
-        if log_entropy:
-            metrics["entropy"] += (utils.masked_sum(entropies, completion_mask) / num_tokens).item()
-    return write_logs.merge_metrics(distributed.gather([metrics]), sum)
+        metrics = {"loss": Share(loss.item())}
+        if config.log_entropy:
+            entropy = utils.masked_sum(entropies, completion_mask) / num_tokens
+            metrics["entropy"] = TokenShare(entropy.item())
+        shares.append(metrics)
+    my_metrics = add_up(shares)
+    return add_up(distributed.gather([my_metrics]))
 
 
-def learning_rate_at(
-    step: int, num_updates: int, warmup_steps: int, peak: float, final: float
-) -> float:
-    """The rate of update `step` (1 to num_updates): linear to the peak at warmup_steps, then a cosine towards final."""
-    if step <= warmup_steps:
-        return peak * step / warmup_steps
-    progress = (step - warmup_steps) / (
-        num_updates - warmup_steps + 1
-    )  # below 1: no update is spent at rate final
+def learning_rate_at(step: int, config: SFTConfig) -> float:
+    """The learning rate of update `step` (1 to num_updates).
+
+    It rises linearly to its peak at warmup_steps, then falls as a cosine towards its final value.
+    """
+    peak = config.learning_rate
+    if step <= config.warmup_steps:
+        return peak * step / config.warmup_steps
+    # The progress stays below 1, so that no update is spent at the final rate, which may be 0.
+    progress = (step - config.warmup_steps) / (config.num_updates - config.warmup_steps + 1)
+    final = config.final_learning_rate
     return final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def encode(tokenizer, examples: list[dict]) -> Sequences:
-    """(prompt ids, completion ids) of each example, tokenized apart, as in sampling, so that no token spans the border.
+def encode(tokenizer: PreTrainedTokenizerBase, examples: list[dict]) -> Sequences:
+    """(prompt ids, completion ids) of each example.
 
-    The EOS is appended as an id: as text it would depend on how the tokenizer reads it.
+    They are tokenized apart, as in sampling, so that no token spans the border. The EOS is appended
+    as an id: as text, what becomes of it would depend on the tokenizer.
     """
-    prompts = tokenizer([example["prompt"] for example in examples], add_special_tokens=False)[
-        "input_ids"
+    prompts = [example["prompt"] for example in examples]
+    completions = [example["completion"] for example in examples]
+    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    completion_ids = tokenizer(completions, add_special_tokens=False)["input_ids"]
+    return [
+        (prompt, completion + [tokenizer.eos_token_id])
+        for prompt, completion in zip(prompt_ids, completion_ids, strict=True)
     ]
-    completions = tokenizer(
-        [example["completion"] for example in examples], add_special_tokens=False
-    )["input_ids"]
-    return [(p, c + [tokenizer.eos_token_id]) for p, c in zip(prompts, completions, strict=True)]
 
 
-def example_order(n: int, seed: int) -> Iterator[int]:
-    """Endless row numbers: every epoch is its own permutation of range(n)."""
+def example_order(num_examples: int, seed: int) -> Iterator[int]:
+    """Endless row numbers: every epoch is a permutation of its own."""
     for epoch in itertools.count():
-        order = list(range(n))
+        order = list(range(num_examples))
         random.Random(f"sft/{seed}/{epoch}").shuffle(order)
         yield from order
 
 
+# --- What is trained on ---------------------------------------------------------------------------
+
+
 def read_gold(path: str, prompt_name: str) -> list[dict]:
-    """Rows of generate_gold.py's file: question, completion, answer. Raises ValueError, with the line of a bad one."""
+    """The rows of generate_gold.py's file. Raises ValueError, which names the row that is wrong."""
     try:
         rows = jsonl.read(path)
     except OSError as error:
@@ -212,48 +241,79 @@ def read_gold(path: str, prompt_name: str) -> list[dict]:
         for column in ("question", "completion", "answer"):
             if not isinstance(row.get(column), str):
                 raise ValueError(
-                    f"{path}, row {number}: needs a text column {column!r}, as generate_gold.py writes it"
+                    f"{path}, row {number}: needs a text column {column!r}, as generate_gold.py"
+                    " writes it"
                 )
-        form = row.get("prompt_name", prompt_name)
-        if form != prompt_name:
+        row_prompt_name = row.get("prompt_name", prompt_name)
+        if row_prompt_name != prompt_name:
             raise ValueError(
-                f"{path}, row {number}: its completion is in the form {form}, not {prompt_name}: --prompt"
+                f"{path}, row {number}: its completion answers the prompt {row_prompt_name}, not"
+                f" {prompt_name}; use --prompt {row_prompt_name}, or another file"
             )
     if not rows:
         raise ValueError(f"--train_file {path} is empty")
     return rows
 
 
-def select_examples(rows: list[dict], args, prompt, tokenizer, evaluator) -> list[dict]:
-    """The examples to train on: filtered, shuffled by the seed, cut to num_examples (so that subsets are nested)."""
+def select_examples(
+    rows: list[dict],
+    args: argparse.Namespace,
+    prompt: Prompt,
+    tokenizer: PreTrainedTokenizerBase,
+    evaluator: RewardEvaluator,
+) -> list[dict]:
+    """The examples to train on: filtered, shuffled by the seed, and cut to args.num_examples.
+
+    A smaller set is therefore inside a larger one. Prints how many rows each filter leaves out.
+    Raises ValueError where too few are left.
+    """
     counts = {"read": len(rows)}
     if args.filter_correct:
-        columns = ([row[key] for row in rows] for key in ("question", "completion", "answer"))
-        verdicts = evaluator.compute_rewards(*columns).details
+        num_rows = len(rows)
+        rewards = steps.reward(evaluator, rows, [row["completion"] for row in rows])
         rows = [
-            row for row, verdict in zip(rows, verdicts, strict=True) if verdict["correct_strict"]
+            row
+            for row, detail in zip(rows, rewards.details, strict=True)
+            if detail["correct_strict"]
         ]
-        counts["incorrect, left out"] = counts["read"] - len(rows)
-    filled = [row for row in rows if row["completion"].strip()]
-    counts["empty, left out"] = len(rows) - len(filled)
-    examples = [row | {"prompt": prompt.render(tokenizer, row["question"])} for row in filled]
-    lengths = [(len(p), len(c)) for p, c in encode(tokenizer, examples)] if examples else []
-    limits = args.max_prompt_length, args.max_completion_length
-    fitting = [
-        e for e, (p, c) in zip(examples, lengths, strict=True) if p <= limits[0] and c <= limits[1]
-    ]
-    counts["too long, left out"] = len(examples) - len(fitting)
-    random.Random(f"subset/{args.seed}").shuffle(fitting)
-    chosen = fitting[: args.num_examples]
-    counts["used"] = len(chosen)
+        counts["incorrect, left out"] = num_rows - len(rows)
+
+    filled_rows = [row for row in rows if row["completion"].strip()]
+    counts["empty, left out"] = len(rows) - len(filled_rows)
+
+    examples = [row | {"prompt": prompt.render(tokenizer, row["question"])} for row in filled_rows]
+    short_examples = select_short(examples, args, tokenizer)
+    counts["too long, left out"] = len(examples) - len(short_examples)
+
+    random.Random(f"subset/{args.seed}").shuffle(short_examples)
+    chosen_examples = short_examples[: args.num_examples]
+    counts["used"] = len(chosen_examples)
     print("examples: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    if not chosen:
+    if not chosen_examples:
         raise ValueError(f"--train_file {args.train_file}: no example is left to train on")
-    if args.num_examples and len(chosen) < args.num_examples:
+    if args.num_examples and len(chosen_examples) < args.num_examples:
         raise ValueError(
-            f"--num_examples {args.num_examples}: only {len(chosen)} usable examples are there"
+            f"--num_examples {args.num_examples}: the file has only {len(chosen_examples)} usable"
+            " examples"
         )
-    return chosen
+    return chosen_examples
+
+
+def select_short(
+    examples: list[dict], args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
+) -> list[dict]:
+    """The examples whose prompt and completion are no longer than the flags allow."""
+    if not examples:
+        return []
+    short_examples = []
+    for example, (prompt, completion) in zip(examples, encode(tokenizer, examples), strict=True):
+        is_short_prompt = len(prompt) <= args.max_prompt_length
+        if is_short_prompt and len(completion) <= args.max_completion_length:
+            short_examples.append(example)
+    return short_examples
+
+
+# --- The script -----------------------------------------------------------------------------------
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -262,29 +322,36 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = flags.add_model_and_data(parser)
     add(
-        "--train_file", help="the .jsonl that generate_gold.py writes: question, completion, answer"
+        "--train_file",
+        help="the .jsonl that generate_gold.py writes, with question, completion and answer",
     )
     add(
         "--num_examples",
         type=int,
-        help="so many, drawn by the seed; smaller sets are inside larger (default: all)",
+        help="how many examples are trained on, drawn by the seed; a smaller set is inside a larger"
+        " one (default: all)",
     )
     add(
         "--filter_correct",
         action="store_true",
-        help="leave out examples that the evaluator finds not right (strict)",
+        help="leave out examples that the evaluator does not find strictly correct",
     )
     flags.add_sampling(parser)
     add = flags.add_optimisation(parser)
     add("--epochs", type=float, default=1.0, help="passes over the examples")
     add("--num_updates", type=int, help="optimiser steps, instead of --epochs")
     add("--train_batch_size", type=int, default=32, help="examples per optimiser step")
-    add("--learning_rate", type=float, default=1e-5, help="peak, followed by a cosine to 0")
+    add(
+        "--learning_rate",
+        type=float,
+        default=1e-5,
+        help="its peak, at the end of the warm-up; it then falls to 0 as a cosine",
+    )
     flags.add_length_normalization(add)
     add(
         "--log_entropy",
         action="store_true",
-        help="log the entropy at the completions' tokens: a little slower",
+        help="log the entropy at the completions' tokens, in nats",
     )
     flags.add_evaluation_and_output(parser, "output/sft", "updates")
     flags.add_runtime(parser)
@@ -295,10 +362,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def setup(args: argparse.Namespace) -> Run:
-    """Model, data and examples, from the flags. Raises ValueError or OSError for what a user got wrong."""
+    """Model, data and examples, from the flags. Raises ValueError or OSError for what is wrong."""
     flags.check(args)
     rows = read_gold(args.train_file, args.prompt or DATASETS[args.dataset_name].default_prompt)
-    run = grpo.load(args)
+    run = steps.load(args)
     run.examples = select_examples(
         rows, args, run.train_loader.prompt, run.tokenizer, run.evaluator
     )
@@ -308,34 +375,25 @@ def setup(args: argparse.Namespace) -> Run:
 
 def train(args: argparse.Namespace, run: Run) -> None:
     """Fine-tune on run.examples with evaluations and checkpoints, from run.step on."""
-    num_updates = args.num_updates or max(
-        1, math.ceil(args.epochs * len(run.examples) / args.train_batch_size)
-    )
+    num_updates = args.num_updates
+    if num_updates is None:
+        num_updates = max(1, math.ceil(args.epochs * len(run.examples) / args.train_batch_size))
 
-    def finish(row):
-        """After each update: count, evaluate and save when due, and stop here if a signal has asked for it."""
-        run.step, run.total_tokens = row["step"], row["total_tokens"]
-        write_logs.append(args, "train_log.jsonl", row)
-        run.mark()
+    def after_update(row: dict, num_tokens: int) -> None:
+        """Write the log, then evaluate and save where that is due."""
+        with run.finish_step(num_tokens):
+            write_logs.append(args, "train_log.jsonl", row)
         llms.refresh_sampler(run.sampler, run.model)
-        run.interrupts.release()
-        last = run.step == num_updates
-        if last or run.step % args.eval_updates == 0:
-            grpo.evaluate(args, run)
-        if last or run.step % args.save_updates == 0:
+        if steps.is_due(run.step, args.eval_updates, num_updates):
+            steps.evaluate(args, run)
+        if steps.is_due(run.step, args.save_updates, num_updates):
             save_checkpoint(args, run)
-        run.interrupts.hold()  # an update is short: a signal waits for its end
 
     llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
-    if run.evaluated_step != run.step and (
-        run.step % args.eval_updates == 0 or run.step == num_updates
-    ):
-        grpo.evaluate(args, run)
-    run.interrupts.hold()
-    fine_tune(
-        run.model,
-        run.tokenizer,
-        run.examples,
+    evaluation_is_due = steps.is_due(run.step, args.eval_updates, num_updates)
+    if evaluation_is_due and run.evaluated_step != run.step:
+        steps.evaluate(args, run)
+    config = SFTConfig(
         num_updates=num_updates,
         train_batch_size=args.train_batch_size,
         micro_batch_tokens=args.micro_batch_tokens,
@@ -343,14 +401,20 @@ def train(args: argparse.Namespace, run: Run) -> None:
         warmup_steps=min(args.warmup_steps, num_updates),
         max_grad_norm=args.max_grad_norm,
         length_normalization=args.length_normalization,
-        normalization_constant=args.max_completion_length,
+        max_completion_length=args.max_completion_length,
         log_entropy=args.log_entropy,
         seed=args.seed,
+    )
+    fine_tune(
+        run.model,
+        run.tokenizer,
+        run.examples,
+        config,
         optimizer=run.optimizer,
-        start=run.step,
-        tokens=run.total_tokens,
+        start_step=run.step,
+        start_tokens=run.total_tokens,
         start_time=run.start,
-        after_update=finish,
+        after_update=after_update,
     )
 
 

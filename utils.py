@@ -1,6 +1,7 @@
 """Log-probs and masks, and what they stand on: micro-batches, seeds, precision.
 
-Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size, V vocabulary.
+Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size,
+V vocabulary, N completion tokens of all sequences.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,23 +12,23 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache, set_seed
+from transformers import DynamicCache, PreTrainedModel, set_seed
 
 import distributed
 
-Item = TypeVar("Item")
-
 # Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
-# Completions run in this many parts of similar length.
+# Completions run in this many batches of similar length, so that little of them is padding.
 LENGTH_BUCKETS = 4
+LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
 
+Item = TypeVar("Item")
 
 # --- Log-probabilities ----------------------------------------------------------------------------
 
 
 def get_per_token_logps(
-    model: torch.nn.Module,
+    model: PreTrainedModel,
     prompt_completion_ids: Tensor,
     attention_mask: Tensor,
     logits_to_keep: int,
@@ -39,18 +40,22 @@ def get_per_token_logps(
     """Log-probability of each completion token under softmax(logits / temperature), in float32.
 
     Args:
-        prompt_completion_ids, attention_mask: (B, T), prompts left-padded, completions right-padded.
+        prompt_completion_ids, attention_mask: (B, T), with prompts padded on the left and
+            completions on the right.
         logits_to_keep: C, the number of completion columns.
-        group_size: G consecutive rows share their prompt, which is then run only once for them. Fewer rows than that
-            are a part of one group.
-        return_entropy: also return the entropy in nats of each token's distribution, without gradient.
+        group_size: G consecutive rows share their prompt, which then runs only once for them. Fewer
+            rows than that are a part of one group.
+        return_entropy: also return the entropy of each token's distribution in nats, without
+            gradient.
 
     Returns:
-        (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of (B, C).
+        (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of
+        (B, C).
     """
-    compute = (
-        model.per_token_logps if distributed.is_sharded(model) else partial(per_token_logps, model)
-    )  # llms.shard
+    if distributed.is_sharded(model):
+        compute = model.per_token_logps  # llms.shard has its weights gathered for this method
+    else:
+        compute = partial(per_token_logps_of_unsharded, model)
     return compute(
         prompt_completion_ids,
         attention_mask,
@@ -61,49 +66,64 @@ def get_per_token_logps(
     )
 
 
-def per_token_logps(
-    model, ids, attention_mask, logits_to_keep, group_size, temperature, return_entropy
-):
-    """get_per_token_logps of a model whose embedding, norm and output layer are whole."""
-    B, T = ids.shape
+def per_token_logps_of_unsharded(
+    model: PreTrainedModel,
+    prompt_completion_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    group_size: int,
+    temperature: float,
+    return_entropy: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
+    B, T = prompt_completion_ids.shape
+    C = logits_to_keep
     group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
-    assert 0 < logits_to_keep < T and B % group_size == 0, (logits_to_keep, T, B, group_size)
+    assert 0 < C < T and B % group_size == 0, (C, T, B, group_size)
 
-    hidden = _completion_hidden_states(model, ids, attention_mask, logits_to_keep, group_size)
-    real = attention_mask[:, -logits_to_keep:].bool()  # (B, C)
-    states = hidden[real]  # (N, H): padding never meets the output layer
-    targets = ids[:, -logits_to_keep:][real]  # (N,)
+    hidden_states = _completion_hidden_states(
+        model, prompt_completion_ids, attention_mask, C, group_size
+    )
+    is_token = attention_mask[:, -C:].bool()  # (B, C)
+    token_states = hidden_states[is_token]  # (N, H): padding never meets the output layer
+    token_ids = prompt_completion_ids[:, -C:][is_token]  # (N,)
 
-    layer = model.get_output_embeddings()
+    output_layer = model.get_output_embeddings()
     logps, entropy = _ChunkedLogps.apply(
-        states, layer.weight, layer.bias, targets, temperature, return_entropy
+        token_states,
+        output_layer.weight,
+        output_layer.bias,
+        token_ids,
+        temperature,
+        return_entropy,
     )
 
-    def scatter(values):  # (N,) back to (B, C)
-        return torch.zeros(real.shape, device=states.device).masked_scatter(real, values)
+    def scatter(values: Tensor) -> Tensor:  # (N,) back to (B, C)
+        return torch.zeros(is_token.shape, device=values.device).masked_scatter(is_token, values)
 
     return (scatter(logps), scatter(entropy)) if return_entropy else scatter(logps)
 
 
 class _ChunkedLogps(torch.autograd.Function):
-    """Log-probs of targets, and entropies, from states (N, H); only LOGITS_CHUNK logits exist at a time.
+    """Log-probs of tokens, and entropies, from their hidden states (N, H).
 
-    The backward pass makes each chunk's logits again: d log p(target) / d logits = onehot(target) - p. Written out,
-    since autograd would hold two gradients of the output layer, (V, H) each, while it adds up the chunks.
+    Only LOGITS_CHUNK logits exist at a time. The backward pass computes each chunk's logits again:
+    d log p(token) / d logits = onehot(token) - p. It is written out, since autograd would hold two
+    gradients of the output layer, (V, H) each, while it adds up the chunks.
     """
 
     @staticmethod
     @partial(torch.amp.custom_fwd, device_type="cuda")
-    def forward(ctx, states, weight, bias, targets, temperature, with_entropy):
-        ctx.save_for_backward(states, weight, bias, targets)
+    def forward(ctx, states, weight, bias, token_ids, temperature, with_entropy):
+        ctx.save_for_backward(states, weight, bias, token_ids)
         ctx.temperature = temperature
-        logps, entropy = (torch.zeros(len(states), device=states.device) for _ in range(2))
+        logps = torch.zeros(len(states), device=states.device)
+        entropy = torch.zeros(len(states), device=states.device)
         for rows in _chunks(len(states), len(weight)):
             logits = F.linear(states[rows], weight, bias).float() / temperature  # (n, V)
-            logps[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(
-                -1
-            ) - logits.logsumexp(-1)
+            token_logits = logits.gather(-1, token_ids[rows].unsqueeze(-1)).squeeze(-1)
+            logps[rows] = token_logits - logits.logsumexp(-1)
             if with_entropy:
                 entropy[rows] = compute_entropy(logits)
         ctx.mark_non_differentiable(entropy)
@@ -112,17 +132,17 @@ class _ChunkedLogps(torch.autograd.Function):
     @staticmethod
     @partial(torch.amp.custom_bwd, device_type="cuda")
     def backward(ctx, grad_logps, _):
-        states, weight, bias, targets = ctx.saved_tensors
+        states, weight, bias, token_ids = ctx.saved_tensors
         grad_states = torch.zeros_like(states)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        has_bias_grad = bias is not None and ctx.needs_input_grad[2]
+        grad_bias = torch.zeros_like(bias) if has_bias_grad else None
         for rows in _chunks(len(states), len(weight)):
             logits = F.linear(states[rows], weight, bias).float() / ctx.temperature
             grad_logits = logits.softmax(-1).neg_()
-            grad_logits[torch.arange(len(logits), device=logits.device), targets[rows]] += 1
-            grad_logits = grad_logits.mul_((grad_logps[rows] / ctx.temperature).unsqueeze(-1)).to(
-                weight.dtype
-            )
+            grad_logits[torch.arange(len(logits), device=logits.device), token_ids[rows]] += 1
+            grad_logits.mul_((grad_logps[rows] / ctx.temperature).unsqueeze(-1))
+            grad_logits = grad_logits.to(weight.dtype)
             grad_states[rows] = (grad_logits @ weight).to(states.dtype)
             if grad_weight is not None:
                 grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
@@ -131,62 +151,71 @@ class _ChunkedLogps(torch.autograd.Function):
         return grad_states, grad_weight, grad_bias, None, None, None
 
 
-def _chunks(n: int, vocabulary: int) -> list[slice]:
-    """Slices of range(n) of so many rows that their logits have at most LOGITS_CHUNK elements."""
+def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
+    """Slices of the tokens whose logits have at most LOGITS_CHUNK elements."""
     size = max(1, LOGITS_CHUNK // vocabulary)
-    return [slice(start, start + size) for start in range(0, n, size)]
+    return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
 def _completion_hidden_states(
-    model, ids: Tensor, attention_mask: Tensor, C: int, group_size: int
+    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor, C: int, group_size: int
 ) -> Tensor:
     """(B, C, H): the last hidden state before each completion token, which predicts that token."""
     P = ids.shape[1] - C
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
 
-    def run(rows, start, end, cache):  # the given columns, on top of those in the cache
-        return model.get_decoder()(
+    def forward(rows: Tensor | slice, start: int, end: int, cache: DynamicCache | None) -> Tensor:
+        """Run these columns of these rows, on top of the columns that are in the cache."""
+        output = model.get_decoder()(
             ids[rows, start:end],
             attention_mask=attention_mask[rows, :end],
             position_ids=position_ids[rows, start:end],
             past_key_values=cache,
             use_cache=cache is not None,
-        ).last_hidden_state
+        )
+        return output.last_hidden_state
 
-    # Checkpointing drops the cache, so nothing can be shared. Sharded, every process runs a prompt and its completions
-    # apart, in two passes whatever the size of its groups, since all must make equally many.
-    sharded = distributed.is_sharded(model)
-    if model.is_activation_checkpointing or (group_size == 1 and not sharded):
-        return run(slice(None), 0, P + C, None)[:, P - 1 : -1]
+    # Gradient checkpointing drops the cache, so that nothing can be shared. With a sharded model
+    # every process runs prompts and completions apart, in two passes whatever the size of its
+    # groups, since all must make equally many passes.
+    is_sharded = distributed.is_sharded(model)
+    if model.is_activation_checkpointing or (group_size == 1 and not is_sharded):
+        every_row = slice(None)
+        return forward(every_row, 0, P + C, None)[:, P - 1 : -1]
 
-    # The prompt once per group, with its keys and values kept in the graph; then only the completions, on top of it.
-    # The cache has plain layers: a model's own would keep no more of a prompt than a sliding window, which begins
-    # elsewhere for another token. Who is inside the window, the mask says.
-    cache = DynamicCache()
-    prompt = run(slice(None, None, group_size), 0, P, cache)
-    assert cache.get_seq_length() == P, "the prompt pass filled no cache to share"
-    hidden = prompt.new_zeros(len(ids), C, prompt.shape[-1])
-    hidden[:, 0] = prompt[:, -1].repeat_interleave(group_size, dim=0)  # predicts the first token
+    # The prompt runs once for each group, and its keys and values stay in the graph; then the
+    # completions run on top of it. The cache has plain layers: a model's own would keep no more of
+    # a prompt than a sliding window, which begins elsewhere for another token. The mask says who is
+    # inside the window.
+    prompt_cache = DynamicCache()
+    one_row_per_group = slice(None, None, group_size)
+    prompt_states = forward(one_row_per_group, 0, P, prompt_cache)
+    assert prompt_cache.get_seq_length() == P, "the prompt pass filled no cache to share"
+    hidden_states = prompt_states.new_zeros(len(ids), C, prompt_states.shape[-1])
+    # The prompt's last state predicts the first token.
+    hidden_states[:, 0] = prompt_states[:, -1].repeat_interleave(group_size, dim=0)
 
-    # Completions of similar length run together, so that little is padded.
     lengths = attention_mask[:, P:].sum(1)  # (B,)
-    for rows in lengths.argsort().chunk(1 if sharded else LENGTH_BUCKETS):
-        end = max(
-            1, int(lengths[rows].max()) - 1
-        )  # the last token predicts nothing; one at least: a pass for everyone
-        own = (
-            DynamicCache()
-        )  # index_select: plain indexing adds gradients up in no fixed order on several threads
-        for i, layer in enumerate(cache.layers):
-            own.update(
-                *(x.index_select(0, rows // group_size) for x in (layer.keys, layer.values)), i
-            )
-        hidden[rows, 1 : end + 1] = run(rows, P, P + end, own)[:, : C - 1]
-    return hidden
+    num_buckets = 1 if is_sharded else LENGTH_BUCKETS
+    for rows in lengths.argsort().chunk(num_buckets):
+        # The last token predicts nothing. At least one column runs, as a pass for every process.
+        num_columns = max(1, int(lengths[rows].max()) - 1)
+        cache = DynamicCache()
+        for i, layer in enumerate(prompt_cache.layers):
+            # Plain indexing would add its gradients up in no fixed order on several threads.
+            keys = layer.keys.index_select(0, rows // group_size)
+            values = layer.values.index_select(0, rows // group_size)
+            cache.update(keys, values, i)
+        states = forward(rows, P, P + num_columns, cache)
+        hidden_states[rows, 1 : num_columns + 1] = states[:, : C - 1]
+    return hidden_states
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v, stable for any shift."""
+    """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v.
+
+    z are the logits minus their maximum, which changes nothing but avoids an overflow.
+    """
     z = logits - logits.amax(-1, keepdim=True)
     return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
@@ -195,19 +224,19 @@ def compute_entropy(logits: Tensor) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of values where mask is true. `where`, not multiplication: a NaN or inf times 0 would be NaN."""
+    """Sum where the mask is true, by `where` and not a product: a NaN or inf times 0 is NaN."""
     return torch.where(mask.bool(), values, 0.0).sum(dim)
 
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean where mask is true, over the number of true entries; NaN where there is none."""
+    """Mean where the mask is true, over the number of true entries; NaN where there is none."""
     return masked_sum(tensor, mask, dim) / mask.sum(dim)
 
 
 def masked_normalize(
     tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None
 ) -> Tensor:
-    """Sum where mask is true, over a constant (Dr. GRPO, arXiv:2503.20783)."""
+    """Sum where the mask is true, divided by a constant (Dr. GRPO, arXiv:2503.20783)."""
     return masked_sum(tensor, mask, dim) / normalize_constant
 
 
@@ -219,21 +248,25 @@ def aggregate_tokens(
     num_sequences: int,
     num_tokens: int,
 ) -> Tensor:
-    """Sum of a per-token loss (B, C) over this call's tokens, divided as the update's mean asks; shares simply add.
+    """A micro-batch's share of an update's mean of a per-token loss (B, C). Shares simply add.
 
-    "masked_mean": mean over each sequence's own tokens, then over sequences (GRPO, arXiv:2402.03300).
-    "masked_normalize": sum over tokens by a constant, then mean over sequences (Dr. GRPO, arXiv:2503.20783).
-    "token_mean": mean over all tokens of the update (DAPO, arXiv:2503.14476).
+    "masked_mean": the mean over the tokens of each sequence, then over sequences (GRPO,
+        arXiv:2402.03300).
+    "masked_normalize": the sum over the tokens of each sequence divided by a constant, then the
+    mean
+        over sequences (Dr. GRPO, arXiv:2503.20783).
+    "token_mean": the mean over all tokens (DAPO, arXiv:2503.14476).
 
     Args:
-        num_sequences, num_tokens: those of the whole update, over all its micro-batches.
+        num_sequences, num_tokens: those of the whole update, over all micro-batches and processes.
     """
     if length_normalization == "masked_mean":
-        return (masked_sum(per_token, mask, dim=1) / mask.sum(1).clamp(min=1)).sum() / max(
-            1, num_sequences
-        )
+        lengths = mask.sum(1).clamp(min=1)
+        per_sequence = masked_sum(per_token, mask, dim=1) / lengths
+        return per_sequence.sum() / max(1, num_sequences)
     if length_normalization == "masked_normalize":
-        return masked_normalize(per_token, mask, constant, dim=1).sum() / max(1, num_sequences)
+        per_sequence = masked_normalize(per_token, mask, constant, dim=1)
+        return per_sequence.sum() / max(1, num_sequences)
     if length_normalization == "token_mean":
         return masked_sum(per_token, mask) / max(1, num_tokens)
     raise ValueError(
@@ -241,10 +274,7 @@ def aggregate_tokens(
     )
 
 
-LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
-
-
-# --- Repeating examples ---------------------------------------------------------------------------
+# --- Groups and micro-batches ---------------------------------------------------------------------
 
 
 def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
@@ -252,63 +282,78 @@ def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
     return [item for item in items for _ in range(times)]
 
 
-# --- Micro-batches --------------------------------------------------------------------------------
-
-
 def split_into_micro_batches(
     prompt_lengths: list[int], completion_lengths: list[int], group_size: int, max_tokens: int
 ) -> list[list[int]]:
-    """Group rows into micro-batches of at most max_tokens padded tokens, with a shared prompt counted once per group.
+    """Split rows into micro-batches of at most max_tokens tokens, padding included.
 
-    Groups of similar length go together, so that little is padded; a group too long for the budget is cut into parts.
+    A shared prompt counts once for its group. Groups of similar length go together, so that little
+    is padded. A group that is too long for the budget is cut.
 
     Args:
-        prompt_lengths, completion_lengths: one number per row; each group is group_size consecutive rows.
+        prompt_lengths, completion_lengths: one number for each row; each group is group_size
+            consecutive rows.
 
     Returns:
         lists of row numbers: whole groups, or a part of one.
     """
-    groups = [list(range(i, i + group_size)) for i in range(0, len(prompt_lengths), group_size)]
-    longest = {g[0]: max(1, max(completion_lengths[i] for i in g)) for g in groups}
-    micro_batches, current, P, C = [], [], 0, 0
-    for group in sorted(groups, key=lambda g: (longest[g[0]], prompt_lengths[g[0]])):
-        p, c = prompt_lengths[group[0]], longest[group[0]]
-        fitting = min(group_size, max(1, (max_tokens - p) // c))
-        if fitting < group_size:
-            micro_batches += [group[i : i + fitting] for i in range(0, group_size, fitting)]
+    groups = [range(row, row + group_size) for row in range(0, len(prompt_lengths), group_size)]
+    sizes = []  # (tokens of the longest completion, tokens of the prompt, rows) of each group
+    for rows in groups:
+        longest_completion = max(completion_lengths[row] for row in rows)
+        sizes.append((max(1, longest_completion), prompt_lengths[rows[0]], rows))
+
+    micro_batches = []
+    current = []  # the rows of the micro-batch that is being filled
+    P = 0  # the tokens of its longest prompt
+    C = 0  # the tokens of its longest completion
+    for group_C, group_P, rows in sorted(sizes, key=lambda size: size[:2]):
+        num_fitting_rows = max(1, (max_tokens - group_P) // group_C)
+        if num_fitting_rows < group_size:
+            for start in range(0, group_size, num_fitting_rows):
+                micro_batches.append(list(rows[start : start + num_fitting_rows]))
             continue
-        if (
-            current
-            and (len(current) // group_size + 1) * (max(P, p) + group_size * max(C, c)) > max_tokens
-        ):
+        num_groups = len(current) // group_size + 1
+        tokens_of_group = max(P, group_P) + group_size * max(C, group_C)
+        if current and num_groups * tokens_of_group > max_tokens:
             micro_batches.append(current)
-            current, P, C = [], 0, 0
-        current, P, C = current + group, max(P, p), max(C, c)
-    return [*micro_batches, current] if current else micro_batches
+            current = []
+            P = 0
+            C = 0
+        current = current + list(rows)
+        P = max(P, group_P)
+        C = max(C, group_C)
+    if current:
+        micro_batches.append(current)
+    return micro_batches
 
 
 # --- Seeds and precision --------------------------------------------------------------------------
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch (every device), each process with a stream of its own."""
-    set_seed(distributed.process_seed(seed) % 2**32)  # NumPy takes no more
+    """Seed Python, NumPy and torch on every device. Each process draws its own random numbers."""
+    set_seed(distributed.process_seed(seed) % 2**32)  # NumPy takes no larger one
 
 
 @contextmanager
 def isolated_seed(seed: int) -> Iterator[None]:
-    """Seed torch inside the block and restore its random state after it: evaluation must not disturb training."""
+    """Seed torch inside the block, and restore its random state after it.
+
+    Evaluation uses it, so that it does not change what is sampled in training.
+    """
     with torch.random.fork_rng(devices=distributed.process_gpus()):
         torch.manual_seed(distributed.process_seed(seed))
         yield
 
 
 def autocast(device: str | torch.device) -> AbstractContextManager:
-    """bfloat16 autocast on CUDA, over float32 master weights; nothing elsewhere, or on a GPU without bfloat16."""
-    half = torch.device(device).type == "cuda" and has_bfloat16()
-    return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
+    """bfloat16 autocast on a CUDA device that has bfloat16, over float32 weights; else nothing."""
+    if torch.device(device).type == "cuda" and has_bfloat16():
+        return torch.autocast("cuda", torch.bfloat16)
+    return nullcontext()
 
 
 def has_bfloat16() -> bool:
-    """Whether the GPU computes in bfloat16 itself: an emulation is slower than float32."""
+    """Whether the GPU itself computes in bfloat16. An emulation would be slower than float32."""
     return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,4 +1,7 @@
-"""CS336 assignment 5: its functions with the handout's names, keywords and order; cs336.md has the table of them."""
+"""The functions of CS336 assignment 5, with its names, keywords and order; cs336.md lists them.
+
+Shapes: B rows, L tokens of prompt and output, V vocabulary, N responses.
+"""
 
 import sys
 from functools import cache, partial
@@ -18,43 +21,43 @@ from main import (
 )
 from utils import compute_entropy, masked_mean, masked_normalize
 
-_evaluator_of = cache(
-    MathEvaluator
-)  # one per prompt: each starts a grading process, which takes a second
+# One evaluator for each prompt: each starts a grading process, which takes a second.
+_evaluator_of = cache(MathEvaluator)
 
 
 def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
-    """{"input_ids", "labels" (shifted by one), "response_mask" (True where the label is an output token)}, (B, L) each.
+    """{"input_ids", "labels", "response_mask"}, (B, L) each.
 
-    Prompts and outputs are tokenized apart, so that no token spans the border, then joined and right-padded.
+    Labels are the ids shifted by one, and the mask is true where the label is an output token.
+    Prompts and outputs are tokenized apart, so that no token spans the border, then joined and
+    padded on the right.
     """
-    prompts, outputs = (
-        tokenizer(list(x), add_special_tokens=False)["input_ids"]
-        for x in (prompt_strs, output_strs)
-    )
-    pairs = list(zip(prompts, outputs, strict=True))
-    ids = pad_sequence(
-        [torch.tensor(p + o) for p, o in pairs],
-        batch_first=True,
-        padding_value=tokenizer.pad_token_id,
-    )
-    mask = pad_sequence([torch.arange(len(p + o)) >= len(p) for p, o in pairs], batch_first=True)
+    prompts = tokenizer(list(prompt_strs), add_special_tokens=False)["input_ids"]
+    outputs = tokenizer(list(output_strs), add_special_tokens=False)["input_ids"]
+    rows = []
+    masks = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        rows.append(torch.tensor(prompt + output))
+        masks.append(torch.arange(len(prompt + output)) >= len(prompt))
+    ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    mask = pad_sequence(masks, batch_first=True)
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
 
 def get_response_log_probs(model, input_ids, labels, return_token_entropy=False):
-    """{"log_probs": (B, L), "token_entropy": (B, L)} of the labels, which are input_ids shifted by one."""
+    """{"log_probs": (B, L), "token_entropy": (B, L)} of the labels, which are input_ids shifted."""
     logits = model(input_ids).logits.float()  # (B, L, V)
     log_probs = logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return {"log_probs": log_probs} | (
-        {"token_entropy": compute_entropy(logits)} if return_token_entropy else {}
-    )
+    result = {"log_probs": log_probs}
+    if return_token_entropy:
+        result["token_entropy"] = compute_entropy(logits)
+    return result
 
 
 def sft_microbatch_train_step(
     policy_log_probs, response_mask, gradient_accumulation_steps, normalize_constant=1.0
 ):
-    """Backward through -sum of the response's log-probs / constant, mean over the batch, / accumulation steps."""
+    """Backward through the mean over the batch of -sum of log-probs / constant, / steps."""
     per_row = -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1)
     loss = per_row.mean() / gradient_accumulation_steps
     loss.backward()
@@ -69,13 +72,19 @@ def compute_group_normalized_rewards(
     advantage_eps,
     normalize_by_std,
 ):
-    """(advantages, raw_rewards, metadata), each of the first two (N,); reward_fn as r1_zero_reward_fn."""
-    pairs = zip(rollout_responses, repeated_ground_truths, strict=True)
-    raw = torch.tensor([reward_fn(response, truth)["reward"] for response, truth in pairs])
-    advantages, metadata = main.compute_group_normalized_rewards(
-        raw, group_size, advantage_eps, normalize_by_std
+    """(advantages (N,), raw_rewards (N,), metadata); reward_fn is one like r1_zero_reward_fn."""
+    raw_rewards = torch.tensor(
+        [
+            reward_fn(response, ground_truth)["reward"]
+            for response, ground_truth in zip(
+                rollout_responses, repeated_ground_truths, strict=True
+            )
+        ]
     )
-    return advantages, raw, metadata
+    advantages, metadata = main.compute_group_normalized_rewards(
+        raw_rewards, group_size, advantage_eps, normalize_by_std
+    )
+    return advantages, raw_rewards, metadata
 
 
 def grpo_microbatch_train_step(
@@ -88,7 +97,7 @@ def grpo_microbatch_train_step(
     old_log_probs=None,
     cliprange=None,
 ):
-    """Backward through the policy-gradient loss: masked mean per row, mean over rows, / accumulation steps."""
+    """Backward through the mean over rows of the mean over a row's tokens of the loss, / steps."""
     per_token, metadata = compute_policy_gradient_loss(
         policy_log_probs,
         loss_type,
@@ -104,7 +113,7 @@ def grpo_microbatch_train_step(
 
 
 def _reward(prompt, response, ground_truth):
-    """{"format_reward", "answer_reward", "reward"} of a response to a question in that form of prompt."""
+    """{"format_reward", "answer_reward", "reward"} of a response to a prompt of this name."""
     evaluator = _evaluator_of(prompt)
     rewards = evaluator.compute_rewards([""], [response], [ground_truth])
     format_reward, answer_reward = rewards.per_function[0].tolist()
@@ -115,27 +124,27 @@ def _reward(prompt, response, ground_truth):
     }
 
 
-r1_zero_reward_fn, question_only_reward_fn = (
-    partial(_reward, "r1_zero"),
-    partial(_reward, "question_only"),
-)
+r1_zero_reward_fn = partial(_reward, "r1_zero")
+question_only_reward_fn = partial(_reward, "question_only")
 
 
 def log_generations(prompts, responses, ground_truths, reward_fn, token_entropy, response_mask):
-    """One dict per response (prompt, response, truth, rewards, mean entropy, length), and lengths by correctness."""
+    """(rows, metrics): one dict for each response, and mean lengths, also by correctness.
+
+    A row has the prompt, the response, the ground truth, the rewards, the mean entropy of its
+    tokens and its length.
+    """
     rows = []
-    for i, (prompt, response, truth) in enumerate(
-        zip(prompts, responses, ground_truths, strict=True)
-    ):
-        row = {"prompt": prompt, "response": response, "ground_truth": truth} | reward_fn(
-            response, truth
-        )
+    for i, response in enumerate(responses):
+        row = {"prompt": prompts[i], "response": response, "ground_truth": ground_truths[i]}
+        row |= reward_fn(response, ground_truths[i])
         row["entropy"] = masked_mean(token_entropy[i], response_mask[i]).item()
-        rows.append(row | {"length": int(response_mask[i].sum())})
+        row["length"] = int(response_mask[i].sum())
+        rows.append(row)
     lengths = torch.tensor([float(row["length"]) for row in rows])
-    correct = torch.tensor([row["answer_reward"] > 0 for row in rows])
+    is_correct = torch.tensor([row["answer_reward"] > 0 for row in rows])
     return rows, {
         "response_length": lengths.mean().item(),
-        "response_length_correct": masked_mean(lengths, correct).item(),
-        "response_length_incorrect": masked_mean(lengths, ~correct).item(),
+        "response_length_correct": masked_mean(lengths, is_correct).item(),
+        "response_length_incorrect": masked_mean(lengths, ~is_correct).item(),
     }

@@ -1,1 +1,1 @@
-"""How a run lives: its record, logs, checkpoints, signals, guards, and the processes that it runs on."""
+"""How a training run lives: its record, shared steps, metrics, logs, checkpoints, signals, lock."""

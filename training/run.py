@@ -1,6 +1,7 @@
-"""The record of a run, and its life: starting, going on after a stop at any moment, and ending with one clear line.
+"""A training run: its record, and its life from the start to one clear last line.
 
-`args` are the flags of main.py, sft.py or experiments/expert_iteration.py.
+A run can be stopped at any moment and continued with --resume as if it had never stopped. `args`
+are the flags of main.py, sft.py or experiments/expert_iteration.py.
 """
 
 import json
@@ -11,20 +12,26 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
+from evaluator import RewardEvaluator
 from logs import jsonl
 from logs.read import read_args
+from rl_datasets import DataLoader
 from training import checkpoints, write_logs
 from training.lock import Lock
+from training.metrics import StageTimer
 from training.signals import Diverged, Guard, Interrupted, Interrupts
 
 
@@ -32,35 +39,35 @@ from training.signals import Diverged, Guard, Interrupted, Interrupts
 class Run:
     """What a script trains with, made by its `setup`, and how far it has come."""
 
-    model: torch.nn.Module  # the policy, sharded where there are several processes
-    tokenizer: Any
-    train_loader: Any
-    eval_loader: Any
-    evaluator: Any
-    sampler: torch.nn.Module  # the weights that sample: the policy itself, or a copy of it
-    base_model: torch.nn.Module | None = None  # the frozen reference, where there is one
+    model: PreTrainedModel  # the policy, sharded where there are several processes
+    tokenizer: PreTrainedTokenizerBase
+    train_loader: DataLoader
+    eval_loader: DataLoader
+    evaluator: RewardEvaluator
+    sampler: PreTrainedModel  # the weights that sample: the policy itself, or a copy of it
+    base_model: PreTrainedModel | None = None  # the frozen reference, where there is one
     optimizer: torch.optim.Optimizer | None = None
-    scheduler: Any = None  # None: the script sets the learning rate itself
+    scheduler: Any = None  # of the learning rate; None where the script sets the rate itself
     examples: list[dict] = field(default_factory=list)  # what supervised fine-tuning trains on
     saves: bool = True  # whether checkpoints are kept
-    saved_step: int | None = None  # of the newest checkpoint
-    stages: write_logs.Stages = field(default_factory=write_logs.Stages)
+    saved_step: int | None = None  # the step of the newest checkpoint
+    timer: StageTimer = field(default_factory=StageTimer)
     guard: Guard = field(default_factory=Guard)
     interrupts: Interrupts = field(default_factory=Interrupts)
-    bar: Any = None
-    step: int = 0  # finished iterations, or updates
+    bar: tqdm | None = None
+    step: int = 0  # finished iterations of GRPO, or finished updates of the other scripts
     ei_step: int = 0  # finished expert iterations
     total_tokens: int = 0
-    evaluated_step: int | None = None  # the step of the last evaluation, and its strict accuracy
-    accuracy: float | None = None
+    evaluated_step: int | None = None  # the step of the last evaluation
+    accuracy: float | None = None  # its strict accuracy
     start: float = field(
         default_factory=time.perf_counter
-    )  # earlier by what the run took before it was resumed
-    boundary: dict = field(default_factory=dict)  # see mark
-    moved: bool = False  # whether an optimiser step was begun since then
+    )  # moved back by the time before a resume
+    boundary: dict = field(default_factory=dict)  # the state after the last finished step, see mark
+    weights_moved: bool = False  # whether the weights have left that state
 
     def mark(self) -> None:
-        """A step is finished: keep the state that sampling changes, so that the next one can be begun again."""
+        """Keep the state that sampling changes, so that the next step can be begun again."""
         self.boundary = {
             "rng": distributed.get_rng_state(),
             "train_loader": self.train_loader.state_dict(),
@@ -68,17 +75,47 @@ class Run:
             "total_tokens": self.total_tokens,
             "ei_step": self.ei_step,
         }
-        self.moved = False
+        self.weights_moved = False
 
-    def progress_bar(self, steps: int):
-        """The steps still to be taken, of so many in all."""
-        left = range(self.step + 1, steps + 1)
-        self.bar = write_logs.bar(left, initial=self.step, total=steps, desc="GRPO", unit="step")
+    def begin_update(self) -> None:
+        """Called before the weights move: from here on a signal waits for finish_step."""
+        self.interrupts.hold()
+        self.weights_moved = True
+
+    @contextmanager
+    def finish_step(self, num_tokens: int, num_steps: int = 1) -> Iterator[None]:
+        """Count a step; the block writes its logs; then a signal that has waited may stop the run.
+
+        Args:
+            num_tokens: how many tokens the step has sampled, or trained on in supervised
+            fine-tuning.
+            num_steps: how many steps are finished at once.
+        """
+        self.begin_update()  # what is written here must be complete, even if no update was made
+        self.step += num_steps
+        self.total_tokens += num_tokens
+        yield
+        self.mark()
+        self.interrupts.release()
+
+    def check_health(self, metrics: dict) -> None:
+        """Print what looks wrong in the metrics of an iteration. Raises Diverged for a lost run."""
+        for warning in self.guard.check(metrics):
+            tqdm.write(f"warning: {warning}")
+
+    def progress_bar(self, num_steps: int) -> tqdm:
+        """The steps that are still to be taken, of num_steps in all."""
+        steps = range(self.step + 1, num_steps + 1)
+        self.bar = write_logs.progress_bar(
+            steps, initial=self.step, total=num_steps, desc="GRPO", unit="step"
+        )
         return self.bar
 
 
-# The flags that a resumed run may have otherwise than before: none of them changes what is learnt, though on another
-# device other samples are drawn.
+# --- Starting -------------------------------------------------------------------------------------
+
+# The flags that may have another value in a resumed run. None of them changes what is learnt,
+# though on another device other completions are sampled.
 MAY_CHANGE = (
     "num_train_iters",
     "eval_iterations",
@@ -103,12 +140,17 @@ MAY_CHANGE = (
 )
 
 
-def claim(args) -> Lock | None:
-    """Lock the output directory, and see that it holds no other run (with --resume: this one). Raises ValueError."""
-    folder, is_evaluation = args.output_dir, vars(args).get("eval_only", False)
+def claim(args: Namespace) -> Lock | None:
+    """Lock the output directory, which must hold no other run; with --resume it must hold this one.
+
+    Only the first process reads and writes there; the others get None. Raises ValueError.
+    """
+    folder = args.output_dir
     if folder == Path("."):
-        raise ValueError("--output_dir is empty, or the current directory: name one for the run")
-    if not distributed.is_main():  # it alone reads and writes there
+        raise ValueError(
+            "--output_dir is empty, or the current directory: name a directory for the run"
+        )
+    if not distributed.is_main():
         return None
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
@@ -116,67 +158,209 @@ def claim(args) -> Lock | None:
         raise ValueError(f"--resume: there is no run in --output_dir {folder}")
     lock = Lock(folder)
     try:
-        before = read_args(folder / "args.json")
-        written = *checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints"
-        left = [name for name in written if (folder / name).exists()]
-        if left and not before:
-            raise ValueError(
-                f"--output_dir {folder} holds {', '.join(left)} without the args.json of their run; move them away, or"
-                " name another directory"
-            )
-        if before and not args.resume and not before.get("eval_only"):
-            advice = "" if is_evaluation else ", or --resume it"
-            raise ValueError(
-                f"--output_dir {folder} already holds a run; name another directory{advice}"
-            )
-        if args.resume and (is_evaluation or before.get("eval_only")):
-            raise ValueError(
-                "--resume continues training, and --eval_only does not train: leave one of them out"
-            )
-        if args.resume:
-            decays = (
-                before.get("lr_schedule", "constant") != "constant"
-            )  # to 0 at the end, which must then stay
-            fixed = {
-                k: v
-                for k, v in vars(args).items()
-                if k not in MAY_CHANGE or decays and k == "num_train_iters"
-            }
-            now = json.loads(jsonl.dumps(fixed))
-            if unknown := sorted(now.keys() - before.keys()):
-                raise ValueError(
-                    f"--resume: {folder} is a run of another script or version, without --{unknown[0]}"
-                )
-            if changed := [name for name in now if now[name] != before[name]]:
-                was = ", ".join(f"--{name} was {before[name]}, not {now[name]}" for name in changed)
-                raise ValueError(f"--resume continues a run with its own flags: {was}")
+        check_directory(args, read_args(folder / "args.json"))
     except BaseException:
         lock.release()
         raise
     return lock
 
 
-def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True) -> int:
-    """The life of a script: claim its directory, set up, start or resume, train, and leave with the right exit code.
+def check_directory(args: Namespace, previous: dict | None) -> None:
+    """Raise ValueError where the output directory holds something that a run must not write over.
 
-    several: whether the script may run as several processes. Whatever ends it is said in one line. 0: done. 1: it
-    failed while training. 2: what the user gave it is wrong. 130: a signal stopped it.
+    Args:
+        previous: the flags of the run that the directory holds, None where there is none.
     """
-    lock, interrupts = None, Interrupts()
+    folder = args.output_dir
+    is_evaluation = vars(args).get("eval_only", False)
+    if not previous:
+        written_by_a_run = (*checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints")
+        names = [name for name in written_by_a_run if (folder / name).exists()]
+        if names:
+            raise ValueError(
+                f"--output_dir {folder} holds {', '.join(names)} without the args.json of their"
+                " run; move them away, or name another directory"
+            )
+    elif args.resume:
+        if is_evaluation or previous.get("eval_only"):
+            raise ValueError(
+                "--resume continues training, and --eval_only does not train: leave one of them out"
+            )
+        check_same_flags(args, previous)
+    elif not previous.get("eval_only"):
+        advice = "" if is_evaluation else ", or --resume it"
+        raise ValueError(
+            f"--output_dir {folder} already holds a run; name another directory{advice}"
+        )
+
+
+def check_same_flags(args: Namespace, previous: dict) -> None:
+    """Raise ValueError for a flag that a resumed run may not change (see MAY_CHANGE)."""
+    may_change = set(MAY_CHANGE)
+    if previous.get("lr_schedule", "constant") != "constant":
+        may_change.remove("num_train_iters")  # the learning rate falls to 0 at the end of the run
+    flags = {name: value for name, value in vars(args).items() if name not in may_change}
+    flags = json.loads(jsonl.dumps(flags))  # as args.json has them
+    unknown = sorted(flags.keys() - previous.keys())
+    if unknown:
+        raise ValueError(
+            f"--resume: {args.output_dir} is a run of another script or version, which has no"
+            f" --{unknown[0]}"
+        )
+    changes = [
+        f"--{name} was {previous[name]}, not {value}"
+        for name, value in flags.items()
+        if value != previous[name]
+    ]
+    if changes:
+        raise ValueError(f"--resume continues a run with its own flags: {', '.join(changes)}")
+
+
+def start(args: Namespace, run: Run) -> None:
+    """Go back to the newest checkpoint if --resume asks for it, and write args.json."""
+    run.mark()
+    if args.resume:
+        resume(args, run)
+    else:
+        checkpoints.rewind(args.output_dir, {}, {})  # removes the logs of an earlier --eval_only
+    if distributed.is_main():
+        jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
+    if run.optimizer:
+        run.optimizer.register_step_pre_hook(lambda *_: run.begin_update())
+
+
+def run_description(args: Namespace, model: torch.nn.Module) -> dict:
+    """What args.json holds: flags, command, commit, versions, hardware, number of parameters."""
+    commit = None
+    with suppress(OSError):  # where there is no git
+        git = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+        commit = git.stdout.strip() or None
+    launcher = ["python"]
+    if distributed.world_size() > 1:
+        launcher = ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE')}"]
+    versions = {"python": sys.version.split()[0]}
+    versions |= {package: version(package) for package in ("torch", "transformers", "numpy")}
+    return {
+        "args": vars(args),
+        "command": shlex.join([*launcher, *sys.argv]),
+        "commit": commit,
+        "versions": versions,
+        "hardware": {
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "cpu_threads": torch.get_num_threads(),
+            "processes": distributed.world_size(),
+        },
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def resume(args: Namespace, run: Run) -> None:
+    """Continue from the newest intact checkpoint, or from the beginning if there is none yet.
+
+    Raises ValueError for a run whose checkpoints are all lost or damaged, and for a checkpoint of
+    another version.
+    """
+    newest = distributed.from_main(
+        checkpoints.find(args.output_dir) if distributed.is_main() else None
+    )
+    if newest is None:
+        check_no_checkpoint_is_due(args)
+        print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
+        checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 is removed as well
+        return
+    path, manifest = newest
+    state = checkpoints.load(path, run.model, run.optimizer)
+    missing = sorted(run.boundary.keys() - state.keys())
+    if missing:
+        raise ValueError(
+            f"{path} lacks {missing}: another version wrote it; it still loads as --model_name"
+        )
+    if run.scheduler:
+        run.scheduler.load_state_dict(state["scheduler"])
+    run.train_loader.load_state_dict(state["train_loader"])
+    distributed.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
+    run.step = manifest["step"]
+    run.saved_step = run.step
+    run.ei_step = state["ei_step"]
+    run.total_tokens = state["total_tokens"]
+    run.start -= state["elapsed"]
+    last_transcripts = {
+        "eval": run.step,
+        "rollouts": run.ei_step or run.step,  # expert iteration counts them by its own steps
+    }
+    checkpoints.rewind(args.output_dir, manifest["log_sizes"], last_transcripts)
+    run.mark()
+    last_evaluation = distributed.from_main(read_last_evaluation(args.output_dir))
+    if last_evaluation:
+        run.evaluated_step = last_evaluation["step"]
+        run.accuracy = last_evaluation["accuracy"]
+    print(f"continuing after step {run.step} from {path}")
+
+
+def check_no_checkpoint_is_due(args: Namespace) -> None:
+    """Raise ValueError where the log has so many steps that a checkpoint must have been written."""
+    log = args.output_dir / "train_log.jsonl"
+    if not distributed.is_main() or not log.exists():
+        return
+    num_steps = log.read_bytes().count(b"\n")
+    flags = vars(args)
+    save_every = flags.get("save_iterations", flags.get("save_updates", math.inf))
+    if num_steps > save_every:
+        raise ValueError(
+            f"{log} has {num_steps} steps, but no intact checkpoint is left: name another"
+            " --output_dir"
+        )
+
+
+def read_last_evaluation(output_dir: Path) -> dict | None:
+    """The last line of eval_log.jsonl, or None; always None on all but the first process."""
+    log = output_dir / "eval_log.jsonl"
+    if not distributed.is_main() or not log.exists():
+        return None
+    rows = jsonl.read(log, ("step", "accuracy"))
+    return rows[-1] if rows else None
+
+
+# --- From the start to the last line --------------------------------------------------------------
+
+
+def run_to_the_end(
+    args: Namespace,
+    setup: Callable[[Namespace], Run],
+    train: Callable[[Namespace, Run], None],
+    several_processes: bool = True,
+) -> int:
+    """The life of a script: claim its directory, set up, start or resume, train, and leave.
+
+    Whatever ends a run is said in one line.
+
+    Args:
+        several_processes: whether the script can run as several processes.
+
+    Returns:
+        The exit code. 0: the run is done. 1: it failed while training. 2: something that the user
+        gave is wrong. 130: a signal stopped it.
+    """
+    lock = None
+    interrupts = Interrupts()
     interrupts.install()
     interrupts.loading = True
     try:
-        distributed.init(args.device, several)
-        vars(args).update(
-            distributed.from_main(vars(args))
-        )  # on several nodes it alone has the directory of a run
+        distributed.init(args.device, several_processes)
+        # On several nodes the first process alone has the directory of the run.
+        vars(args).update(distributed.from_main(vars(args)))
         lock = claim(args)
         run = setup(args)
         run.interrupts = interrupts
         distributed.barrier()  # no process trains before all are ready
         start(args, run)
         interrupts.loading = False
-        code = train_to_the_end(args, run, train)
+        exit_code = train_to_the_end(args, run, train)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -187,24 +371,20 @@ def run_to_the_end(args, setup: Callable, train: Callable, several: bool = True)
         interrupts.uninstall()
         if lock:
             lock.release()
-    return distributed.finish(code)
+    return distributed.finish(exit_code)
 
 
-def train_to_the_end(args, run: Run, train: Callable) -> int:
-    """Train, and whatever ends that, keep what can be kept."""
+def train_to_the_end(args: Namespace, run: Run, train: Callable[[Namespace, Run], None]) -> int:
+    """Train; whatever ends that, keep what can be kept. Returns the exit code."""
     folder = args.output_dir
     try:
         train(args, run)
     except Interrupted as interrupt:
         run.interrupts.ignore()
-        lost = run.saves and not save_checkpoint(args, run)
-        advice = (
-            "; this step could not be saved"
-            if lost
-            else "; --resume continues"
-            if run.saves
-            else ""
-        )
+        advice = ""
+        if run.saves:
+            saved = save_checkpoint(args, run)
+            advice = "; --resume continues" if saved else "; this step could not be saved"
         distributed.print_error(f"stopped by {interrupt} after step {run.step}{advice}")
         return 130
     except Diverged as diverged:
@@ -218,81 +398,47 @@ def train_to_the_end(args, run: Run, train: Callable) -> int:
             f"error: the last checkpoint could not be written to {folder}; --resume makes it again"
         )
         return 1
-    kept = "logs and checkpoints" if run.saves else "logs"
-    print(f"done: {kept} are in {folder}; plot them: python plotter.py --log_dir {folder}")
+    results = "logs and checkpoints" if run.saves else "logs"
+    print(f"done: {results} are in {folder}; plot them: python plotter.py --log_dir {folder}")
     return 0
 
 
-def rescue(args, run: Run, error: Exception) -> str:
-    """Keep what can be kept of a run that an exception ends, and say in one line what happened and where things are.
+def rescue(args: Namespace, run: Run, error: Exception) -> str:
+    """Keep what can be kept of a run that an exception ends, and say in one line what happened.
 
-    The state of the last finished step is saved where the weights are still those; with several processes it is not,
-    since the others may be anywhere.
+    The state after the last finished step is saved if the weights are still those of that moment.
+    With several processes it is not saved, since the others may be anywhere.
     """
-    text, where = " ".join(str(error).split())[:500], args.output_dir / "traceback.txt"
+    message = " ".join(str(error).split())[:500]
     if not isinstance(
         error, OSError
-    ):  # a full disk, or what the run depends on, has failed: not the program
-        text = f"{type(error).__name__}: {text}; the traceback is in {where}"
+    ):  # an OSError is a full disk or a dead judge, not a fault here
+        file = args.output_dir / "traceback.txt"
+        message = f"{type(error).__name__}: {message}; the traceback is in {file}"
         with suppress(OSError):
-            where.write_text(traceback.format_exc(), "utf-8")
+            file.write_text(traceback.format_exc(), "utf-8")
     if not run.saves:
-        return text
-    if not run.moved and distributed.world_size() == 1 and save_checkpoint(args, run):
-        return f"{text}; stopped after step {run.step}, which is saved: --resume continues"
+        return message
+    can_save = not run.weights_moved and distributed.world_size() == 1
+    if can_save and save_checkpoint(args, run):
+        return f"{message}; stopped after step {run.step}, which is saved: --resume continues"
     newest = max(checkpoints.finished(args.output_dir), default=None)
-    found = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
-    return f"{text}; {found}, and --resume continues from there"
+    where = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
+    return f"{message}; {where}, and --resume continues from there"
 
 
-def start(args, run: Run) -> None:
-    """With --resume go back to the newest checkpoint; write args.json."""
-    run.mark()
-    if args.resume:
-        resume(args, run)
-    else:
-        checkpoints.rewind(args.output_dir, {}, {})  # of an earlier --eval_only
-    if distributed.is_main():
-        jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
-    if run.optimizer:
-        run.optimizer.register_step_pre_hook(lambda *_: setattr(run, "moved", True))
+def save_checkpoint(args: Namespace, run: Run) -> bool:
+    """Write the state after run.step, from which --resume continues as if the run had not stopped.
 
-
-def run_description(args, model) -> dict:
-    """What args.json holds: every flag, the command, the commit, versions, hardware, parameter count."""
-    commit = None
-    with suppress(OSError):  # no git here
-        git = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-        )
-        commit = git.stdout.strip() or None
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's
-    launcher = (
-        ["torchrun", f"--nproc_per_node={here}"] if distributed.world_size() > 1 else ["python"]
-    )
-    return {
-        "args": vars(args),
-        "command": shlex.join([*launcher, *sys.argv]),
-        "commit": commit,
-        "versions": {"python": sys.version.split()[0]}
-        | {p: version(p) for p in ("torch", "transformers", "numpy")},
-        "hardware": {
-            "cuda": cuda,
-            "cpu_threads": torch.get_num_threads(),
-            "processes": distributed.world_size(),
-        },
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
-
-
-def save_checkpoint(args, run: Run) -> bool:
-    """Write the state after run.step, from which --resume continues as if the run had never stopped; whether it is."""
+    Returns whether it could be written.
+    """
     run.interrupts.hold()
-    weights, optimizer = checkpoints.gather_state(run.model, run.optimizer)
-    state = run.boundary | {"optimizer": optimizer, "elapsed": time.perf_counter() - run.start}
+    weights, optimizer_state = checkpoints.gather_state(run.model, run.optimizer)
+    state = dict(run.boundary)
     state["rng"] = distributed.gather([run.boundary["rng"]])  # of each process
-    accuracy, written = run.accuracy if run.evaluated_step == run.step else None, None
+    state["optimizer"] = optimizer_state
+    state["elapsed"] = time.perf_counter() - run.start
+    written = None
     if distributed.is_main():
         written = checkpoints.write(
             args.output_dir,
@@ -301,53 +447,10 @@ def save_checkpoint(args, run: Run) -> bool:
             run.tokenizer,
             state,
             weights=weights,
-            accuracy=accuracy,
+            accuracy=run.accuracy if run.evaluated_step == run.step else None,
             keep=args.keep_checkpoints,
         )
     if written or not distributed.is_main():
         run.saved_step = run.step
     run.interrupts.release()
     return run.saved_step == run.step
-
-
-def resume(args, run: Run) -> None:
-    """Continue from the newest intact checkpoint in args.output_dir; from the beginning if there is none yet."""
-    found = distributed.from_main(
-        checkpoints.find(args.output_dir) if distributed.is_main() else None
-    )
-    log = args.output_dir / "train_log.jsonl"
-    steps = log.read_bytes().count(b"\n") if distributed.is_main() and log.exists() else 0
-    if found is None and steps > vars(args).get(
-        "save_iterations", vars(args).get("save_updates", math.inf)
-    ):
-        raise ValueError(
-            f"{log} has {steps} steps, but no intact checkpoint is left: name another --output_dir"
-        )
-    if found is None:
-        print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
-        checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 goes as well
-        return
-    path, manifest = found
-    state = checkpoints.load(path, run.model, run.optimizer)
-    if missing := run.boundary.keys() - state.keys():
-        raise ValueError(
-            f"{path} lacks {sorted(missing)}: another version wrote it; it still loads as --model_name"
-        )
-    if run.scheduler:
-        run.scheduler.load_state_dict(state["scheduler"])
-    run.train_loader.load_state_dict(state["train_loader"])
-    distributed.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
-    run.step = run.saved_step = manifest["step"]
-    run.ei_step, run.total_tokens = state["ei_step"], state["total_tokens"]
-    last = {
-        "eval": run.step,
-        "rollouts": run.ei_step or run.step,
-    }  # expert iteration's rollouts count its own steps
-    checkpoints.rewind(args.output_dir, manifest["log_sizes"], last)
-    run.start -= state["elapsed"]
-    run.mark()
-    log = args.output_dir / "eval_log.jsonl"
-    rows = jsonl.read(log, ("step", "accuracy")) if distributed.is_main() and log.exists() else []
-    for row in distributed.from_main(rows[-1:]):
-        run.evaluated_step, run.accuracy = row["step"], row["accuracy"]
-    print(f"continuing after step {run.step} from {path}")

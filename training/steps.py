@@ -1,0 +1,158 @@
+"""Steps that GRPO, supervised fine-tuning and expert iteration share.
+
+`args` are the flags of the script, `run` is its training.run.Run.
+"""
+
+import math
+import time
+from argparse import Namespace
+from collections.abc import Callable
+
+import torch
+
+import distributed
+import llms
+import utils
+from evaluator import RewardEvaluator, Rewards, get_evaluator
+from flags import check, check_lengths
+from rl_datasets import get_dataloaders
+from sampling.generation import generate
+from sampling.rollout import Rollout
+from training import write_logs
+from training.metrics import StageTimer, evaluation_metrics, gather_completions
+from training.run import Run
+from utils import repeat_each
+
+
+def load(args: Namespace, *, with_reference: bool = False) -> Run:
+    """Model, data and rewards from the flags. Raises ValueError or OSError for what is wrong."""
+    check(args)
+    utils.seed_everything(args.seed)
+    model, tokenizer = llms.get_llm_tokenizer(
+        args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
+    )
+    train_loader, eval_loader = get_dataloaders(
+        args.dataset_name,
+        tokenizer,
+        prompt=args.prompt,
+        dataset_path=args.dataset_path,
+        max_prompt_length=args.max_prompt_length,
+        seed=args.seed,
+        eval_split=args.eval_split,
+        eval_size=args.eval_size,
+    )
+    check_lengths(args, model, train_loader, eval_loader)
+    for split, loader in (("training", train_loader), (args.eval_split, eval_loader)):
+        dropped = ""
+        if loader.dropped:
+            dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)"
+        print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
+    base_model = llms.get_base_model(model) if with_reference else None
+    evaluator = get_evaluator(
+        args.evaluator or train_loader.default_evaluator,
+        prompt=train_loader.prompt.name,
+        flags=args,
+        reference=(base_model, tokenizer),
+    )
+    evaluator.check_gold(train_loader.examples, eval_loader.examples)
+    sampler = llms.get_sampler(model, args.sampling_dtype)
+    return Run(
+        model=llms.shard(model),
+        base_model=base_model,
+        sampler=sampler,
+        tokenizer=tokenizer,
+        evaluator=evaluator,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        timer=StageTimer(args.device),
+    )
+
+
+def is_due(step: int, every: int, last_step: int) -> bool:
+    """Whether something that is done every so many steps, first and last, is done at this one."""
+    return step % every == 0 or step == last_step
+
+
+def sample(
+    args: Namespace,
+    run: Run,
+    examples: list[dict],
+    num_samples: int,
+    temperature: float,
+    progress: Callable[[int], None] | None = None,
+) -> Rollout:
+    """num_samples completions of each example's prompt, as consecutive rows of the Rollout."""
+    return generate(
+        run.sampler,
+        run.tokenizer,
+        [example["prompt"] for example in examples],
+        num_samples=num_samples,
+        max_new_tokens=args.max_completion_length,
+        temperature=temperature,
+        stop_strings=run.train_loader.prompt.stop_strings,
+        max_concurrent_sequences=args.max_concurrent_sequences,
+        progress=progress,
+    )
+
+
+def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[str]) -> Rewards:
+    """The rewards of N completions.
+
+    Args:
+        examples: N, the example of each completion.
+    """
+    questions = [example["question"] for example in examples]
+    answers = [example["answer"] for example in examples]
+    return evaluator.check_rewards(questions, completions, answers)
+
+
+def evaluate(args: Namespace, run: Run) -> dict[str, float]:
+    """Complete and reward every problem of run.eval_loader, and log what comes of it.
+
+    Its random numbers are its own, so that evaluating does not change what is trained.
+
+    Returns:
+        n, accuracies with intervals, with several samples pass@k, rewards, lengths
+        (docs/metrics.md).
+    """
+    start = time.perf_counter()
+    num_samples = args.eval_samples
+    examples = list(run.eval_loader)
+    my_examples = distributed.share(examples)
+    bar = write_logs.progress_bar(
+        total=len(my_examples) * num_samples, desc="evaluating", unit="completion", leave=False
+    )
+    with utils.isolated_seed(args.seed), bar:
+        rollout = sample(
+            args, run, my_examples, num_samples, args.eval_temperature, progress=bar.update
+        )
+    my_rewards = reward(run.evaluator, repeat_each(my_examples, num_samples), rollout.texts)
+    completions, rewards = gather_completions(rollout, my_rewards)
+    repeated_examples = repeat_each(examples, num_samples)
+    metrics = evaluation_metrics(
+        run.evaluator, repeated_examples, rewards, completions, num_samples
+    )
+    metrics["time/total"] = time.perf_counter() - start
+    records = write_logs.completion_records(run.evaluator, repeated_examples, completions, rewards)
+    write_logs.save_evaluation(args, run, metrics, records)
+    return metrics
+
+
+def clip_and_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, loss: float
+) -> dict[str, float]:
+    """Clip the accumulated gradient and apply it, unless it or the loss is not finite.
+
+    Returns:
+        metrics: the 2-norm of the gradient before it was clipped, and whether the update was
+        skipped.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    norm = distributed.full_tensor(norm).item()
+    is_finite = math.isfinite(norm) and math.isfinite(loss)
+    if is_finite:
+        optimizer.step()
+    # Gradients become None, not 0. An update in which every row is skipped then moves no weight,
+    # not even by AdamW's momentum.
+    optimizer.zero_grad()
+    return {"grad_norm": norm, "skipped_updates": int(not is_finite)}
