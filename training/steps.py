@@ -16,7 +16,7 @@ import utils
 from evaluator import RewardEvaluator, Rewards, get_evaluator
 from flags import check, check_lengths
 from rl_datasets import get_dataloaders
-from sampling.generation import generate
+from sampling import generation
 from sampling.rollout import Rollout
 from training import write_logs
 from training.metrics import StageTimer, evaluation_metrics, gather_completions
@@ -82,7 +82,7 @@ def sample(
     progress: Callable[[int], None] | None = None,
 ) -> Rollout:
     """num_samples completions of each example's prompt, as consecutive rows of the Rollout."""
-    return generate(
+    return generation.generate(
         run.sampler,
         run.tokenizer,
         [example["prompt"] for example in examples],
