@@ -82,7 +82,7 @@ def write_rollouts(run, step, rows):
 
 @pytest.fixture
 def run(tmp_path):
-    """3 iterations of 2 prompts x 4 completions, 2 evaluations of 6 questions: 3 fixed, 1 broken."""
+    """3 iterations of 2 prompts x 4 completions; evaluations of 6 questions: 3 fixed, 1 broken."""
     run = write_run(tmp_path / "run", train_rows(3), [eval_row(0), eval_row(3, 0.5)])
     for step in (1, 2, 3):
         write_rollouts(run, step, completions(step, "ab"))
@@ -156,7 +156,10 @@ def test_equal_logs_give_equal_bytes_and_only_one_run_without_output_gets_a_page
 
 
 def test_what_a_run_wrote_is_never_markup(run):
-    """Each hostile text is a completion, a prompt, a gold answer, a reward's name and an id."""
+    """Each hostile text is a completion, a prompt, a gold answer, a reward's name and an id.
+
+    Two of them are also a flag and the command.
+    """
     rows = [completion(3, "a", i, completion=text) for i, text in enumerate(HOSTILE)]
     for text in HOSTILE:
         row = dict.fromkeys(("id", "prompt", "gold", "completion"), text)
@@ -583,9 +586,8 @@ def test_no_page_is_wider_than_a_phone(run, tmp_path, write_kind):
         path = tmp_path / write_kind.__name__
         write_kind(path)
     assert plot(path) == 0
-    blocks = (
-        "document.querySelectorAll('html, main :is(h3, pre, div, p, dl, dd, article, section)')"
-    )
+    elements = "html, main :is(h3, pre, div, p, dl, dd, article, section)"
+    blocks = f"document.querySelectorAll('{elements}')"
     too_wide = "(block) => block.scrollWidth > block.clientWidth + 1"
     start = "(block) => block.outerHTML.slice(0, 80)"
     wide_blocks = f"[...{blocks}].filter({too_wide}).map({start})"
