@@ -88,12 +88,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run, or of several runs as their mean. All arrays have a value per step."""
+    """One metric of one run, or the mean over several runs. All arrays have a value per step.
+
+    The band is the interval of a single run, NaN in training, or the range of several runs.
+    """
 
     x: np.ndarray
     y: np.ndarray
-    low: np.ndarray  # of one run the interval, NaN in training; of several the least run
-    high: np.ndarray
+    low: np.ndarray  # the lower end of the band
+    high: np.ndarray  # its upper end
     is_single_run: bool
 
 

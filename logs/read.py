@@ -17,7 +17,7 @@ import numpy as np
 from logs import jsonl
 from logs.statistics import mcnemar
 
-# Keys of the logs that count progress and are therefore no metric.
+# These keys of the logs count progress and are therefore not metrics.
 COUNTERS = {"step", "total_tokens", "tokens", "examples", "elapsed", "epoch", "ei_step", "n"}
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}  # {verdict: key in the logs}
 # Stories have no correct answer. If all runs wrote stories, these words replace the usual ones.
@@ -57,7 +57,7 @@ class RunLog:
 
     name: str  # its path, without the folder that all loaded runs lie in
     path: Path
-    args: dict  # the flags and "parameters", as far as args.json has them, and "arm"
+    args: dict  # flags and "parameters", as far as args.json has them, and "arm" (see load_run)
     description: str  # model, data set and number of parameters, as far as args.json has them
     rows: dict[str, list[dict]]  # "train" and "eval": the rows of these logs
     group: tuple  # runs with equal groups share a colour: the name, or the values of the --by flags
@@ -119,6 +119,8 @@ def load_runs(log_dirs):
 
 def load_run(path, name, color_index):
     """Load the logs of one run, as a group of its own.
+
+    Its "arm" is the name of its directory without the learning rate and the seed.
 
     Raises:
         ValueError: its logs are damaged or have no row yet.
@@ -217,7 +219,7 @@ def values_of(args, flags):
 
 
 def value_of(args, flag):
-    """Return the value of a flag as a number or a text; a flag that is not set has its default."""
+    """Return the value of a flag as a number or a text, which for an unset flag is "default"."""
     value = args.get(flag)
     if value is None:
         return "all" if flag == "num_examples" else "default"
@@ -365,13 +367,13 @@ def pool(logs, key):
     Each is an array with a value for every step that some log has. A log that lacks the step, or a
     number there, is left out at that step.
     """
-    rows_by_step = []
+    steps = set()
     for rows in logs:
-        rows_by_step.append({row["step"]: row for row in rows})
-    steps = sorted(set().union(*rows_by_step))
+        steps |= {row["step"] for row in rows}
     table = []  # a row per log, a column per step
-    for row_of in rows_by_step:
-        table.append(column([row_of.get(step, {}) for step in steps], key))
+    for rows in logs:
+        row_at_step = {row["step"]: row for row in rows}
+        table.append(column([row_at_step.get(step, {}) for step in sorted(steps)], key))
     table = np.ma.masked_invalid(table)
     mean = table.mean(axis=0).filled(np.nan)
     least = table.min(axis=0).filled(np.nan)
