@@ -1,13 +1,19 @@
-"""Plots of finished or running runs, from their log files alone: a dashboard, then a page per family of metrics.
+"""Draws training runs from their log files alone: a dashboard, then a page per family of metrics.
 
-    python plotter.py --log_dir output/run              writes training_plots.pdf and report.html into output/run
-    python plotter.py --log_dir output/run --show 10    the worst and best completions of iteration 10, here
-    python plotter.py --log_dir output/a output/b       overlays the runs and compares them question by question
-    python plotter.py --log_dir output/* --by group_size     last accuracy of every run against a flag, and its table
-    python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy     these curves, a colour per value
+    python plotter.py --log_dir output/run
+        writes training_plots.pdf and report.html into output/run
+    python plotter.py --log_dir output/run --show 10
+        prints the worst and best completions of iteration 10
+    python plotter.py --log_dir output/a output/b
+        overlays the runs and compares them question by question
+    python plotter.py --log_dir output/* --by group_size
+        draws the last accuracy of every run against a flag, and prints its table
+    python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy
+        draws these curves, with a colour per value of the flag
 
-Every number in a log gets a panel: a new metric or reward needs no edit here. A null is a gap in the curve; where a
-line lacks a key, the curve goes on. logs/read.py reads the logs, compares the runs and writes the tables.
+Every number in a log gets a panel, so a new metric or reward needs no edit here. A null is a gap in
+the curve. Where a line of the log lacks a key, the curve goes on. logs/read.py reads the logs,
+compares the runs and writes the tables.
 """
 
 import argparse
@@ -15,21 +21,24 @@ import math
 import os
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure  # without pyplot nothing can open a window
+from matplotlib.figure import Figure  # without pyplot, nothing can open a window
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from logs import read, report
 from logs.read import column
 
-# Okabe and Ito's colour-blind-safe palette without its yellow, too pale for paper. Markers tell runs apart in grey.
+# The colour-blind-safe palette of Okabe and Ito, without its yellow, which is too pale for paper.
+# Markers tell runs apart in grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
-MARKERS, LINESTYLES = "os^Dv*XP", ("-", "--", ":", "-.")
+MARKERS = "os^Dv*XP"
+LINESTYLES = ("-", "--", ":", "-.")
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -46,29 +55,73 @@ STYLE = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
+MAX_CURVES = 8  # in a panel; more are shared out among several panels
+PAGE_WIDTH = 11.69  # inches: A4, landscape
 
-# --x: (key in the logs, label, scale), where x = row[key] / scale
-AXES = {
-    "step": ("step", "step", 1),
-    "tokens": ("total_tokens", "tokens, sampled or trained on", 1),
-    "time": ("elapsed", "time (min)", 60),
+
+@dataclass(frozen=True)
+class Axis:
+    """An x axis: a row of a log is drawn at row[key] / scale."""
+
+    key: str
+    label: str
+    scale: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one panel of a page shows."""
+
+    log: str  # "train" or "eval"
+    keys: tuple[str, ...]  # the metrics of that log
+    axis: Axis
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the panels of a page are arranged."""
+
+    columns: int
+    width: float  # of the page, in inches
+    panel_height: float  # in inches
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one run, or the mean over several runs. All arrays have a value per step.
+
+    The band is the interval of a single run, NaN in training, or the range of several runs.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray  # the lower end of the band
+    high: np.ndarray  # its upper end
+    is_single_run: bool
+
+
+AXES = {  # the choices of --x
+    "step": Axis("step", "step", 1),
+    "tokens": Axis("total_tokens", "tokens, sampled or trained on", 1),
+    "time": Axis("elapsed", "time (min)", 60),
 }
-# The dashboard: the keys of each panel ("reward/" is a whole family). What no run has logged is left out.
-PANELS = (
-    "accuracy accuracy_flexible",
-    "reward rewards/",
-    "distinct_2_batch distinct_2",
-    "kl",
-    "loss",
-    "entropy",
-    "response_length response_length_correct response_length_incorrect",
-    "grad_norm",
-    "learning_rate",
-    "zero_std_fraction zero_std_fraction_trained",
-    "truncated_fraction",
-    "time/total",
+# The panels of the dashboard. "rewards/" stands for every metric that begins so. Metrics that no
+# run has logged are left out.
+DASHBOARD = (
+    ("accuracy", "accuracy_flexible"),
+    ("reward", "rewards/"),
+    ("distinct_2_batch", "distinct_2"),
+    ("kl",),
+    ("loss",),
+    ("entropy",),
+    ("response_length", "response_length_correct", "response_length_incorrect"),
+    ("grad_norm",),
+    ("learning_rate",),
+    ("zero_std_fraction", "zero_std_fraction_trained"),
+    ("truncated_fraction",),
+    ("time/total",),
 )
-# The other pages: how the keys of a family begin. A key goes to the first that fits.
+# The other pages and how the keys on them begin. A key goes to the first page that fits.
 FAMILIES = {
     "Rewards": ("reward", "zero_std", "sampled_p"),
     "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
@@ -80,7 +133,8 @@ FAMILIES = {
     "Judge and texts": ("judge/", "distinct", "below_floor"),
     "Others": ("",),
 }
-UNITS = {  # of a y axis: how the keys begin; any other key is its own
+# The labels of y axes and how the keys with that unit begin. Any other key is its own label.
+UNITS = {
     "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
     "number": ("count/", "judge/"),
     "tokens": ("response_length", "sampled_t"),
@@ -91,7 +145,7 @@ UNITS = {  # of a y axis: how the keys begin; any other key is its own
     "policy / old policy": ("ratio",),
     "GB": ("memory/",),
 }
-TITLES = {
+TITLES = {  # of panels with one metric, where its key does not say it well
     "accuracy": "Accuracy (strict)",
     "accuracy_flexible": "Accuracy (flexible)",
     "kl": "KL to the reference",
@@ -101,12 +155,12 @@ TITLES = {
     "zero_std_fraction": "Groups of equal rewards (zero std)",
     "time/total": "Time per iteration",
 }
-TOGETHER = {
+JOINT_TITLES = {  # of panels with several metrics, by the first one
     "accuracy": "Evaluation accuracy",
     "reward": "Reward and its parts",
     "distinct_2_batch": "Distinct bigrams",
 }
-LABELS = {
+LABELS = {  # in the legends of panels with several metrics
     "accuracy": "strict",
     "accuracy_flexible": "flexible",
     "reward": "total",
@@ -116,243 +170,415 @@ LABELS = {
     "distinct_2": "within a text",
     "distinct_2_batch": "over the batch",
 }
-MOST = 8  # curves in a panel; more are shared out among several
+
+
+# ---- words and looks
 
 
 def choose_axis(runs, name):
-    """The AXES of that name. ValueError: a log lacks its key."""
-    key = AXES[name][0]
+    """Return the x axis of that name.
+
+    Raises:
+        ValueError: a log lacks its key.
+    """
+    axis = AXES[name]
     for run in runs:
-        for rows in (run.train, run.eval):
-            if rows and not np.isfinite(column(rows, key)).any():
-                raise ValueError(f'{run.path}: a log without "{key}", which --x {name} needs')
-    return AXES[name]
+        for rows in run.rows.values():
+            if rows and not np.isfinite(column(rows, axis.key)).any():
+                raise ValueError(f'{run.path}: a log without "{axis.key}", which --x {name} needs')
+    return axis
 
 
 def title_of(keys, log, runs):
+    """Return the title of a panel with these metrics."""
     if len(keys) > 1:
-        return read.said(
-            TOGETHER.get(keys[0]) or title_of([keys[0].split("/")[0]], "train", runs), runs
-        )
-    title = read.said(
-        TITLES.get(keys[0]) or keys[0].replace("_", " ").replace("/", ": ").capitalize(), runs
-    )
-    return title[0].upper() + title[1:] + (", evaluation" if log == "eval" else "")
+        title = JOINT_TITLES.get(keys[0]) or title_of([keys[0].split("/")[0]], "train", runs)
+        return read.adapt_to_stories(title, runs)
+    title = TITLES.get(keys[0])
+    if not title:
+        title = keys[0].replace("_", " ").replace("/", ": ").capitalize()
+    title = read.adapt_to_stories(title, runs)
+    title = title[0].upper() + title[1:]
+    return f"{title}, evaluation" if log == "eval" else title
 
 
 def label_of(key, runs):
-    return read.said(LABELS.get(key) or key.split("/", 1)[-1].replace("_", " "), runs)
+    """Return the label of a metric in the legend of its panel."""
+    label = LABELS.get(key) or key.split("/", 1)[-1].replace("_", " ")
+    return read.adapt_to_stories(label, runs)
 
 
-def look(i):
-    return {"color": COLORS[i % 7], "marker": MARKERS[i % 8], "linestyle": LINESTYLES[i // 7 % 4]}
+def unit_of(key, runs):
+    """Return the label of the y axis."""
+    for unit, prefixes in UNITS.items():
+        if key.startswith(prefixes):
+            return unit
+    return label_of(key, runs)
+
+
+def common_description(runs):
+    """Return what was trained if that is the same in all runs, else ""."""
+    is_common = len({run.description for run in runs}) == 1
+    return runs[0].description if is_common else ""
+
+
+def flags_in_words(flags):
+    return ", ".join(flags).replace("_", " ")
+
+
+def curve_style(i):
+    return {
+        "color": COLORS[i % len(COLORS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": LINESTYLES[i // len(COLORS) % len(LINESTYLES)],
+    }
 
 
 def legend_columns(labels, width):
-    """About as many as fit into `width` inches."""
-    return max(1, int(17 * width / (max(map(len, labels)) + 7)))
+    """Return how many columns of a legend fit into `width` inches, by a rule of thumb."""
+    longest = max(map(len, labels))
+    return max(1, int(17 * width / (longest + 7)))
 
 
-def draw_curves(ax, runs, log, keys, axis, shared):
-    """A colour per group of runs, or per key of a single run: every iteration and, bold, the running mean.
+# ---- one panel
 
-    Of several runs in a group the mean, and a band from the least to the greatest. Evaluation: with its interval.
+
+def draw_panel(ax, runs, panel, color_by_group):
+    """Draw the metrics of a panel.
+
+    Of a training metric, a faint curve shows every iteration and a bold one the running mean. Of
+    several runs in a group the mean is drawn, with a band from the least to the greatest. Of one
+    run, a band shows the interval of an evaluation.
+
+    color_by_group: whether a colour stands for a group of runs, or for a metric.
     """
-    (x_key, x_label, x_scale), values = axis, []
-    for same in read.groups_of(runs).values():
-        for i, key in enumerate(keys):
-            logs = [
-                [row for row in read.with_number(getattr(run, log), x_key) if key in row]
-                for run in same
-            ]
-            if not (logs := list(filter(None, logs))):
+    values = []
+    for group_runs in read.groups_of(runs).values():
+        for i, key in enumerate(panel.keys):
+            logs = logs_with_key(group_runs, panel, key)
+            if not logs:
                 continue
-            style = look(same[0].place if shared else i)
-            (x, _, _), (y, low, high) = read.pool(logs, x_key, key)
-            if len(logs) == 1:
-                low, high = (column(logs[0], key + end) for end in ("_low", "_high"))
-            values += [*y, *high]
-            x /= x_scale
-            finite = np.pad(np.isfinite(y), 1)
-            alone = np.flatnonzero(
-                finite[1:-1] & ~finite[:-2] & ~finite[2:]
-            )  # no line would show these points
-            ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-            ax.vlines(x[alone], low[alone], high[alone], color=style["color"], linewidth=1)
-            if log == "train" and len(logs) == 1:
-                ax.plot(
-                    x, y, **style | {"linestyle": "-"}, markevery=alone, alpha=0.3, linewidth=0.6
-                )
-            bold = (
-                y if log == "eval" or key == "learning_rate" else read.smooth(y)
-            )  # what has no noise to smooth away
-            marked, label = (
-                alone if log == "train" else None,
-                label_of(key, runs) if len(keys) > 1 else None,
-            )
-            ax.plot(x, bold, **style, markevery=marked, label=label)
-    values = np.array([value for value in values if np.isfinite(value)])
-    if keys[0].startswith(UNITS["share"]):
-        top = min(max(ax.get_ylim()[1], 0.05), 1.03)
-        ax.set_ylim(max(ax.get_ylim()[0], -0.03 * top), top)
+            curve = make_curve(logs, key, panel.axis)
+            values += [*curve.y, *curve.high]
+            style = curve_style(group_runs[0].color_index if color_by_group else i)
+            label = label_of(key, runs) if len(panel.keys) > 1 else None
+            draw_curve(ax, curve, panel.log, key, style, label)
+    finite_values = np.array([value for value in values if np.isfinite(value)])
+    format_y_axis(ax, panel.keys[0], finite_values)
+    format_x_axis(ax, panel.axis)
+
+
+def logs_with_key(runs, panel, key):
+    """Return for each run the rows that have the key and a place on the x axis, if it has any."""
+    logs = []
+    for run in runs:
+        rows = read.rows_with_number(run.rows[panel.log], panel.axis.key)
+        rows = [row for row in rows if key in row]
+        if rows:
+            logs.append(rows)
+    return logs
+
+
+def make_curve(logs, key, axis):
+    """Return the curve of a metric in the log of one run, or its mean over the logs of several."""
+    x, _, _ = read.pool(logs, axis.key)
+    y, low, high = read.pool(logs, key)
+    if len(logs) == 1:
+        low = column(logs[0], f"{key}_low")
+        high = column(logs[0], f"{key}_high")
+    return Curve(x / axis.scale, y, low, high, len(logs) == 1)
+
+
+def draw_curve(ax, curve, log, key, style, label):
+    """Draw one curve with its band. A point between two gaps gets a marker, as no line shows it."""
+    finite = np.pad(np.isfinite(curve.y), 1)
+    isolated = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])
+    color = style["color"]
+    ax.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
+    ax.vlines(
+        curve.x[isolated], curve.low[isolated], curve.high[isolated], color=color, linewidth=1
+    )
+    if log == "train" and curve.is_single_run:
+        faint = style | {"linestyle": "-", "alpha": 0.3, "linewidth": 0.6}
+        ax.plot(curve.x, curve.y, **faint, markevery=isolated)
+    has_no_noise = log == "eval" or key == "learning_rate"
+    bold = curve.y if has_no_noise else read.smooth(curve.y)
+    marked = isolated if log == "train" else None  # None: every point
+    ax.plot(curve.x, bold, **style, markevery=marked, label=label)
+
+
+def format_y_axis(ax, key, values):
+    """Show shares in percent up to 100 %, and values with a spike on a logarithmic scale."""
+    if key.startswith(UNITS["share"]):
+        bottom, top = ax.get_ylim()
+        top = min(max(top, 0.05), 1.03)
+        ax.set_ylim(max(bottom, -0.03 * top), top)
         ax.yaxis.set_major_formatter(PercentFormatter(1))
     elif len(values) and values.min() > 0 and values.max() > 50 * np.median(values):
-        ax.set_yscale("log")  # a spike would flatten the rest
+        ax.set_yscale("log")  # The spike would flatten the curve.
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter("")
-    ax.set_xlabel(x_label)
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=x_key == "step", min_n_ticks=1))
-    if x_key == "total_tokens":
+
+
+def format_x_axis(ax, axis):
+    ax.set_xlabel(axis.label)
+    is_step = axis.key == "step"
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=is_step, min_n_ticks=1))
+    if axis.key == "total_tokens":
         ax.xaxis.set_major_formatter(EngFormatter())
 
 
-def choose_panels(runs, metrics):
-    """[(log, keys)] of the dashboard."""
-    families, panels = (
-        {key.split("/")[0] for key in metrics["train"] if "/" in key}
-        - {"rewards", "time", "memory"},
-        [],
-    )
-    for wanted in map(str.split, (*PANELS, *(f"{name}/" for name in sorted(families)))):
-        log = "eval" if wanted[0] == "accuracy" else "train"
-        keys = [
-            key for want in wanted for key in metrics[log] if want in (key, key.split("/")[0] + "/")
-        ]
-        if len(runs) > 1:  # the colour tells the run, so a panel holds one metric
-            panels += [(log, [key]) for key in keys if log == "eval" or key == wanted[0]]
-        elif keys:
-            panels.append((log, keys))
-    return panels or [(log, [key]) for log in metrics for key in metrics[log]][:12]
+# ---- one page of panels
 
 
-def draw_page(runs, title, panels, columns, width, height, flags=()):
-    """A page of panels (log, keys, axis), that says what was trained: in its title, or where runs differ in its legend.
+def draw_page(runs, title, panels, layout, flags=()):
+    """Draw a page of panels. A panel of too many curves becomes several that share their y axis.
 
-    A panel of too many curves becomes several that share their y axis.
+    The title of the page says what was trained, or its legend does where the runs differ.
+    flags: those of --by.
     """
-    groups, first = list(read.groups_of(runs).values()), {}
-    parts = [
-        (*panel, panel[1][k : k + MOST], sum(groups[g : g + MOST], []))
-        for panel in panels
-        for k in range(0, len(panel[1]), MOST)
-        for g in range(0, len(groups), MOST)
-    ]
-    rows = math.ceil(len(parts) / columns)
-    fig = Figure((width, height * rows + 0.9), layout="constrained")
+    groups = list(read.groups_of(runs).values())
+    subplots = split_panels(panels, groups)
+    num_rows = math.ceil(len(subplots) / layout.columns)
+    fig = Figure((layout.width, layout.panel_height * num_rows + 0.9), layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    about = runs[0].about if len({run.about for run in runs}) == 1 else ""
-    caption = "faint: every iteration; bold: running mean; bands: 95 % intervals"
-    if len(groups) < len(runs):
-        caption = "lines: mean of a group's runs (training: running mean); bands: from their least to their greatest"
-    lines = ": ".join(filter(None, [runs[0].name if len(runs) == 1 else "", about])), title, caption
-    fig.suptitle("\n".join(textwrap.fill(line, int(11 * width)) for line in lines if line))
-    if len(runs) > 1 or flags:
-        labels = [
-            f"{same[0].label}: {'' if about or flags else same[0].about}".removesuffix(": ")
-            for same in groups
-        ]
-        labels = [textwrap.fill(label, int(13 * width)) for label in labels]
-        handles = [Line2D([], [], **look(same[0].place)) for same in groups]
-        legend = fig.legend(
-            handles, labels, ncols=legend_columns(labels, width), loc="outside lower center"
-        )
-        legend.set_title(", ".join(flags).replace("_", " ") or None)
-    for i, (log, keys, axis, part, same) in enumerate(parts, 1):
-        units = [unit for unit, starts in UNITS.items() if keys[0].startswith(starts)] or [
-            label_of(keys[0], runs)
-        ]
-        which = f": {same[0].label} to {same[-1].label}" if len(same) < len(runs) else ""
-        title, panel = (
-            textwrap.fill(title_of(keys, log, runs) + which, int(12 * width / columns)),
-            (*keys, log, axis),
-        )
+    fig.suptitle(page_title(runs, title, layout, is_pooled=len(groups) < len(runs)))
+    color_by_group = len(runs) > 1 or bool(flags)
+    if color_by_group:
+        add_run_legend(fig, runs, layout, flags)
+    first_ax = {}  # {panel: the first of the subplots that it is split into}
+    for i, (panel, keys, subplot_runs) in enumerate(subplots, 1):
+        title = title_of(panel.keys, panel.log, runs)
+        if len(subplot_runs) < len(runs):
+            title += f": {subplot_runs[0].label} to {subplot_runs[-1].label}"
         ax = fig.add_subplot(
-            rows, columns, i, title=title, ylabel=units[0], sharey=first.get(panel)
+            num_rows,
+            layout.columns,
+            i,
+            title=textwrap.fill(title, int(12 * layout.width / layout.columns)),
+            ylabel=unit_of(panel.keys[0], runs),
+            sharey=first_ax.get(panel),
         )
-        first.setdefault(panel, ax)
-        draw_curves(ax, same, log, part, axis, len(runs) > 1 or flags)
-        if labels := ax.get_legend_handles_labels()[1]:
-            ncols = legend_columns(labels, 0.85 * width / columns)
+        first_ax.setdefault(panel, ax)
+        draw_panel(ax, subplot_runs, Panel(panel.log, keys, panel.axis), color_by_group)
+        labels = ax.get_legend_handles_labels()[1]
+        if labels:
+            ncols = legend_columns(labels, 0.85 * layout.width / layout.columns)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
     return fig
 
 
+def split_panels(panels, groups):
+    """Return (panel, keys, runs) for each subplot: at most MAX_CURVES keys and groups of runs."""
+    subplots = []
+    for panel in panels:
+        for first_key in range(0, len(panel.keys), MAX_CURVES):
+            keys = panel.keys[first_key : first_key + MAX_CURVES]
+            for first_group in range(0, len(groups), MAX_CURVES):
+                runs = sum(groups[first_group : first_group + MAX_CURVES], [])
+                subplots.append((panel, keys, runs))
+    return subplots
+
+
+def page_title(runs, title, layout, is_pooled):
+    """Return the title of a page: what was trained, the family of metrics, and what lines mean.
+
+    is_pooled: whether a curve stands for several runs.
+    """
+    names = [runs[0].name if len(runs) == 1 else "", common_description(runs)]
+    caption = "faint: every iteration; bold: running mean; bands: 95 % intervals"
+    if is_pooled:
+        caption = (
+            "lines: mean of a group's runs (training: running mean); "
+            "bands: from their least to their greatest"
+        )
+    lines = [": ".join(name for name in names if name), title, caption]
+    return "\n".join(textwrap.fill(line, int(11 * layout.width)) for line in lines if line)
+
+
+def add_run_legend(fig, runs, layout, flags):
+    """Say below the page which colour stands for which group of runs."""
+    needs_description = not common_description(runs) and not flags
+    labels = []
+    handles = []
+    for group_runs in read.groups_of(runs).values():
+        label = group_runs[0].label
+        if needs_description and group_runs[0].description:
+            label += f": {group_runs[0].description}"
+        labels.append(textwrap.fill(label, int(13 * layout.width)))
+        handles.append(Line2D([], [], **curve_style(group_runs[0].color_index)))
+    ncols = legend_columns(labels, layout.width)
+    legend = fig.legend(handles, labels, ncols=ncols, loc="outside lower center")
+    legend.set_title(flags_in_words(flags) or None)
+
+
+# ---- the PDF without --by and --metrics
+
+
+def draw_pages(runs, axis):
+    """Yield the figures of the PDF: the dashboard, and a page per family of metrics.
+
+    Raises:
+        ValueError: there is no number in the logs.
+    """
+    metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
+    if not any(metrics.values()):
+        raise ValueError("no number to plot in the logs")
+    panels = dashboard_panels(metrics, axis, is_overlay=len(runs) > 1)
+    yield draw_page(runs, "", panels, Layout(4, PAGE_WIDTH, 2.4))
+    panels_left = single_panels(metrics, ("train", "eval"), axis)
+    for family, prefixes in FAMILIES.items():
+        panels = [panel for panel in panels_left if panel.keys[0].startswith(prefixes)]
+        if panels:
+            panels_left = [panel for panel in panels_left if panel not in panels]
+            columns = 2 if len(panels) < 5 else 3 if len(panels) < 10 else 4
+            yield draw_page(runs, family, panels, Layout(columns, PAGE_WIDTH, 7.2 / columns))
+
+
+def single_panels(metrics, logs, axis):
+    """Return a panel for each metric."""
+    panels = []
+    for log in logs:
+        panels += [Panel(log, (key,), axis) for key in metrics[log]]
+    return panels
+
+
+def dashboard_panels(metrics, axis, is_overlay):
+    """Return the panels of the dashboard.
+
+    metrics: {log: its metrics}.
+    is_overlay: whether colours tell runs apart, so that a panel can hold only one metric.
+    """
+    families = {key.split("/")[0] for key in metrics["train"] if "/" in key}
+    new_families = families - {"rewards", "time", "memory"}
+    dashboard = [*DASHBOARD, *((f"{family}/",) for family in sorted(new_families))]
+    panels = []
+    for wanted in dashboard:
+        log = "eval" if wanted[0] == "accuracy" else "train"
+        keys = logged_keys(wanted, metrics[log])
+        if is_overlay:
+            shown_keys = keys if log == "eval" else [key for key in keys if key == wanted[0]]
+            panels += [Panel(log, (key,), axis) for key in shown_keys]
+        elif keys:
+            panels.append(Panel(log, tuple(keys), axis))
+    return panels or single_panels(metrics, metrics, axis)[:12]
+
+
+def logged_keys(wanted, metrics):
+    """Return the metrics whose key is wanted, or whose family is, such as "rewards/"."""
+    keys = []
+    for name in wanted:
+        keys += [key for key in metrics if name in (key, key.split("/")[0] + "/")]
+    return keys
+
+
+# ---- --metrics and --by
+
+
 def draw_metrics(runs, keys, axes, flags):
-    """A panel per metric and x axis on one page. ValueError: no such metric."""
+    """Draw a panel for each metric and x axis on one page.
+
+    Raises:
+        ValueError: no log has the metric.
+    """
     logs = {key: read.log_of(runs, key) for key in keys}
-    panels = [(logs[key], [key], axis) for axis in axes for key in keys]
-    columns = (
-        len(keys) if len(keys) > 1 < len(axes) else 2 if len(panels) == 4 else min(len(panels), 3)
-    )
-    return draw_page(runs, "", panels, columns, max(3.9 * columns, 6), 2.8, flags)
+    panels = []
+    for axis in axes:
+        panels += [Panel(logs[key], (key,), axis) for key in keys]
+    if len(keys) > 1 and len(axes) > 1:
+        columns = len(keys)
+    elif len(panels) == 4:
+        columns = 2
+    else:
+        columns = min(len(panels), 3)
+    layout = Layout(columns, max(3.9 * columns, 6), 2.8)
+    return draw_page(runs, "", panels, layout, flags)
 
 
 def draw_last_accuracies(runs, flags):
-    """Strict and flexible accuracy at the end of every run, with their intervals, against the flags; means joined."""
-    groups = read.last_evaluations(runs)
-    about = f": {runs[0].about}" if len({run.about for run in runs}) == 1 else ""
+    """Draw both accuracies at the end of every run against the flags, with intervals and means.
+
+    The x axis is logarithmic if there is one flag and its values are positive numbers. Otherwise
+    its values stand side by side.
+    """
+    rows_of_group = read.last_evaluations(runs)
+    title = f"{read.adapt_to_stories('Accuracy', runs)} at the end of each run"
+    if common_description(runs):
+        title += f": {common_description(runs)}"
     fig = Figure((6.5, 4), layout="constrained")
-    title, x_label = (
-        f"{read.said('Accuracy', runs)} at the end of each run{about}",
-        ", ".join(flags).replace("_", " "),
-    )
-    ax = fig.add_subplot(title=title, xlabel=x_label, ylabel="share")
-    values = [group[0] for group in groups]
-    is_scale = (
-        len(flags) == 1 and not any(isinstance(value, str) for value in values) and min(values) > 0
-    )
-    places = values if is_scale else range(len(groups))
-    for i, (kind, key) in enumerate(read.ACCURACIES.items()):
-        style, x = look(i), []
-        for place, rows in zip(
-            places, groups.values(), strict=True
-        ):  # side by side, or intervals hide each other
-            shift = 0.03 * (np.arange(len(rows)) - (len(rows) - 1) / 2 + (i - 0.5) / 4)
-            x += list(place * 10**shift if is_scale else place + 3 * shift)
-        mean = {"marker": ""} if is_scale else {"marker": "_", "markersize": 40, "linestyle": ""}
-        ax.plot(places, [column(rows, key).mean() for rows in groups.values()], **style | mean)
-        y, low, high = (
-            column(sum(groups.values(), []), key + end) for end in ("", "_low", "_high")
-        )
+    ax = fig.add_subplot(title=title, xlabel=flags_in_words(flags), ylabel="share")
+    values = [group[0] for group in rows_of_group]
+    all_numbers = not any(isinstance(value, str) for value in values)
+    is_log_scale = len(flags) == 1 and all_numbers and min(values) > 0
+    positions = values if is_log_scale else range(len(values))
+    all_rows = sum(rows_of_group.values(), [])
+    # Along a logarithmic axis a line joins the means; otherwise each mean is a dash of its own.
+    mean_style = {"marker": ""}
+    if not is_log_scale:
+        mean_style = {"marker": "_", "markersize": 40, "linestyle": ""}
+    for i, (verdict, key) in enumerate(read.ACCURACIES.items()):
+        style = curve_style(i)
+        means = [column(rows, key).mean() for rows in rows_of_group.values()]
+        ax.plot(positions, means, **style | mean_style)
+        x = []
+        for position, rows in zip(positions, rows_of_group.values(), strict=True):
+            x += spread_out(position, len(rows), (i - 0.5) / 4, is_log_scale)
+        low = column(all_rows, f"{key}_low")
+        high = column(all_rows, f"{key}_high")
         ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
-        label = f"{read.said(kind, runs)}: each run with its 95 % interval, and the mean"
-        ax.plot(x, y, **style | {"linestyle": ""}, label=label)
-    starts = {run.group: row for run in runs for row in run.eval if row["step"] == 0}
-    if starts:
-        starts = column([starts.get(group, {}) for group in groups], "accuracy")
-        label = f"{read.said('strict', runs)}, before training"
-        ax.plot(places, starts, color="0.4", linestyle=":", marker="x", label=label)
-    if is_scale:
+        words = read.adapt_to_stories(verdict, runs)
+        label = f"{words}: each run with its 95 % interval, and the mean"
+        ax.plot(x, column(all_rows, key), **style | {"linestyle": ""}, label=label)
+    draw_first_accuracies(ax, positions, runs)
+    if is_log_scale:
         ax.set_xscale("log")
-    labels = [textwrap.fill(same[0].label, 30) for same in read.groups_of(runs).values()]
-    tilt = (
-        {"rotation": 20, "ha": "right"} if sum(map(len, labels)) > 80 else {}
-    )  # side by side they would overlap
-    ax.set_xticks(places, labels, **tilt)
-    ax.set_xticks([], minor=True)
+    label_groups(ax, positions, runs)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
     fig.legend(loc="outside lower center")
     return fig
 
 
-def draw_pages(runs, axis):
-    """The figures of the PDF: the dashboard, and a page per family of metrics."""
-    metrics = {log: read.find_metrics(runs, log) for log in ("eval", "train")}
-    if not any(metrics.values()):
-        raise ValueError("no number to plot in the logs")
-    yield draw_page(
-        runs, "", [(*panel, axis) for panel in choose_panels(runs, metrics)], 4, 11.69, 2.4
-    )
-    left = [(log, [key], axis) for log in ("train", "eval") for key in metrics[log]]
-    for family, starts in FAMILIES.items():
-        if panels := [panel for panel in left if panel[1][0].startswith(starts)]:
-            left = [panel for panel in left if panel not in panels]
-            columns = 2 if len(panels) < 5 else 3 if len(panels) < 10 else 4
-            yield draw_page(runs, family, panels, columns, 11.69, 7.2 / columns)
+def spread_out(position, num_runs, offset, is_log_scale):
+    """Return x for each run of a group, side by side, since intervals would hide each other.
+
+    offset: moves all of them, in units of the distance between two runs.
+    """
+    shifts = 0.03 * (np.arange(num_runs) - (num_runs - 1) / 2 + offset)
+    return list(position * 10**shifts if is_log_scale else position + 3 * shifts)
+
+
+def draw_first_accuracies(ax, positions, runs):
+    """Draw the strict accuracy before training, if any run was evaluated then."""
+    first_rows = {}  # {group: its row of step 0}
+    for run in runs:
+        for row in run.rows["eval"]:
+            if row["step"] == 0:
+                first_rows[run.group] = row
+    if first_rows:
+        rows = [first_rows.get(group, {}) for group in read.groups_of(runs)]
+        label = f"{read.adapt_to_stories('strict', runs)}, before training"
+        style = {"color": "0.4", "linestyle": ":", "marker": "x"}
+        ax.plot(positions, column(rows, "accuracy"), **style, label=label)
+
+
+def label_groups(ax, positions, runs):
+    """Write the label of each group below its position."""
+    groups = read.groups_of(runs).values()
+    labels = [textwrap.fill(group_runs[0].label, 30) for group_runs in groups]
+    would_overlap = sum(map(len, labels)) > 80
+    tilt = {"rotation": 20, "ha": "right"} if would_overlap else {}
+    ax.set_xticks(positions, labels, **tilt)
+    ax.set_xticks([], minor=True)
+
+
+# ---- the command
 
 
 def save(figures, output):
-    """Written under a temporary name, so that an error leaves an existing file alone. Equal logs give equal bytes."""
+    """Write the figures as PDF, or the first one as PNG. Equal logs give equal bytes.
+
+    The file is written under a temporary name, so that an error leaves an existing file alone.
+    """
     temporary = output.with_name(f"{output.stem}.{os.getpid()}.tmp{output.suffix}")
     try:
         if output.suffix == ".png":
@@ -368,39 +594,45 @@ def save(figures, output):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        description="Plot one run or overlay several, from their log files."
+        description="Plot one training run or overlay several, from their log files."
     )
     parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
     add = parser.add_argument
     add(
-        "--log_dir", nargs="+", action="extend", required=True, help="directories with a run's logs"
+        "--log_dir",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="directories that hold the logs of a run each",
     )
     add(
         "--output",
         type=Path,
-        help="PDF, or PNG of its first page (default: LOG_DIR/training_plots.pdf)",
+        help="the file to write: a PDF, or a PNG of its first page "
+        "(default: training_plots.pdf in the first run's directory)",
     )
     add(
         "--x",
         nargs="+",
         choices=AXES,
         default=["step"],
-        help="the x axis of the curves, or several (default: step)",
+        help="the x axis of the curves, or several. step: the key step of the logs. tokens: the "
+        "tokens that were sampled or trained on. time: minutes since the start (default: step)",
     )
     add(
         "--metrics",
         nargs="+",
         metavar="KEY",
-        help="only the curves of these keys of the logs, on one page",
+        help="draw only the curves of these keys of the logs, on one page",
     )
     add(
         "--by",
         nargs="+",
         metavar="FLAG",
         default=[],
-        help="group the runs by flags of args.json, by parameters, or "
-        "by arm, the directory's name without _seed0: a colour per group; without --metrics the accuracies at the end "
-        "and their table",
+        help="group the runs, with a colour per group, by the values of these flags in args.json, "
+        "by parameters (their number), or by arm (the directory's name without _seed0). Without "
+        "--metrics, draw the accuracies at the end of the runs and print their table",
     )
     add(
         "--show",
@@ -408,7 +640,7 @@ def parse_args(argv=None):
         type=int,
         const=-1,
         metavar="STEP",
-        help="only print the worst and best completions of an iteration (default: the last)",
+        help="only print the worst and best completions of this iteration (default: the last one)",
     )
     return parser.parse_args(argv)
 
@@ -420,44 +652,50 @@ def main(argv=None):
             raise ValueError(f"--output {args.output}: its name must end in .pdf or .png")
         runs = read.load_runs(args.log_dir)
         if args.show is not None:
-            print(*(report.show(run, args.show) for run in runs), sep="\n\n")
-            return 0
-        output = args.output or runs[0].path / "training_plots.pdf"
-        runs = read.group_by(runs, args.by)
-        with matplotlib.rc_context(STYLE):
-            if args.metrics:
-                save(
-                    [
-                        draw_metrics(
-                            runs, args.metrics, [choose_axis(runs, x) for x in args.x], args.by
-                        )
-                    ],
-                    output,
-                )
-                lines = [read.end_table(runs, args.by, args.metrics)]
-            elif args.by:
-                save([draw_last_accuracies(runs, args.by)], output)
-                lines = [read.end_table(runs, args.by, read.ACCURACIES.values())]
-            else:
-                save(
-                    (page for x in args.x for page in draw_pages(runs, choose_axis(runs, x))),
-                    output,
-                )
-                found = read.compare_runs(runs)
-                lines = [*found]
-                for run in runs:
-                    lines += [
-                        f"{run.name}: {line}" if len(runs) > 1 else line
-                        for line in read.accuracy_lines(run)
-                    ]
-                if len(runs) == 1 and not args.output:
-                    dashboard = next(draw_pages(runs, choose_axis(runs, args.x[0])))
-                    lines.append(f"report: {report.write(runs[0], dashboard, found)}")
+            print("\n\n".join(report.show(run, args.show) for run in runs))
+        else:
+            with matplotlib.rc_context(STYLE):
+                print("\n".join(plot(runs, args)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(*lines, f"plots: {output}", sep="\n")
     return 0
+
+
+def plot(runs, args):
+    """Write the plots that the flags ask for, and return the lines to print."""
+    output = args.output or runs[0].path / "training_plots.pdf"
+    runs = read.group_by(runs, args.by)
+    if args.metrics:
+        axes = [choose_axis(runs, x) for x in args.x]
+        save([draw_metrics(runs, args.metrics, axes, args.by)], output)
+        lines = [read.end_table(runs, args.by, args.metrics)]
+    elif args.by:
+        save([draw_last_accuracies(runs, args.by)], output)
+        lines = [read.end_table(runs, args.by, read.ACCURACIES.values())]
+    else:
+        save(pages_of_axes(runs, args.x), output)
+        lines = compare_and_report(runs, args)
+    return [*lines, f"plots: {output}"]
+
+
+def pages_of_axes(runs, axis_names):
+    """Yield all pages for one x axis after the other."""
+    for name in axis_names:
+        yield from draw_pages(runs, choose_axis(runs, name))
+
+
+def compare_and_report(runs, args):
+    """Return the comparisons and accuracies, and write report.html for one run without --output."""
+    comparisons = read.compare_runs(runs)
+    lines = list(comparisons)
+    for run in runs:
+        prefix = f"{run.name}: " if len(runs) > 1 else ""
+        lines += [prefix + line for line in read.accuracy_lines(run)]
+    if len(runs) == 1 and not args.output:
+        dashboard = next(draw_pages(runs, choose_axis(runs, args.x[0])))
+        lines.append(f"report: {report.write(runs[0], dashboard, comparisons)}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What logs say: their one format, reading them, and every statistic of the project. Nothing here imports torch."""
+"""The format of logs, how to read them, and every statistic. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""JSON lines, and JSON: the project's one reader and one writer of each."""
+"""The project's one reader and one writer of JSON files and of JSON lines, one object a line."""
 
 import json
 import math
@@ -6,62 +6,75 @@ import os
 from pathlib import Path
 
 
-def read(path, required=(), torn=None):
-    """The rows of a file of JSON objects, empty lines aside. Raises ValueError, which names file and line, and OSError.
+def read(path, required=(), on_torn_line=None):
+    """Return the rows of a file of JSON lines. Empty lines are skipped.
 
-    required: keys that each row must have. torn: called with a message instead of raising where the last line is cut,
-    as a kill leaves it, or another process that still writes.
+    required: the keys that every row must have.
+    on_torn_line: is called with a message if the last line is cut, which happens when its process
+        is killed or is still writing. Without it, a cut line is an error.
+
+    Raises:
+        ValueError: a line is no JSON object or lacks a key. The message names the file and line.
+        OSError: the file cannot be read.
     """
-    lines = [
-        (f"{path}, line {i}", line)
-        for i, line in enumerate(Path(path).read_bytes().split(b"\n"), 1)
-    ]
+    lines = Path(path).read_bytes().split(b"\n")
     rows = []
-    for where, line in lines:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        location = f"{path}, line {number}"
         try:
-            rows.append(parse(line, where))
+            row = parse(line, location)
         except ValueError:
-            if torn is None or (where, line) != lines[-1]:  # a whole line ends in a line break
+            is_last = number == len(lines)  # Behind a complete line, the last one is empty.
+            if not is_last or on_torn_line is None:
                 raise
-            torn(f"{where}: torn last line skipped (the run was killed or is still writing)")
+            on_torn_line(
+                f"{location}: torn last line skipped (the run was killed or is still writing)"
+            )
             break
-        if missing := [key for key in required if key not in rows[-1]]:
-            raise ValueError(f'{where}: not an object with "{missing[0]}"')
+        for key in required:
+            if key not in row:
+                raise ValueError(f'{location}: not an object with "{key}"')
+        rows.append(row)
     return rows
 
 
-def parse(line, where):
-    """The object that a line of JSON holds. Raises ValueError; `where` names the line."""
+def parse(line, location):
+    """Return the object that a line of JSON holds. `location` names the line in error messages.
+
+    Raises:
+        ValueError: the line is not valid JSON or no object.
+    """
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError as well
-        raise ValueError(f"{where}: not valid JSON ({getattr(error, 'msg', error)})") from error
+    except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
+        reason = getattr(error, "msg", error)
+        raise ValueError(f"{location}: not valid JSON ({reason})") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: not a JSON object")
+        raise ValueError(f"{location}: not a JSON object")
     return row
 
 
 def append(path, row):
-    """Append one row in a single write: a killed process tears at most the last line."""
+    """Append one row in a single write, so that a killed process can tear only the last line."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(dumps(row) + "\n")
 
 
 def write(path, rows):
-    """Write a whole file of rows; its folder is made."""
+    """Write a file of JSON lines, complete or not at all, and make its folder if there is none."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     replace(path, "".join(dumps(row) + "\n" for row in rows))
 
 
 def write_json(path, value):
-    """Write one JSON file."""
+    """Write one JSON file, complete or not at all."""
     replace(path, dumps(value, indent=2) + "\n")
 
 
 def replace(path, text):
-    """Write a file under a temporary name and rename it: it is complete or absent."""
+    """Write a file under a temporary name and rename it, so that it is never incomplete."""
     temporary = Path(path).with_suffix(".tmp")
     try:
         temporary.write_text(text, "utf-8")
@@ -71,13 +84,21 @@ def replace(path, text):
 
 
 def dumps(value, **options):
-    """JSON in ASCII. NaN and infinity are not JSON: a missing number is null; a path is text. Raises TypeError."""
-    return json.dumps(_finite(value), default=os.fspath, **options)
+    """Return the value as JSON in ASCII. NaN and infinity, which JSON lacks, become null.
+
+    A path becomes its text. `options` are those of json.dumps.
+
+    Raises:
+        TypeError: the value holds something else that JSON lacks.
+    """
+    return json.dumps(_without_nan(value), default=os.fspath, **options)
 
 
-def _finite(value):
+def _without_nan(value):
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value

@@ -1,15 +1,15 @@
-"""What the log files of runs say: their rows, and the comparisons and tables that plotter.py draws and prints.
+"""Reads the logs of training runs, and makes the comparisons and tables that plotter.py prints.
 
-Reads train_log.jsonl and eval_log.jsonl and, where they exist, args.json (for titles and flags) and eval/step_*.jsonl
-(for paired comparisons). In the evaluation log KEY_low and KEY_high are the interval of KEY.
+A run has train_log.jsonl or eval_log.jsonl or both. Where they exist, args.json gives titles and
+flags, and eval/step_*.jsonl gives paired comparisons. In a row of the evaluation log, KEY_low and
+KEY_high are the 95 % interval of KEY.
 """
 
 import json
 import math
 import os
 import re
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,11 @@ import numpy as np
 from logs import jsonl
 from logs.statistics import mcnemar
 
-COUNTERS = set(
-    "step total_tokens tokens examples elapsed epoch ei_step n".split()
-)  # where and how much, not what
-ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}
-# What stands for these words where runs wrote stories: no answer is right there.
-STORIES = {
+# These keys of the logs count progress and are therefore not metrics.
+COUNTERS = {"step", "total_tokens", "tokens", "examples", "elapsed", "epoch", "ei_step", "n"}
+ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}  # {verdict: key in the logs}
+# Stories have no correct answer. If all runs wrote stories, these words replace the usual ones.
+STORY_WORDS = {
     "strict": "above the floor and scored",
     "flexible": "above the floor",
     "Accuracy": "Stories scored",
@@ -32,28 +31,58 @@ STORIES = {
     "Response length correct": "Response length, scored",
     "Response length incorrect": "Response length, not scored",
 }
+# Flags in which runs of one group may differ without a remark: replicates are meant to differ in
+# some of them, and the others do not change what is learnt.
+MAY_DIFFER = {
+    "seed",
+    "arm",
+    "output_dir",
+    "resume",
+    "device",
+    "parameters",
+    "keep_checkpoints",
+    "eval_iterations",
+    "save_iterations",
+    "report_to",
+    "judge_timeout",
+    "micro_batch_tokens",
+    "max_concurrent_sequences",
+    "judge_concurrency",
+}
 
 
-@dataclass
-class Run:
-    name: str  # its path, without the folders that all runs lie in
+@dataclass(frozen=True)
+class RunLog:
+    """The logs of one training run, and how plots and tables name and colour it."""
+
+    name: str  # its path, without the folder that all loaded runs lie in
     path: Path
-    args: dict  # the flags and the number of parameters, as far as args.json has them, and arm
-    about: str  # model, data set, parameters, as far as args tells them
-    train: list[dict]
-    eval: list[dict]
-    group: tuple  # what its colour and label stand for: its name, or after group_by the values of flags
-    label: str  # that group in words
-    place: int  # that group's among all of a study, for its colour
+    args: dict  # flags and "parameters", as far as args.json has them, and "arm" (see load_run)
+    description: str  # model, data set and number of parameters, as far as args.json has them
+    rows: dict[str, list[dict]]  # "train" and "eval": the rows of these logs
+    group: tuple  # runs with equal groups share a colour: the name, or the values of the --by flags
+    label: str  # the group in words, for legends and tables
+    color_index: int  # the position of the group among all groups of the study
+
+
+# ---- loading
 
 
 def read_log(path, key="step"):
-    """The rows of a log, each with `key`. A torn last line is skipped with a printed note. Raises ValueError."""
-    return jsonl.read(path, (key,), torn=lambda message: print(f"note: {message}"))
+    """Return the rows of a log, which all need `key`. Prints a note if the last line is torn.
+
+    Raises:
+        ValueError: another line is damaged or lacks the key.
+    """
+    return jsonl.read(path, (key,), on_torn_line=lambda message: print(f"note: {message}"))
 
 
 def read_args(path):
-    """The flags in args.json, and the number of parameters; {} where there is no such file. Raises ValueError."""
+    """Return the flags of an args.json and the number of parameters; {} if there is no such file.
+
+    Raises:
+        ValueError: the file is not what a run writes.
+    """
     if not path.exists():
         return {}
     try:
@@ -64,295 +93,422 @@ def read_args(path):
 
 
 def load_runs(log_dirs):
+    """Load the logs of several directories. Prints a note for each directory that holds no run.
+
+    Raises:
+        ValueError: a directory does not exist, is named twice or has damaged logs, or none of
+            them holds a run.
+    """
     paths = [Path(os.path.abspath(log_dir)) for log_dir in log_dirs]
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path}: no such directory")
         if paths.count(path) > 1:
             raise ValueError(f"{path}: given twice")
-    runs, common = [], os.path.commonpath([path.parent for path in paths])
+    common_folder = os.path.commonpath([path.parent for path in paths])
+    runs = []
     for path in paths:
-        logs = [path / "train_log.jsonl", path / "eval_log.jsonl"]
-        if not any(log.exists() for log in logs):
-            if path == paths[-1] and not runs:
-                raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
+        if (path / "train_log.jsonl").exists() or (path / "eval_log.jsonl").exists():
+            runs.append(load_run(path, os.path.relpath(path, common_folder), len(runs)))
+        elif path == paths[-1] and not runs:
+            raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
+        else:
             print(f"note: {path}: holds no run, left out")
-            continue
-        train, evaluations = (read_log(log) if log.exists() else [] for log in logs)
-        if not train and not evaluations:
-            raise ValueError(f"{path}: no complete line in its logs yet")
-        args = read_args(path / "args.json") | {
-            "arm": re.sub(r"(_rate[^_]+)?_seed\d+$", "", path.name)
-        }
-        size = (
-            f"{in_words('parameters', args['parameters'])} parameters"
-            if args.get("parameters")
-            else None
-        )
-        model = os.path.basename(args.get("model_name") or "")
-        about = ", ".join(filter(None, (model, args.get("dataset_name"), size)))
-        name = os.path.relpath(path, common)
-        runs.append(Run(name, path, args, about, train, evaluations, (name,), name, len(runs)))
     return runs
 
 
-MAY_DIFFER = set(  # of runs that are pooled: it is meant to, or changes nothing that is learnt
-    "seed arm output_dir resume device parameters keep_checkpoints eval_iterations save_iterations report_to"
-    " judge_timeout micro_batch_tokens max_concurrent_sequences judge_concurrency".split()
-)
+def load_run(path, name, color_index):
+    """Load the logs of one run, as a group of its own.
+
+    Its "arm" is the name of its directory without the learning rate and the seed.
+
+    Raises:
+        ValueError: its logs are damaged or have no row yet.
+    """
+    rows = {}
+    for log in ("train", "eval"):
+        log_path = path / f"{log}_log.jsonl"
+        rows[log] = read_log(log_path) if log_path.exists() else []
+    if not rows["train"] and not rows["eval"]:
+        raise ValueError(f"{path}: no complete line in its logs yet")
+    args = read_args(path / "args.json")
+    args["arm"] = re.sub(r"(_rate[^_]+)?_seed\d+$", "", path.name)
+    return RunLog(name, path, args, describe(args), rows, (name,), name, color_index)
 
 
-def values_of(args, flags):
-    values = [
-        {"num_examples": "all"}.get(flag, "default") if args[flag] is None else args[flag]
-        for flag in flags
-    ]
-    return tuple(v if isinstance(v, int | float | str) else str(v) for v in values)
+def describe(args):
+    """Return in words the model, the data set and the number of parameters, where args has them."""
+    facts = [os.path.basename(args.get("model_name") or ""), args.get("dataset_name")]
+    if args.get("parameters"):
+        facts.append(f"{parameters_in_words(args['parameters'])} parameters")
+    return ", ".join(fact for fact in facts if fact)
 
 
-def in_words(flag, value, values=()):
-    """A flag's value as a legend has it; of a path the last part that none of the other values has."""
-    if isinstance(value, bool):
-        return f"with{'' if value else 'out'} {flag.removeprefix('use_').replace('_', ' ')}"
-    if flag == "parameters" and not isinstance(value, str):
-        return f"{value / 1e6:.2f} M" if value < 1e9 else f"{value / 1e9:.2f} B"
-    path, *others = (
-        str(v).rstrip("/").split("/")[::-1] for v in (value, *(v for v in values if v != value))
-    )
-    return next(
-        (
-            part
-            for i, part in enumerate(path)
-            if all(other[i : i + 1] != [part] for other in others)
-        ),
-        path[0],
-    )
+def transcripts(run, folder):
+    """Return {step: path} of the transcripts in a run's rollouts/ or eval/.
+
+    Evaluations have the order of the log. An evaluation without a row in the log is left out,
+    because its transcript is still being written.
+    """
+    paths = {}
+    for path in run.path.glob(f"{folder}/step_*.jsonl"):
+        step = path.stem.removeprefix("step_")
+        if step.isdecimal():
+            paths[int(step)] = path
+    if folder == "rollouts":
+        return paths
+    return {row["step"]: paths[row["step"]] for row in run.rows["eval"] if row["step"] in paths}
+
+
+# ---- groups of runs and their labels
 
 
 def group_by(runs, flags):
-    """The runs in order of the flags' values, and grouped by them. ValueError where args.json lacks a flag.
+    """Group the runs by the values of flags, and return them in the order of these values.
 
-    A group's place is that among all runs of these folders: it keeps its colour whichever are drawn. Where its runs
-    differ in other flags, its label says so.
+    The colour of a group is chosen among all runs that lie in the same folders, so that a group
+    keeps its colour whichever runs are drawn. If runs of a group differ in further flags, the label
+    of the group says so.
+
+    Raises:
+        ValueError: the args.json of a run lacks one of the flags.
     """
     if not flags:
         return runs
     for run in runs:
-        if lacking := [flag for flag in flags if flag not in run.args]:
-            raise ValueError(f"{run.path}: no --{lacking[0]} in its args.json")
-        run.group = values_of(run.args, flags)
-    study = {run.group for run in runs}
-    for path in {path for run in runs for path in run.path.parent.glob("*/args.json")}:
-        with suppress(ValueError, LookupError, OSError):  # not a run, or without these flags
-            study.add(values_of(read_args(path), flags))
-    order = sorted(study, key=lambda group: [(isinstance(value, str), value) for value in group])
-    for group, pooled in groups_of(runs).items():
-        columns = zip(flags, group, zip(*order, strict=True), strict=True)
-        label = ", ".join(in_words(flag, value, set(column)) for flag, value, column in columns)
-        others = sorted(set().union(*(run.args for run in pooled)) - MAY_DIFFER - set(flags))
-        seen = {
-            flag: {values_of({flag: None} | run.args, [flag])[0]: run for run in pooled}
-            for flag in others
-        }
-        said = {
-            flag: ", ".join(in_words(flag, v, vs) for v in vs)
-            for flag, vs in seen.items()
-            if len(vs) > 1
-        }
-        differs = "; ".join(f"{flag.replace('_', ' ')}: {words}" for flag, words in said.items())
-        for run in pooled:
-            run.label, run.place = f"{label} ({differs})".removesuffix(" ()"), order.index(group)
-    return sorted(runs, key=lambda run: run.place)
+        for flag in flags:
+            if flag not in run.args:
+                raise ValueError(f"{run.path}: no --{flag} in its args.json")
+    runs = [replace(run, group=values_of(run.args, flags)) for run in runs]
+    study_groups = groups_of_study(runs, flags)
+    labelled_runs = []
+    for group, group_runs in groups_of(runs).items():
+        label = group_label(group, flags, study_groups)
+        differences = differing_flags(group_runs, flags)
+        if differences:
+            label += f" ({differences})"
+        color_index = study_groups.index(group)
+        labelled_runs += [replace(run, label=label, color_index=color_index) for run in group_runs]
+    return sorted(labelled_runs, key=lambda run: run.color_index)
 
 
 def groups_of(runs):
-    """{group: its runs}"""
-    return {
-        group: [run for run in runs if run.group == group]
-        for group in dict.fromkeys(run.group for run in runs)
-    }
+    """Return {group: its runs}, in order of appearance."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    return groups
 
 
-def said(words, runs):
-    """Those words, or what STORIES has for them."""
-    stories = all(
-        "creative" == (run.args.get("evaluator") or run.args.get("dataset_name")) for run in runs
-    )
-    return STORIES.get(words[words.find("(") + 1 :].rstrip(")"), words) if stories else words
+def groups_of_study(runs, flags):
+    """Return the groups of all runs that lie in the same folders as these, numbers before words."""
+    groups = {run.group for run in runs}
+    for folder in {run.path.parent for run in runs}:
+        for path in folder.glob("*/args.json"):
+            try:
+                args = read_args(path)
+            except (ValueError, OSError):
+                continue  # It does not belong to a run.
+            if args.keys() >= set(flags):
+                groups.add(values_of(args, flags))
+    return sorted(groups, key=lambda group: [(isinstance(value, str), value) for value in group])
 
 
-def number(value):
-    """A float; NaN for whatever is not a finite number."""
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else math.nan
+def values_of(args, flags):
+    return tuple(value_of(args, flag) for flag in flags)
+
+
+def value_of(args, flag):
+    """Return the value of a flag as a number or a text, which for an unset flag is "default"."""
+    value = args.get(flag)
+    if value is None:
+        return "all" if flag == "num_examples" else "default"
+    return value if isinstance(value, int | float | str) else str(value)
+
+
+def group_label(group, flags, study_groups):
+    """Return the values of the flags in words, each told apart from those of the other groups."""
+    words = []
+    for i, flag in enumerate(flags):
+        study_values = {study_group[i] for study_group in study_groups}
+        words.append(in_words(flag, group[i], study_values))
+    return ", ".join(words)
+
+
+def differing_flags(runs, group_flags):
+    """Return in words the flags that differ among runs of one group: "beta: 0, 0.4", or ""."""
+    flags = set().union(*(run.args for run in runs)) - MAY_DIFFER - set(group_flags)
+    differences = []
+    for flag in sorted(flags):
+        values = list(dict.fromkeys(value_of(run.args, flag) for run in runs))
+        if len(values) > 1:
+            words = ", ".join(in_words(flag, value, values) for value in values)
+            differences.append(f"{flag.replace('_', ' ')}: {words}")
+    return "; ".join(differences)
+
+
+def in_words(flag, value, all_values):
+    """Return the value of a flag as a legend shows it.
+
+    A path is shown by its last component that no other of `all_values` has in the same position,
+    counted from the end.
+    """
+    if isinstance(value, bool):
+        words = flag.removeprefix("use_").replace("_", " ")
+        return f"with {words}" if value else f"without {words}"
+    if flag == "parameters" and not isinstance(value, str):
+        return parameters_in_words(value)
+    other_values = [other_value for other_value in all_values if other_value != value]
+    other_paths = [components_from_end(other_value) for other_value in other_values]
+    path = components_from_end(value)
+    for i, component in enumerate(path):
+        if all(other_path[i : i + 1] != [component] for other_path in other_paths):
+            return component
+    return path[0]
+
+
+def components_from_end(value):
+    return str(value).rstrip("/").split("/")[::-1]
+
+
+def parameters_in_words(number):
+    return f"{number / 1e6:.2f} M" if number < 1e9 else f"{number / 1e9:.2f} B"
+
+
+def adapt_to_stories(words, runs):
+    """Return the words, or what replaces them if all runs wrote stories.
+
+    Of words such as "accuracy (strict)" those in brackets are looked up.
+    """
+    for run in runs:
+        if (run.args.get("evaluator") or run.args.get("dataset_name")) != "creative":
+            return words
+    bracketed = words.split("(", 1)[-1].rstrip(")")
+    return STORY_WORDS.get(bracketed, words)
+
+
+# ---- metrics and curves
+
+
+def to_float(value):
+    """Return a float, which is NaN if the value is not a finite number."""
+    is_finite = isinstance(value, int | float) and abs(value) < 1e300
+    return float(value) if is_finite else math.nan
+
+
+def has_number(row, key):
+    return math.isfinite(to_float(row.get(key)))
+
+
+def rows_with_number(rows, key):
+    return [row for row in rows if has_number(row, key)]
 
 
 def column(rows, key):
-    return np.array([number(row.get(key)) for row in rows])
+    """Return the values of a key as an array, NaN where a row has no number."""
+    return np.array([to_float(row.get(key)) for row in rows])
 
 
-def with_number(rows, key):
-    return [row for row in rows if math.isfinite(number(row.get(key)))]
+def value_and_interval(row, key):
+    """Return (value, low, high) of a metric in a row of the evaluation log."""
+    return [to_float(row.get(key + suffix)) for suffix in ("", "_low", "_high")]
 
 
 def find_metrics(runs, log):
-    """Keys of a log ("train" or "eval") with a finite number in some row of some run, in order of appearance."""
-    rows = [row for run in runs for row in getattr(run, log)]
-    keys = {
-        key: None
-        for row in rows
-        for key in row
-        if key not in COUNTERS and math.isfinite(number(row[key]))
-    }
-    intervals = {key + end for key in keys for end in ("_low", "_high")} if log == "eval" else set()
-    return [key for key in keys if key not in intervals]
+    """Return the metrics of a log ("train" or "eval") in order of appearance.
+
+    A metric has a finite number in some row of some run, and is neither a counter nor the end of
+    another metric's interval.
+    """
+    metrics = {}  # a dict serves as an ordered set
+    for run in runs:
+        for row in run.rows[log]:
+            metrics |= {key: None for key in row if key not in COUNTERS and has_number(row, key)}
+    if log == "train":
+        return list(metrics)
+    interval_ends = {f"{key}_low" for key in metrics} | {f"{key}_high" for key in metrics}
+    return [key for key in metrics if key not in interval_ends]
+
+
+def first_and_last(rows):
+    return [rows[0], rows[-1]] if len(rows) > 1 else rows
 
 
 def log_of(runs, key):
-    """Where a metric is read: accuracies in the evaluations, the rest in training if it is there. Raises ValueError."""
+    """Return the log that a metric is read from: "train" if it has the metric, else "eval".
+
+    For accuracies and pass@k it is the other way round.
+
+    Raises:
+        ValueError: neither log has the metric.
+    """
     metrics = {log: find_metrics(runs, log) for log in ("train", "eval")}
-    for log in ("eval", "train") if key.startswith(("accuracy", "pass")) else ("train", "eval"):
+    is_verdict = key.startswith(("accuracy", "pass"))
+    order = ("eval", "train") if is_verdict else ("train", "eval")
+    for log in order:
         if key in metrics[log]:
             return log
-    raise ValueError(
-        f"--metrics {key}: not in the logs, which have {', '.join(sorted({*sum(metrics.values(), [])}))}"
-    )
+    all_metrics = sorted({*metrics["train"], *metrics["eval"]})
+    raise ValueError(f"--metrics {key}: not in the logs, which have {', '.join(all_metrics)}")
 
 
 def smooth(values):
-    """Centred running mean of the finite values among about a fifteenth of the points; a gap stays a gap."""
-    finite, window = np.isfinite(values), np.ones(2 * (len(values) // 30) + 1)
-    total, count = (
-        np.convolve(part, window, "same") for part in (np.where(finite, values, 0.0), finite)
-    )
+    """Return a centred running mean over about a fifteenth of the points. A gap stays a gap."""
+    finite = np.isfinite(values)
+    window = np.ones(2 * (len(values) // 30) + 1)
+    total = np.convolve(np.where(finite, values, 0.0), window, "same")
+    count = np.convolve(finite, window, "same")
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
-def pool(logs, *keys):
-    """Of several runs' rows, step by step over those that have the step: mean, least and greatest of each key."""
-    logs = [{row["step"]: row for row in rows} for rows in logs]
-    for key in keys:
-        table = [
-            column([rows.get(step, {}) for step in sorted(set().union(*logs))], key)
-            for rows in logs
-        ]
-        table = np.ma.masked_invalid(table)
-        yield [of(axis=0).filled(np.nan) for of in (table.mean, table.min, table.max)]
+def pool(logs, key):
+    """Return (mean, least, greatest) of a key over the logs of several runs, step by step.
+
+    Each is an array with a value for every step that some log has. A log that lacks the step, or a
+    number there, is left out at that step.
+    """
+    steps = set()
+    for rows in logs:
+        steps |= {row["step"] for row in rows}
+    table = []  # a row per log, a column per step
+    for rows in logs:
+        row_at_step = {row["step"]: row for row in rows}
+        table.append(column([row_at_step.get(step, {}) for step in sorted(steps)], key))
+    table = np.ma.masked_invalid(table)
+    mean = table.mean(axis=0).filled(np.nan)
+    least = table.min(axis=0).filled(np.nan)
+    greatest = table.max(axis=0).filled(np.nan)
+    return mean, least, greatest
 
 
-def transcripts(run, folder):
-    """{step: file} of rollouts/ or eval/; the file of an evaluation without a row is not finished."""
-    files = {
-        int(path.stem[5:]): path
-        for path in run.path.glob(f"{folder}/step_*.jsonl")
-        if path.stem[5:].isdecimal()
-    }
-    done = (
-        files if folder == "rollouts" else [row["step"] for row in run.eval if row["step"] in files]
-    )
-    return {step: files[step] for step in done}
+# ---- comparisons and tables
 
 
 def first_answers(path):
-    """{question: row} of an eval/step_*.jsonl, its last question first.
+    """Return {question: row} of a transcript of an evaluation, its last question first.
 
-    A question is the same if its id and gold answer are; of several samples of a question the first one counts.
+    Questions are the same if both id and gold answer are. If a question was sampled several times,
+    its first sample counts.
     """
-    return {(str(row["id"]), str(row.get("gold"))): row for row in reversed(read_log(path, "id"))}
+    rows = reversed(read_log(path, "id"))
+    return {(str(row["id"]), str(row.get("gold"))): row for row in rows}
 
 
-def compare(label, before, after, runs):
-    """Paired comparison of two eval/step_*.jsonl of these runs: a line each for strict and flexible accuracy."""
-    before, after, lines = first_answers(before), first_answers(after), []
-    for kind in ACCURACIES:
-        key = f"correct_{kind}"
-        pairs = [
-            (before[question].get(key), after[question].get(key))
-            for question in before.keys() & after.keys()
-        ]
-        pairs = [pair for pair in pairs if None not in pair]
-        fixed, broken = pairs.count((False, True)), pairs.count((True, False))
-        if pairs:
-            what, p = (
-                f"{fixed} fixed, {broken} broken of {len(pairs)} questions",
-                mcnemar(fixed, broken),
-            )
-            lines.append(
-                f"{label}, {said(kind, runs)}: {what}, exact McNemar p {f'= {p:.2g}' if p else '< 1e-300'}"
-            )
+def compare(label, path_before, path_after, runs):
+    """Compare two transcripts of evaluations, question by question.
+
+    Returns a line for strict and one for flexible accuracy, or a note if they share no question.
+    """
+    rows_before = first_answers(path_before)
+    rows_after = first_answers(path_after)
+    questions = rows_before.keys() & rows_after.keys()
+    lines = []
+    for verdict in ACCURACIES:
+        key = f"correct_{verdict}"
+        pairs = [(rows_before[name].get(key), rows_after[name].get(key)) for name in questions]
+        pairs = [pair for pair in pairs if None not in pair]  # null: the verdict is not known
+        if not pairs:
+            continue
+        num_fixed = pairs.count((False, True))
+        num_broken = pairs.count((True, False))
+        changes = f"{num_fixed} fixed, {num_broken} broken of {len(pairs)} questions"
+        p_value = mcnemar(num_fixed, num_broken)
+        p_text = f"= {p_value:.2g}" if p_value else "< 1e-300"  # 0 is too small for a float
+        verdict_text = adapt_to_stories(verdict, runs)
+        lines.append(f"{label}, {verdict_text}: {changes}, exact McNemar p {p_text}")
     return lines or [f"note: {label}: no question in common, not compared"]
 
 
 def compare_runs(runs):
-    """Each run's last evaluation against its own first, and the last of every further run against that of the first."""
-    lines, last = [], []
+    """Compare each run's last evaluation with its first one, and the last ones of the runs.
+
+    The last evaluation of the first run is compared with that of every further run.
+    """
+    lines = []
+    last_transcripts = []  # (run, its name with the step, path)
     for run in runs:
-        files = transcripts(run, "eval")
-        steps = list(files)
+        paths = transcripts(run, "eval")
+        steps = list(paths)
         if len(steps) > 1:
-            lines += compare(
-                f"{run.name}, step {steps[0]} -> {steps[-1]}",
-                files[steps[0]],
-                files[steps[-1]],
-                [run],
-            )
+            label = f"{run.name}, step {steps[0]} -> {steps[-1]}"
+            lines += compare(label, paths[steps[0]], paths[steps[-1]], [run])
         if steps:
-            last.append((f"{run.name} (step {steps[-1]})", files[steps[-1]], run))
-    for name, path, run in last[1:]:
-        lines += compare(f"{last[0][0]} -> {name}", last[0][1], path, [last[0][2], run])
+            name = f"{run.name} (step {steps[-1]})"
+            last_transcripts.append((run, name, paths[steps[-1]]))
+    for run, name, path in last_transcripts[1:]:
+        first_run, first_name, first_path = last_transcripts[0]
+        lines += compare(f"{first_name} -> {name}", first_path, path, [first_run, run])
     return lines
 
 
-def percent(row, key):
-    """Its value and its interval"""
-    value, low, high = (100 * number(row.get(key + end)) for end in ("", "_low", "_high"))
-    return f"{value:.1f}", f"[{low:.1f}, {high:.1f}]"
-
-
 def accuracy_lines(run):
-    """From what to what: a line for strict and one for flexible accuracy, out of the first and last evaluation."""
+    """Return a line for strict and one for flexible accuracy, at the first and last evaluation."""
     lines = []
-    for kind, key in ACCURACIES.items():
-        if rows := with_number(run.eval, key):
-            ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
-            values, intervals = zip(*(percent(row, key) for row in ends), strict=True)
-            n = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
-            n += f", {run.args['eval_split']}" if "eval_split" in run.args else ""
-            word = "interval" if len(ends) == 1 else "intervals"
-            change = " -> ".join(f"{value} %" for value in values)
-            what = said(f"accuracy ({kind})", [run])
-            lines.append(f"{what}  {change}  (n = {n}, 95 % {word} {' and '.join(intervals)})")
+    for verdict, key in ACCURACIES.items():
+        rows = rows_with_number(run.rows["eval"], key)
+        if rows:
+            lines.append(accuracy_line(run, verdict, first_and_last(rows)))
     return lines or ["not evaluated yet"]
 
 
+def accuracy_line(run, verdict, rows):
+    """Return one verdict's accuracy in these rows of the evaluation log, with n and intervals."""
+    shares = []
+    intervals = []
+    for row in rows:
+        value, low, high = value_and_interval(row, ACCURACIES[verdict])
+        shares.append(f"{100 * value:.1f} %")
+        intervals.append(f"[{100 * low:.1f}, {100 * high:.1f}]")
+    sizes = " and ".join(dict.fromkeys(str(row.get("n")) for row in rows))
+    split = f", {run.args['eval_split']}" if "eval_split" in run.args else ""
+    name = adapt_to_stories(f"accuracy ({verdict})", [run])
+    change = " -> ".join(shares)
+    noun = "interval" if len(rows) == 1 else "intervals"
+    return f"{name}  {change}  (n = {sizes}{split}, 95 % {noun} {' and '.join(intervals)})"
+
+
 def last_evaluations(runs):
-    """{group: the last row with an accuracy of each of its runs}. ValueError where a run was not evaluated."""
+    """Return {group: for each of its runs the last row with an accuracy}.
+
+    Raises:
+        ValueError: a run was not evaluated.
+    """
+    last_rows = {}
     for run in runs:
-        if not with_number(run.eval, "accuracy"):
+        rows = rows_with_number(run.rows["eval"], "accuracy")
+        if not rows:
             raise ValueError(f"{run.path}: not evaluated")
-    return {
-        group: [with_number(run.eval, "accuracy")[-1] for run in same]
-        for group, same in groups_of(runs).items()
-    }
+        last_rows.setdefault(run.group, []).append(rows[-1])
+    return last_rows
 
 
 def end_table(runs, flags, keys):
-    """Markdown: each run's metrics at its end: the last evaluation, or the mean over the last tenth of training."""
+    """Return a Markdown table of metrics at the end of each run: a row per group, a column per key.
+
+    A metric of the evaluation log is shown as at the last evaluation, with its interval, and one of
+    the training log as its mean over the last tenth of the iterations.
+    """
+    logs = {key: log_of(runs, key) for key in keys}
     lines = [
         f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |",
         "|---" * (len(keys) + 1) + "|",
     ]
-    logs = {key: log_of(runs, key) for key in keys}
-
-    def end(run, key):
-        rows = with_number(getattr(run, logs[key]), key)
-        if not rows:
-            return "none"
-        if logs[key] == "train":
-            return f"{column(rows[-math.ceil(len(rows) / 10) :], key).mean():.3g}"
-        value, low, high = (number(rows[-1].get(key + which)) for which in ("", "_low", "_high"))
-        return f"{value:.3g} [{low:.3g}, {high:.3g}]" if math.isfinite(low) else f"{value:.3g}"
-
-    for same in groups_of(runs).values():
-        cells = [", ".join(end(run, key) for run in same) for key in keys]
-        lines.append(f"| {same[0].label} | {' | '.join(cells)} |")
+    for group_runs in groups_of(runs).values():
+        cells = [group_runs[0].label]
+        for key in keys:
+            cells.append(", ".join(end_of_run(run, logs[key], key) for run in group_runs))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def end_of_run(run, log, key):
+    """Return a metric at the end of a run as text, "none" if the run lacks it."""
+    rows = rows_with_number(run.rows[log], key)
+    if not rows:
+        return "none"
+    if log == "train":
+        last_tenth = rows[-math.ceil(len(rows) / 10) :]
+        return f"{column(last_tenth, key).mean():.3g}"
+    value, low, high = value_and_interval(rows[-1], key)
+    has_interval = math.isfinite(low)
+    return f"{value:.3g} [{low:.3g}, {high:.3g}]" if has_interval else f"{value:.3g}"

@@ -1,7 +1,8 @@
-"""One run for its reader: report.html, which opens offline, and the completions of an iteration in a terminal.
+"""Shows one run to its reader: report.html, which opens offline, and completions in a terminal.
 
-The page is report.html beside this file; what it shows is collected here. What a run wrote travels as JSON that cannot
-end the element it stands in, and the page's script puts it in place as text: nothing of it is ever markup.
+The page is report.html beside this file. This module collects what it shows. Texts of a run are
+stored as JSON that cannot end the element it stands in, and the script of the page inserts them as
+text, so that nothing of a run is ever markup.
 """
 
 import base64
@@ -17,138 +18,201 @@ from matplotlib import rc_context
 
 from logs import jsonl, read
 
-ROLLOUTS, QUESTIONS = (
-    11_000_000,
-    7_000_000,
-)  # bytes of the page at most; the dashboard takes less than a million
+# The greatest sizes of two parts of the page, in bytes. The dashboard takes less than a million.
+MAX_ROLLOUT_BYTES = 11_000_000
+MAX_QUESTION_BYTES = 7_000_000
+NUM_SHOWN = 3  # how many of the worst and of the best completions a terminal shows
+SHOWN_KEYS = ("reward", "advantage", "correct_strict", "length", "finished", "gold")
 
 
-def write(run, dashboard, lines):
-    """Write report.html into the run's directory. dashboard: a figure, which is taken apart; lines: what was found."""
-    sampled, evaluated = read.transcripts(run, "rollouts"), read.transcripts(run, "eval")
-    shown = (
-        sampled or evaluated
-    )  # a run that does not sample to learn has the answers of its evaluations
-    steps, compared = (
-        choose(shown, ROLLOUTS),
-        choose(evaluated, 3 * QUESTIONS),
-    )  # of these only what changed is kept
-    record = run.path / "args.json"
+# ---- report.html
+
+
+def write(run, dashboard, comparisons):
+    """Write report.html into the directory of the run and return its path.
+
+    dashboard: a matplotlib figure, whose panels become separate images. It is changed.
+    comparisons: the lines of read.compare_runs.
+
+    Raises:
+        ValueError: a transcript of the run is damaged.
+    """
+    rollouts = read.transcripts(run, "rollouts")
+    evaluations = read.transcripts(run, "eval")
+    answers = rollouts or evaluations  # A run that samples nothing to learn from shows evaluations.
+    steps = choose_steps(answers, MAX_ROLLOUT_BYTES)
+    # Of the evaluations only the questions whose verdict changed take room, so more of them fit.
+    compared_steps = choose_steps(evaluations, 3 * MAX_QUESTION_BYTES)
+    args_path = run.path / "args.json"
     data = {
         "name": run.name,
-        "about": run.about,
-        "lines": lines,
-        "panels": panels_of(dashboard),
-        "record": json.loads(record.read_bytes()) if record.exists() else {},
-        "ends": [*run.eval[:1], *run.eval[1:][-1:]],
-        "sampled": bool(sampled),
-        "all": len(shown),
-        "steps": [iteration(shown[step], step, steps) for step in steps],
-        "evaluated": len(evaluated),
-        "compared": compared,
-        "changes": changes([evaluated[step] for step in compared]),
+        "about": run.description,
+        "lines": comparisons,
+        "panels": panel_images(dashboard),
+        "record": json.loads(args_path.read_bytes()) if args_path.exists() else {},
+        "ends": read.first_and_last(run.rows["eval"]),
+        "sampled": bool(rollouts),
+        "all": len(answers),
+        "steps": [step_of_page(answers[step], step, len(steps)) for step in steps],
+        "evaluated": len(evaluations),
+        "compared": compared_steps,
+        "changes": changed_questions([evaluations[step] for step in compared_steps]),
     }
-    page = Path(__file__).with_suffix(".html").read_text("utf-8").replace("{DATA}", encode(data))
-    jsonl.replace(run.path / "report.html", page)
-    return run.path / "report.html"
+    template = Path(__file__).with_suffix(".html").read_text("utf-8")
+    page_path = run.path / "report.html"
+    jsonl.replace(page_path, template.replace("{DATA}", encode(data)))
+    return page_path
 
 
 def encode(value):
+    """Return the value as JSON without "<", so that it cannot end the element it stands in."""
     return jsonl.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def choose(files, room):
-    """Steps whose transcripts take at most so many bytes: evenly spread, the first and the last always."""
-    steps, largest = sorted(files), max(map(os.path.getsize, files.values()), default=1)
-    k = min(len(steps), max(2, room // max(1, largest)))
-    return [steps[i * (len(steps) - 1) // max(1, k - 1)] for i in range(k)]
+def choose_steps(paths, max_bytes):
+    """Return evenly spread steps of {step: path} whose files together take at most max_bytes.
+
+    The first and the last step are always among them.
+    """
+    steps = sorted(paths)
+    largest = max(map(os.path.getsize, paths.values()), default=1)
+    num_fitting = max_bytes // max(1, largest)
+    num_chosen = min(len(steps), max(2, num_fitting))
+    last = len(steps) - 1
+    return [steps[i * last // max(1, num_chosen - 1)] for i in range(num_chosen)]
 
 
-def fit(problems, room):
-    """The first of them, as many as that many bytes hold."""
+def first_that_fit(problems, max_bytes):
+    """Return the first problems, as many as fit into max_bytes of the page."""
     sizes = itertools.accumulate(len(encode(problem)) for problem in problems)
-    return [problem for problem, size in zip(problems, sizes, strict=True) if size <= room]
+    return [problem for problem, size in zip(problems, sizes, strict=True) if size <= max_bytes]
 
 
 def problem_of(rows):
-    """A prompt with its completions."""
+    """Return a prompt with its completions: what they share, and under "rows" what they do not."""
     problem = {key: rows[0].get(key) for key in ("id", "prompt", "gold")}
-    return problem | {
-        "rows": [{key: row[key] for key in row if key not in problem} for row in rows]
-    }
+    completions = []
+    for row in rows:
+        completions.append({key: row[key] for key in row if key not in problem})
+    problem["rows"] = completions
+    return problem
 
 
-def iteration(path, step, steps):
+def step_of_page(path, step, num_steps):
+    """Return the completions of a transcript, which may take its share of the page's size."""
     rows = read.read_log(path, "id")
-    prompts = [
-        problem_of(list(same)) for _, same in itertools.groupby(rows, lambda row: str(row["id"]))
-    ]
-    return {"step": step, "all": len(prompts), "prompts": fit(prompts, ROLLOUTS / len(steps))}
+    groups = itertools.groupby(rows, lambda row: str(row["id"]))
+    problems = [problem_of(list(group_rows)) for _, group_rows in groups]
+    prompts = first_that_fit(problems, MAX_ROLLOUT_BYTES / num_steps)
+    return {"step": step, "all": len(problems), "prompts": prompts}
 
 
-def changes(paths):
-    """Each question's verdict in each evaluation, and the questions on which verdicts differ, with their answers."""
-    answers = [read.first_answers(path) for path in paths]
-    order = reversed(answers[0]) if answers else []  # that of the file
-    shared = [
-        [rows[question] for rows in answers]
-        for question in order
-        if all(question in rows for rows in answers)
-    ]
-    keys = [f"correct_{kind}" for kind in read.ACCURACIES]
-    verdicts = {
-        key: [[row.get(key) for row in rows] for rows in zip(*shared, strict=True)] for key in keys
-    }
-    moved = [
-        rows for rows in shared if any(len({row.get(key) for row in rows}) > 1 for key in keys)
-    ]
-    return {"verdicts": verdicts, "questions": fit([problem_of(rows) for rows in moved], QUESTIONS)}
+def changed_questions(paths):
+    """Compare the transcripts of evaluations on the questions that all of them share.
+
+    Returns "verdicts", {key: for each evaluation the verdict on each question}, and "questions",
+    the questions on which a verdict differs, with their answer in each evaluation.
+    """
+    evaluations = [read.first_answers(path) for path in paths]
+    order = reversed(evaluations[0]) if evaluations else []  # as in the file
+    shared = []  # for each shared question its row in each evaluation
+    for question in order:
+        if all(question in rows for rows in evaluations):
+            shared.append([rows[question] for rows in evaluations])
+    rows_by_evaluation = list(zip(*shared, strict=True))
+    keys = [f"correct_{verdict}" for verdict in read.ACCURACIES]
+    verdicts = {}
+    for key in keys:
+        verdicts[key] = [verdicts_in(rows, key) for rows in rows_by_evaluation]
+    changed = [problem_of(rows) for rows in shared if has_changed(rows, keys)]
+    return {"verdicts": verdicts, "questions": first_that_fit(changed, MAX_QUESTION_BYTES)}
 
 
-def panels_of(figure):
-    """Each panel as an image of its own, so that a narrow screen can put them below each other."""
+def verdicts_in(rows, key):
+    return [row.get(key) for row in rows]
+
+
+def has_changed(rows, keys):
+    """Return whether the rows of one question disagree on a verdict."""
+    return any(len(set(verdicts_in(rows, key))) > 1 for key in keys)
+
+
+def panel_images(figure):
+    """Return each panel as an image of its own, so that a narrow screen can stack them.
+
+    The images are in the format of the page: alternative text, source, width and height in pixels.
+    """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # what stays visible must not move
-    panels, parts = [], figure.get_children()
+    figure.set_layout_engine("none")  # A panel must not move when the others become invisible.
+    images = []
+    artists = figure.get_children()
     for ax in figure.axes:
-        for part in parts:
-            part.set_visible(part is ax)
-        box, svg = (
-            ax.get_tightbbox().padded(6).transformed(figure.dpi_scale_trans.inverted()),
-            io.BytesIO(),
-        )
-        with rc_context({"svg.hashsalt": "report"}):  # equal logs give equal bytes
-            figure.savefig(
-                svg, format="svg", bbox_inches=box, transparent=True, metadata={"Date": None}
-            )
-        source = "data:image/svg+xml;base64," + base64.b64encode(svg.getvalue()).decode()
-        panels.append(
+        for artist in artists:
+            artist.set_visible(artist is ax)
+        pixels_to_inches = figure.dpi_scale_trans.inverted()
+        box = ax.get_tightbbox().padded(6).transformed(pixels_to_inches)
+        images.append(
             {
                 "alt": ax.get_title(),
-                "src": source,
-                "width": 96 * box.width,
+                "src": svg_source(figure, box),
+                "width": 96 * box.width,  # CSS has 96 pixels an inch
                 "height": 96 * box.height,
             }
         )
-    return panels
+    return images
+
+
+def svg_source(figure, box):
+    """Return what is visible inside the box, in inches, as an SVG in a data URL."""
+    svg = io.BytesIO()
+    with rc_context({"svg.hashsalt": "report"}):  # Equal logs give equal bytes.
+        figure.savefig(
+            svg, format="svg", bbox_inches=box, transparent=True, metadata={"Date": None}
+        )
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.getvalue()).decode()
+
+
+# ---- in a terminal
 
 
 def show(run, step):
-    """The worst and the best completions of an iteration (-1: of the last) as text, wrapped for the terminal."""
-    files, width = read.transcripts(run, "rollouts"), shutil.get_terminal_size().columns
-    step = max(files, default=-1) if step == -1 else step
-    if step not in files:
+    """Return the worst and the best completions of an iteration as text, wrapped for the terminal.
+
+    step: the iteration; -1 is the last one.
+
+    Raises:
+        ValueError: the run has no transcript of it, or a damaged one.
+    """
+    paths = read.transcripts(run, "rollouts")
+    last_step = max(paths, default=None)
+    if step == -1 and paths:
+        step = last_step
+    if step not in paths:
         raise ValueError(
-            f"--show {step}: no such iteration in rollouts/; the last one is {max(files, default=None)}"
+            f"--show {step}: no such iteration in rollouts/; the last one is {last_step}"
         )
-    rows = read.with_number(read.read_log(files[step], "id"), "reward")
-    rows.sort(key=lambda row: (row["reward"], read.number(row.get("advantage"))))
-    text = f"iteration {step}: the worst and the best of {len(rows)} completions by reward, the best at the end"
-    for row in rows[:3] + rows[3:][-3:]:
-        said = "reward", "advantage", "correct_strict", "length", "finished", "gold"
-        text += f"\n\n--- {', '.join(f'{key} {row[key]}' for key in said if key in row)}"
-        text += f"\n> ... {str(row.get('prompt'))[-240:]}\n{row.get('completion')}"
-    visible = "".join(
-        c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text
-    )  # nothing steers a terminal
-    return "\n".join(textwrap.fill(line, width) for line in visible.split("\n"))
+    rows = read.rows_with_number(read.read_log(paths[step], "id"), "reward")
+    rows.sort(key=lambda row: (row["reward"], read.to_float(row.get("advantage"))))
+    worst = rows[:NUM_SHOWN]
+    best = rows[NUM_SHOWN:][-NUM_SHOWN:]
+    title = (
+        f"iteration {step}: the worst and the best of {len(rows)} completions by reward, "
+        "the best at the end"
+    )
+    text = "\n\n".join([title, *map(completion_text, worst + best)])
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width) for line in make_visible(text).split("\n"))
+
+
+def completion_text(row):
+    """Return a completion as text: its numbers, the end of its prompt, and what was sampled."""
+    facts = ", ".join(f"{key} {row[key]}" for key in SHOWN_KEYS if key in row)
+    prompt_end = str(row.get("prompt"))[-240:]
+    return f"--- {facts}\n> ... {prompt_end}\n{row.get('completion')}"
+
+
+def make_visible(text):
+    """Escape everything that does not print, so that no completion can steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
+    )

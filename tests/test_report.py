@@ -1,4 +1,4 @@
-"""report.html, the same in a terminal, and --report_to: what they show, and that nothing of a run is markup."""
+"""report.html, --show and --report_to: what they show, and that nothing of a run is markup."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 from conftest import ROOT, run_flags
-from test_plotter import eval_row, plot, write_answers, write_run
+from log_helpers import eval_row, plot, write_answers, write_run
 
 import distributed
 import main
@@ -24,10 +24,12 @@ from logs import jsonl, report
 from training import tracker, write_logs
 
 TEMPLATE = (ROOT / "logs/report.html").read_text("utf-8")
+# Texts that a model may write to break out of the page or to hide in it.
 HOSTILE = (
     "</script><script>document.title = 'owned'</script>",
     "<!-- <script> a comment that never ends",
-    "</textarea><img src='http://127.0.0.1:{port}/image' onerror='document.title = 1'><iframe src='//x'></iframe>",
+    "</textarea><img src='http://127.0.0.1:{port}/image' onerror='document.title = 1'>"
+    "<iframe src='//x'></iframe>",
     "</pre></details><style>* { display: none }</style><h2 id=rollouts>{DATA}",
     "\u202eright to left\u2066 שלום \u2028 \x1b[31mred\x00 \ud800",
     "a" * 400,
@@ -36,7 +38,7 @@ HOSTILE = (
 
 @pytest.fixture(autouse=True)
 def no_pdf(monkeypatch):
-    """Its pages take longer than all that is tested here."""
+    """Leave out training_plots.pdf, whose pages take longer than everything that is tested here."""
     monkeypatch.setattr(plotter, "save", lambda pages, output: None)
 
 
@@ -44,27 +46,34 @@ def train_rows(n):
     return [{"step": t, "loss": 0.5, "reward": 1.0} for t in range(1, n + 1)]
 
 
-def completion(step, prompt, i, **changed):
+def completion(step, prompt, i, **changes):
+    """Return the row of completion i of a prompt: the first is correct, and the fourth is cut."""
+    is_correct = i == 0
     row = {
         "id": f"train/{prompt}",
         "prompt": f"Think.\nQuestion {prompt}?\nAnswer:",
         "completion": f"answer {step} {i}",
-    }
-    row |= {
         "gold": "7",
         "parsed": str(i),
         "format": True,
-        "correct_strict": i == 0,
+        "correct_strict": is_correct,
         "correct_flexible": i < 2,
-    }
-    row |= {
-        "rewards/correctness": 2.0 * (i == 0),
+        "rewards/correctness": 2.0 * is_correct,
         "rewards/form": 0.5,
-        "reward": 0.5 + 2.0 * (i == 0),
+        "reward": 0.5 + 2.0 * is_correct,
+        "length": 10 + i,
+        "finished": i != 3,
+        "advantage": 1.5 if is_correct else -0.5,
     }
-    return (
-        row | {"length": 10 + i, "finished": i != 3, "advantage": 1.5 if i == 0 else -0.5} | changed
-    )
+    return row | changes
+
+
+def completions(step, prompts, num_completions=4):
+    """Return the rows of several completions of each prompt."""
+    rows = []
+    for prompt in prompts:
+        rows += [completion(step, prompt, i) for i in range(num_completions)]
+    return rows
 
 
 def write_rollouts(run, step, rows):
@@ -73,24 +82,24 @@ def write_rollouts(run, step, rows):
 
 @pytest.fixture
 def run(tmp_path):
-    """3 iterations of 2 prompts x 4 completions, 2 evaluations of 6 questions: 3 fixed, 1 broken."""
+    """3 iterations of 2 prompts x 4 completions; evaluations of 6 questions: 3 fixed, 1 broken."""
     run = write_run(tmp_path / "run", train_rows(3), [eval_row(0), eval_row(3, 0.5)])
     for step in (1, 2, 3):
-        write_rollouts(
-            run, step, [completion(step, prompt, i) for prompt in "ab" for i in range(4)]
-        )
+        write_rollouts(run, step, completions(step, "ab"))
     write_answers(run, 0, [False, False, False, True, True, False])
     write_answers(run, 3, [True, True, True, False, True, False])
     return run
 
 
 def data_of(run):
-    """What the page of a run holds."""
+    """Return the data that the page of a run holds."""
     page = (run / "report.html").read_text("utf-8")
     return json.loads(re.search(r'id="data">(.*)</script>', page)[1])
 
 
 class Tags(HTMLParser):
+    """All tags and comments of a page."""
+
     def __init__(self, text):
         super().__init__()
         self.tags = []
@@ -107,11 +116,11 @@ class Tags(HTMLParser):
 
 def test_what_the_page_of_a_run_holds(run, capsys):
     assert plot(run) == 0
-    assert (
-        f"report: {run}/report.html\nplots: {run}/training_plots.pdf\n" in capsys.readouterr().out
-    )
+    last_lines = f"report: {run}/report.html\nplots: {run}/training_plots.pdf\n"
+    assert capsys.readouterr().out.endswith(last_lines)
     data = data_of(run)
-    assert data["name"] == "run" and data["about"] == "1m, arithmetic, 1.05 M parameters"
+    assert data["name"] == "run"
+    assert data["about"] == "1m, arithmetic, 1.05 M parameters"
     assert [row["accuracy"] for row in data["ends"]] == [0.3, 0.5]
     assert [line.split(", exact")[0] for line in data["lines"]] == [
         "run, step 0 -> 3, strict: 3 fixed, 1 broken of 6 questions",
@@ -120,9 +129,8 @@ def test_what_the_page_of_a_run_holds(run, capsys):
     assert [(step["step"], step["all"]) for step in data["steps"]] == [(1, 2), (2, 2), (3, 2)]
     prompt = data["steps"][1]["prompts"][1]
     assert (prompt["id"], prompt["gold"], len(prompt["rows"])) == ("train/b", "7", 4)
-    assert prompt["rows"][3] == {
-        key: value for key, value in completion(2, "b", 3).items() if key not in prompt
-    }
+    row = completion(2, "b", 3)
+    assert prompt["rows"][3] == {key: row[key] for key in row if key not in prompt}
     verdicts = data["changes"]["verdicts"]["correct_strict"]
     assert verdicts == [
         [False, False, False, True, True, False],
@@ -136,90 +144,89 @@ def test_what_the_page_of_a_run_holds(run, capsys):
 
 def test_equal_logs_give_equal_bytes_and_only_one_run_without_output_gets_a_page(run, tmp_path):
     assert plot(run) == 0
-    before = (run / "report.html").read_bytes()
-    assert plot(run) == 0 and (run / "report.html").read_bytes() == before
+    page = (run / "report.html").read_bytes()
+    assert plot(run) == 0
+    assert (run / "report.html").read_bytes() == page
     (run / "report.html").unlink()
-    other = write_run(tmp_path / "other", train_rows(2))
-    assert (
-        plot(run, other)
-        == plot(run, flags=f"--output {tmp_path}/x.png")
-        == plot(run, flags="--metrics loss")
-        == 0
-    )
+    second_run = write_run(tmp_path / "second", train_rows(2))
+    assert plot(run, second_run) == 0
+    assert plot(run, flags=f"--output {tmp_path}/x.png") == 0
+    assert plot(run, flags="--metrics loss") == 0
     assert not (run / "report.html").exists()
 
 
 def test_what_a_run_wrote_is_never_markup(run):
-    """Each hostile text as a completion, a prompt, a gold answer, a reward's name, an id and a flag."""
+    """Each hostile text is a completion, a prompt, a gold answer, a reward's name and an id.
+
+    Two of them are also a flag and the command.
+    """
     rows = [completion(3, "a", i, completion=text) for i, text in enumerate(HOSTILE)]
-    rows += [
-        {f"rewards/{text}": 1.0, "id": text, "prompt": text, "gold": text, "completion": text}
-        for text in HOSTILE
-    ]
+    for text in HOSTILE:
+        row = dict.fromkeys(("id", "prompt", "gold", "completion"), text)
+        rows.append({f"rewards/{text}": 1.0} | row)
     write_rollouts(run, 3, rows)
     jsonl.write_json(run / "args.json", {"args": {"model_name": HOSTILE[0]}, "command": HOSTILE[1]})
     assert plot(run) == 0
     page = (run / "report.html").read_text("utf-8")
     assert Tags(page).tags == Tags(TEMPLATE).tags
-    data = data_of(run)["steps"][-1]["prompts"]
-    assert tuple(row["completion"] for row in data[0]["rows"]) == HOSTILE
-    assert tuple(prompt["prompt"] for prompt in data[1:]) == HOSTILE
+    first_prompt, *hostile_prompts = data_of(run)["steps"][-1]["prompts"]
+    assert tuple(row["completion"] for row in first_prompt["rows"]) == HOSTILE
+    assert tuple(prompt["prompt"] for prompt in hostile_prompts) == HOSTILE
 
 
 def test_the_page_is_short_and_fetches_nothing():
     script = re.search(r'<script type="module">\n(.*)</script>', TEMPLATE, re.DOTALL)[1]
-    assert script.count("\n") < 120 and TEMPLATE.count("\n") <= 250
-    assert "default-src 'none'" in TEMPLATE and "prefers-color-scheme: dark" in TEMPLATE
-    assert not re.search(
-        r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|import ",
-        TEMPLATE,
-    )
+    assert script.count("\n") < 120
+    assert TEMPLATE.count("\n") <= 250
+    assert "default-src 'none'" in TEMPLATE
+    assert "prefers-color-scheme: dark" in TEMPLATE
+    writes_markup = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\("
+    fetches = r"https?:|fetch\(|import "
+    assert not re.search(f"{writes_markup}|{fetches}", TEMPLATE)
 
 
 def test_a_large_run_is_cut_evenly_and_says_so(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", train_rows(3), [eval_row(step) for step in range(5)])
     for step in range(1, 12):
-        write_rollouts(
-            run, step, [completion(step, prompt, i) for prompt in range(30) for i in range(4)]
-        )
+        write_rollouts(run, step, completions(step, range(30)))
     for step in range(5):
         write_answers(run, step, [(step + i) % 2 == 0 for i in range(40)])
     size = (run / "rollouts/step_000001.jsonl").stat().st_size
-    monkeypatch.setattr(report, "ROLLOUTS", 3 * size + 1000)
-    monkeypatch.setattr(report, "QUESTIONS", 5000)
+    monkeypatch.setattr(report, "MAX_ROLLOUT_BYTES", 3 * size + 1000)
+    monkeypatch.setattr(report, "MAX_QUESTION_BYTES", 5000)
     assert plot(run) == 0
     data = data_of(run)
-    assert [step["step"] for step in data["steps"]] == [1, 6, 11] and data["all"] == 11
+    assert [step["step"] for step in data["steps"]] == [1, 6, 11]
+    assert data["all"] == 11
     assert all(step["all"] == len(step["prompts"]) == 30 for step in data["steps"])
     assert (data["compared"][0], data["compared"][-1], data["evaluated"]) == (0, 4, 5)
     assert len(data["changes"]["verdicts"]["correct_strict"][0]) == 40
-    assert (
-        0 < len(data["changes"]["questions"]) < 40
-        and len(report.encode(data["changes"]["questions"])) < 5100
-    )
-    monkeypatch.setattr(report, "ROLLOUTS", size)  # not even two fit: prompts are left out
+    questions = data["changes"]["questions"]
+    assert 0 < len(questions) < 40
+    assert len(report.encode(questions)) < 5100
+
+    # Not even two transcripts fit, so prompts are left out.
+    monkeypatch.setattr(report, "MAX_ROLLOUT_BYTES", size)
     assert plot(run) == 0
     steps = data_of(run)["steps"]
-    assert [step["step"] for step in steps] == [1, 11] and all(
-        0 < len(step["prompts"]) < 30 for step in steps
-    )
+    assert [step["step"] for step in steps] == [1, 11]
+    assert all(0 < len(step["prompts"]) < 30 for step in steps)
     assert len(report.encode(steps)) < size + 200
 
 
 def test_escapes_count_in_the_size():
     """A completion of brackets takes six times its bytes in the page."""
     problems = [{"prompt": "<" * 100}] * 10
-    assert len(report.encode(problems[0])) == 613 and len(report.fit(problems, 2000)) == 3
+    assert len(report.encode(problems[0])) == 613
+    assert len(report.first_that_fit(problems, 2000)) == 3
 
 
 def test_groups_of_dynamic_sampling_stand_apart(run):
-    """The first round's groups, then a drawn-again prompt's: of one prompt twice, not in a row, two groups."""
-    rows = [completion(3, prompt, i) for prompt in ("a", "b", "c", "a") for i in range(4)]
-    write_rollouts(run, 3, rows)
+    """A prompt that is sampled again later has two groups, which do not follow each other."""
+    write_rollouts(run, 3, completions(3, "abca"))
     assert plot(run) == 0
-    assert [prompt["id"] for prompt in data_of(run)["steps"][-1]["prompts"]] == [
-        f"train/{x}" for x in "abca"
-    ]
+    prompts = data_of(run)["steps"][-1]["prompts"]
+    assert [prompt["id"] for prompt in prompts] == ["train/a", "train/b", "train/c", "train/a"]
 
 
 def sft(path):
@@ -234,7 +241,7 @@ def eval_only(path):
 
 
 def killed(path):
-    """Before its first evaluation was written, and by an older version."""
+    """Write a run of an older version that was killed before its first evaluation was written."""
     write_run(path, [{"step": 1, "loss": 2.0}])
     write_rollouts(path, 1, [{"id": 1}, {"id": 1, "completion": None, "advantage": None}])
     (path / "args.json").unlink()
@@ -242,49 +249,36 @@ def killed(path):
 
 def expert_iteration(path):
     write_run(path, [{"step": 1, "loss": 2.0, "ei_step": 1}])
-    write_rollouts(
-        path,
-        1,
-        [{k: v for k, v in completion(1, "a", i).items() if k != "advantage"} for i in range(4)],
-    )
+    rows = completions(1, "a")
+    for row in rows:
+        del row["advantage"]
+    write_rollouts(path, 1, rows)
 
 
 def stories(path):
-    write_run(
-        path, train_rows(2), [{"step": 0, "reward": -1.5, "accuracy": 0.5}], dataset_name="creative"
-    )
-    row = completion(
-        1,
-        "a",
-        0,
-        parsed=None,
-        gold="",
-        floor=None,
-        judge_error="no rating",
-        grades={"coherence": 2.5},
-    )
-    write_rollouts(
-        path,
-        1,
-        [row | {"rewards/judge": float("nan"), "reward": float("nan"), "advantage": float("nan")}],
-    )
+    evaluations = [{"step": 0, "reward": -1.5, "accuracy": 0.5}]
+    write_run(path, train_rows(2), evaluations, dataset_name="creative")
+    row = completion(1, "a", 0, parsed=None, gold="", floor=None)
+    row |= {"judge_error": "no rating", "grades": {"coherence": 2.5}}
+    row |= dict.fromkeys(("rewards/judge", "reward", "advantage"), float("nan"))
+    write_rollouts(path, 1, [row])
 
 
 @pytest.mark.parametrize(
-    "make, steps, compared",
+    "write_kind, num_steps, num_compared",
     [(sft, 2, 2), (eval_only, 1, 1), (killed, 1, 0), (expert_iteration, 1, 0), (stories, 1, 0)],
 )
-def test_every_kind_of_run_has_a_page(tmp_path, make, steps, compared):
-    make(tmp_path / "run")
+def test_every_kind_of_run_has_a_page(tmp_path, write_kind, num_steps, num_compared):
+    write_kind(tmp_path / "run")
     assert plot(tmp_path / "run") == 0
     data = data_of(tmp_path / "run")
-    assert (len(data["steps"]), len(data["compared"])) == (steps, compared)
-    assert data["sampled"] == (make not in (sft, eval_only))
+    assert (len(data["steps"]), len(data["compared"])) == (num_steps, num_compared)
+    assert data["sampled"] == (write_kind not in (sft, eval_only))
 
 
 def test_questions_that_an_evaluation_lacks_are_not_compared(run):
-    """And a verdict that is unknown is a change, neither fixed nor broken."""
-    write_answers(run, 3, [True, True, True, None], gold=lambda i: "other" if i == 1 else str(i))
+    """And an unknown verdict (null) is a change, but neither fixed nor broken."""
+    write_answers(run, 3, [True, True, True, None], gold=lambda i: "another" if i == 1 else str(i))
     assert plot(run) == 0
     changes = data_of(run)["changes"]
     assert changes["verdicts"]["correct_strict"] == [[False, False, True], [True, True, None]]
@@ -303,7 +297,9 @@ def test_a_broken_transcript_is_one_line(run, capsys, line, message):
     for flags in ("", "--show 2"):
         assert plot(run, flags=flags) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: ") and message in error and error.count("\n") == 1
+        assert error.startswith("error: ")
+        assert message in error
+        assert error.count("\n") == 1
     assert not (run / "report.html").exists()
 
 
@@ -312,27 +308,28 @@ def test_a_broken_transcript_is_one_line(run, capsys, line, message):
 
 def test_the_worst_and_the_best_completions_in_a_terminal(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [
-        completion(3, "a", i, reward=float(i), completion=f"text {i} " + "word " * 20)
-        for i in range(9)
-    ]
+    rows = []
+    for i in range(9):
+        rows.append(completion(3, "a", i, reward=float(i), completion=f"text {i} " + "word " * 20))
     rows[0]["completion"] = "\x1b[2J\u202e\r\x07 \x9b31m \ud800\nline é"
     rows.append(completion(3, "a", 0, reward=None, completion="no reward"))
     write_rollouts(run, 3, rows)
-    assert plot(run, flags="--show") == 0 and not (run / "report.html").exists()
+    assert plot(run, flags="--show") == 0
+    assert not (run / "report.html").exists()
     out = capsys.readouterr().out
     assert [int(reward) for reward in re.findall(r"--- reward (\d)", out)] == [0, 1, 2, 6, 7, 8]
-    assert r"\x1b[2J\u202e\r\x07 \x9b31m \ud800" + "\nline é\n" in out and "no reward" not in out
-    assert max(map(len, out.split("\n"))) <= 40 and all(c.isprintable() or c == "\n" for c in out)
-    assert plot(run, flags="--show 1") == 0 and "iteration 1:" in capsys.readouterr().out
+    assert r"\x1b[2J\u202e\r\x07 \x9b31m \ud800" + "\nline é\n" in out
+    assert "no reward" not in out
+    assert max(map(len, out.split("\n"))) <= 40
+    assert out.replace("\n", "").isprintable()
+    assert plot(run, flags="--show 1") == 0
+    assert "iteration 1:" in capsys.readouterr().out
 
 
 def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
     assert plot(run, flags="--show 7") == 2
-    assert (
-        capsys.readouterr().err
-        == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
-    )
+    error = capsys.readouterr().err
+    assert error == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
     assert plot(write_run(tmp_path / "bare", train_rows(1)), flags="--show") == 2
     assert "the last one is None" in capsys.readouterr().err
 
@@ -342,11 +339,13 @@ def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A module that keeps what it is given, and fails from the third line of each run on."""
+    """A module that records what is logged to it, or fails at every line once `fails` is set."""
     module = types.ModuleType("wandb")
-    module.lines, module.runs, module.fails = [], [], False
+    module.lines = []
+    module.runs = []
+    module.fails = False
 
-    class Tracked:
+    class WandbRun:
         id = "abc"
 
         def log(self, numbers, step):
@@ -354,11 +353,22 @@ def wandb(monkeypatch):
                 raise RuntimeError("no route to host")
             module.lines.append((step, numbers))
 
-    module.init = lambda **settings: module.runs.append(settings) or Tracked()
+    def init(**settings):
+        module.runs.append(settings)
+        return WandbRun()
+
+    module.init = init
     module.__spec__ = types.SimpleNamespace(origin="wandb.py")
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr(tracker, "TRACKERS", {})
     return module
+
+
+def resume(run, *flags, num_train_iters):
+    """Resume a run as a new process would, which knows no tracker yet."""
+    tracker.TRACKERS.clear()
+    command = ["--resume", "--output_dir", str(run), "--num_train_iters", str(num_train_iters)]
+    assert main.main([*command, *flags]) == 0
 
 
 def test_what_is_logged_goes_to_the_tracker_and_a_resumed_run_goes_on_in_it(
@@ -367,20 +377,17 @@ def test_what_is_logged_goes_to_the_tracker_and_a_resumed_run_goes_on_in_it(
     monkeypatch.setenv("WANDB_API_KEY", "secret-key")
     flags = run_flags(model_folder, tmp_path / "run", report_to="wandb", num_train_iters=2)
     assert main.main(flags) == 0
-    logged = {name: jsonl.read(tmp_path / f"run/{name}_log.jsonl") for name in ("eval", "train")}
+    train_log = jsonl.read(tmp_path / "run/train_log.jsonl")
+    eval_log = jsonl.read(tmp_path / "run/eval_log.jsonl")
     assert [step for step, _ in wandb.lines] == [0, 1, 2, 2]
-    assert wandb.lines[1][1]["train/reward"] == logged["train"][0]["reward"]
-    assert wandb.lines[3][1]["eval/accuracy"] == logged["eval"][1]["accuracy"]
-    tracker.TRACKERS.clear()
-    assert (
-        main.main(["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "3"])
-        == 0
-    )
+    assert wandb.lines[1][1]["train/reward"] == train_log[0]["reward"]
+    assert wandb.lines[3][1]["eval/accuracy"] == eval_log[1]["accuracy"]
+    resume(tmp_path / "run", num_train_iters=3)
     assert [settings["id"] for settings in wandb.runs] == [None, "abc"]
-    assert [step for step, _ in wandb.lines[4:]] == [3, 3] and wandb.runs[1]["resume"] == "allow"
-    assert "secret" not in str(wandb.runs) + "".join(
-        path.read_text() for path in (tmp_path / "run").glob("*.json*")
-    )
+    assert [step for step, _ in wandb.lines[4:]] == [3, 3]
+    assert wandb.runs[1]["resume"] == "allow"
+    files = [path.read_text() for path in (tmp_path / "run").glob("*.json*")]
+    assert "secret" not in str(wandb.runs) + "".join(files)
 
 
 def test_a_tracker_that_fails_says_so_once_and_stops_nothing(wandb, model_folder, tmp_path, capsys):
@@ -388,7 +395,8 @@ def test_a_tracker_that_fails_says_so_once_and_stops_nothing(wandb, model_folder
     assert main.main(run_flags(model_folder, tmp_path / "run", report_to="wandb")) == 0
     out = capsys.readouterr().out
     assert out.count("warning: --report_to wandb has failed") == out.count("no route to host") == 1
-    assert len(jsonl.read(tmp_path / "run/train_log.jsonl")) == 4 and len(wandb.runs) == 1
+    assert len(jsonl.read(tmp_path / "run/train_log.jsonl")) == 4
+    assert len(wandb.runs) == 1
 
 
 def test_a_resumed_run_may_begin_to_report_and_a_tracker_that_cannot_start_stops_nothing(
@@ -396,31 +404,20 @@ def test_a_resumed_run_may_begin_to_report_and_a_tracker_that_cannot_start_stops
 ):
     del wandb.init
     assert main.main(run_flags(model_folder, tmp_path / "run", num_train_iters=1)) == 0
-    resumed = [
-        "--resume",
-        "--output_dir",
-        str(tmp_path / "run"),
-        "--num_train_iters",
-        "2",
-        "--report_to",
-        "wandb",
-    ]
-    assert main.main(resumed) == 0
+    resume(tmp_path / "run", "--report_to", "wandb", num_train_iters=2)
     assert capsys.readouterr().out.count("has failed") == 1
 
 
 def test_a_tracker_that_is_not_installed_is_one_line_at_the_start(
     model_folder, tmp_path, capsys, monkeypatch
 ):
-    """Also where a folder of its name lies about, which Python can import as an empty package."""
+    """Also if there is a folder of its name, which Python can import as an empty package."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     assert main.main(run_flags(model_folder, tmp_path / "run", report_to="wandb")) == 2
-    assert (
-        capsys.readouterr().err
-        == "error: --report_to wandb: not installed here; pip install wandb\n"
-    )
+    error = capsys.readouterr().err
+    assert error == "error: --report_to wandb: not installed here; pip install wandb\n"
     assert not list((tmp_path / "run").glob("*.json*"))
 
 
@@ -428,7 +425,8 @@ def test_of_several_processes_the_first_one_reports(wandb, tmp_path, monkeypatch
     args = types.SimpleNamespace(output_dir=tmp_path, report_to="wandb", resume=False)
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     write_logs.append(args, "train_log.jsonl", {"step": 1, "loss": 2.0})
-    assert not wandb.runs and not list(tmp_path.iterdir())
+    assert not wandb.runs
+    assert not list(tmp_path.iterdir())
 
 
 def test_tensorboard_reads_what_was_reported(model_folder, tmp_path, monkeypatch):
@@ -439,25 +437,20 @@ def test_tensorboard_reads_what_was_reported(model_folder, tmp_path, monkeypatch
     monkeypatch.setattr(tracker, "TRACKERS", {})
     flags = run_flags(model_folder, tmp_path / "run", report_to="tensorboard", num_train_iters=2)
     assert main.main(flags) == 0
-    tracker.TRACKERS.clear()
-    assert (
-        main.main(["--resume", "--output_dir", str(tmp_path / "run"), "--num_train_iters", "4"])
-        == 0
-    )
+    resume(tmp_path / "run", num_train_iters=4)
     events = accumulator.EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     rows = jsonl.read(tmp_path / "run/train_log.jsonl")
-    read_back = [(event.step, event.value) for event in events.Scalars("train/reward")]
-    np.testing.assert_allclose(
-        read_back, [(row["step"], row["reward"]) for row in rows], rtol=1e-6
-    )  # float32
+    logged = [(row["step"], row["reward"]) for row in rows]
+    reported = [(event.step, event.value) for event in events.Scalars("train/reward")]
+    np.testing.assert_allclose(reported, logged, rtol=1e-6)  # TensorBoard stores float32
     assert [event.step for event in events.Scalars("eval/accuracy")] == [0, 2, 4]
 
 
 # ---- in a browser
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 in_browser = pytest.mark.skipif(
     not BROWSER, reason="no Chromium here (Debian: apt-get install chromium)"
@@ -465,30 +458,33 @@ in_browser = pytest.mark.skipif(
 
 
 def browse(run, tmp_path, javascript, fragment="", width=1280):
-    """What an expression is worth inside the page of a run, opened from its file in a frame of that width."""
+    """Return the value of an expression inside the page of a run, opened in a frame of that width.
+
+    The page posts the value to the page around the frame, which writes it into its own text.
+    """
     page = (run / "report.html").read_text("utf-8")
     page += f"<script type=module>parent.postMessage(JSON.stringify({javascript}), '*')</script>"
     (tmp_path / "page.html").write_text(page, "utf-8")
-    frame = f"<iframe src='page.html#{fragment}' style='width: {width}px; height: 900px; border: 0'></iframe>"
-    listen = "<script>onmessage = (event) => document.body.textContent = 'said ' + btoa(encodeURIComponent(event.data))"
-    (tmp_path / "frame.html").write_text(f"{listen}</script><body>{frame}", "utf-8")
+    style = f"width: {width}px; height: 900px; border: 0"
+    frame = f"<iframe src='page.html#{fragment}' style='{style}'></iframe>"
+    answer = "'said ' + btoa(encodeURIComponent(event.data))"
+    listener = f"<script>onmessage = (event) => document.body.textContent = {answer}</script>"
+    (tmp_path / "frame.html").write_text(f"{listener}<body>{frame}", "utf-8")
     command = [
         BROWSER,
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         f"--user-data-dir={tmp_path}/profile",
-    ]
-    command += [
         "--window-size=1400,1000",
         "--virtual-time-budget=5000",
         "--dump-dom",
         f"file://{tmp_path}/frame.html",
     ]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = re.search(r"said ([\w+/=]+)", out.stdout)
-    assert said, f"the page said nothing: {out.stdout[:2000]} {out.stderr[-2000:]}"
-    return json.loads(unquote(b64decode(said[1]).decode()))
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    match = re.search(r"said ([\w+/=]+)", process.stdout)
+    assert match, f"no answer from the page: {process.stdout[:2000]} {process.stderr[-2000:]}"
+    return json.loads(unquote(b64decode(match[1]).decode()))
 
 
 COUNT = "document.getElementById('count').textContent"
@@ -497,77 +493,106 @@ CARDS = "[...document.querySelectorAll('#found .box > pre')].map((card) => card.
 
 @pytest.mark.slow
 @in_browser
-def test_filters_keys_and_changes_work_in_a_browser(run, tmp_path):
+def test_filters_select_completions_in_a_browser(run, tmp_path):
     assert plot(run) == 0
-    say = lambda javascript, fragment="": browse(run, tmp_path, javascript, fragment)  # noqa: E731
-    everything = [f"answer 3 {i}" for _ in "ab" for i in range(4)]
-    assert say(f"[{COUNT}, {CARDS}]") == ["8 of 8 completions.", everything]
-    assert say(CARDS, "step=2&verdict=right") == ["answer 2 0"] * 2
-    assert say(CARDS, "verdict=wrong&end=cut") == ["answer 3 3"] * 2
-    assert say(CARDS, "advantage=high") == ["answer 3 0"] * 2 and say(CARDS, "advantage=low") == []
-    assert say(CARDS, "text=QUESTION b&end=finished&step=9") == [f"answer 3 {i}" for i in range(3)]
-    press = (
-        "(key) => document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
-    )
-    keys = f"['k', 'ArrowLeft', 'ArrowLeft', 'j'].map((key) => (({press})(key), document.getElementById('step').value))"
-    assert say(f"[{keys}, location.hash, {CARDS}[0]]") == [
+
+    def cards(fragment):
+        return browse(run, tmp_path, CARDS, fragment)
+
+    all_answers = [f"answer 3 {i}" for i in range(4)]
+    counted = browse(run, tmp_path, f"[{COUNT}, {CARDS}]")
+    assert counted == ["8 of 8 completions.", 2 * all_answers]
+    assert cards("step=2&verdict=right") == 2 * ["answer 2 0"]
+    assert cards("verdict=wrong&end=cut") == 2 * ["answer 3 3"]
+    assert cards("advantage=high") == 2 * ["answer 3 0"]
+    assert cards("advantage=low") == []
+    assert cards("text=QUESTION b&end=finished&step=9") == all_answers[:3]
+    box = "document.getElementById('text')"
+    event = "new Event('input', { bubbles: true })"
+    typed = f"({box}.value = 'answer 3 2', {box}.dispatchEvent({event}))"
+    assert browse(run, tmp_path, f"[{typed}, {CARDS}]")[1] == 2 * ["answer 3 2"]
+
+
+@pytest.mark.slow
+@in_browser
+def test_keys_choose_the_iteration_in_a_browser(run, tmp_path):
+    assert plot(run) == 0
+    event = "new KeyboardEvent('keydown', { key, bubbles: true })"
+    chosen = "document.getElementById('step').value"
+    press = f"(key) => (document.body.dispatchEvent({event}), {chosen})"
+    steps = f"['k', 'ArrowLeft', 'ArrowLeft', 'j'].map({press})"
+    assert browse(run, tmp_path, f"[{steps}, location.hash, {CARDS}[0]]") == [
         ["2", "1", "1", "2"],
         "#step=2",
         "answer 2 0",
     ]
-    typed = "((box) => (box.value = 'answer 3 2', box.dispatchEvent(new Event('input', { bubbles: true }))))"
-    assert say(f"[{typed}(document.getElementById('text')), {CARDS}]")[1] == ["answer 3 2"] * 2
-    changed = "['moved', 'questions'].map((id) => document.getElementById(id).textContent)"
-    moved, questions = say(changed)
-    assert moved == "3 fixed, 1 broken of 6 questions." and re.findall(r"q\d", questions) == [
-        "q0",
-        "q1",
-        "q2",
-    ]
-    assert re.findall(r"q\d", say(changed, "change=broken")[1]) == ["q3"]
-    moved, questions = say(changed, "before=3&after=0")
-    assert moved == "1 fixed, 3 broken of 6 questions." and re.findall(r"q\d", questions) == ["q3"]
+
+
+@pytest.mark.slow
+@in_browser
+@pytest.mark.parametrize(
+    "fragment, counts, questions",
+    [
+        ("", "3 fixed, 1 broken", ["q0", "q1", "q2"]),
+        ("change=broken", "3 fixed, 1 broken", ["q3"]),
+        ("before=3&after=0", "1 fixed, 3 broken", ["q3"]),
+    ],
+)
+def test_changed_questions_are_shown_in_a_browser(run, tmp_path, fragment, counts, questions):
+    assert plot(run) == 0
+    javascript = "['moved', 'questions'].map((id) => document.getElementById(id).textContent)"
+    summary, text = browse(run, tmp_path, javascript, fragment)
+    assert summary == f"{counts} of 6 questions."
+    assert re.findall(r"q\d", text) == questions
 
 
 @pytest.mark.slow
 @in_browser
 def test_a_hostile_completion_shows_itself_does_nothing_and_fetches_nothing(run, tmp_path):
-    asked = []
+    requests = []
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
 
     server = HTTPServer(("127.0.0.1", 0), Server)
     Thread(target=server.serve_forever, daemon=True).start()
-    texts = [text.replace("{port}", str(server.server_port)) for text in HOSTILE]
-    rows = [
-        completion(3, "a", i, completion=text, id=text, gold=text) for i, text in enumerate(texts)
-    ]
+    hostile_texts = [text.replace("{port}", str(server.server_port)) for text in HOSTILE]
+    rows = []
+    for i, text in enumerate(hostile_texts):
+        rows.append(completion(3, "a", i, completion=text, id=text, gold=text))
     write_rollouts(run, 3, rows)
     assert plot(run) == 0
-    tags = "[...document.querySelectorAll('script, style, iframe, textarea, main img')].map((tag) => tag.tagName).sort()"
-    shown, title, tags = browse(run, tmp_path, f"[{CARDS}, document.title, {tags}]")
+    selected = "document.querySelectorAll('script, style, iframe, textarea, main img')"
+    tag_names = f"[...{selected}].map((tag) => tag.tagName).sort()"
+    javascript = f"[{CARDS}, document.title, {tag_names}]"
+    card_texts, title, tags = browse(run, tmp_path, javascript)
     server.shutdown()
-    assert shown[:4] == texts[:4] and title == "run" and not asked
-    assert shown[4] == r"\u202eright to left\u2066 שלום \u2028 \u001b[31mred\u0000 \ud800"
+    assert card_texts[:4] == hostile_texts[:4]
+    assert card_texts[4] == r"\u202eright to left\u2066 שלום \u2028 \u001b[31mred\u0000 \ud800"
+    assert title == "run"
+    assert not requests
     assert tags == sorted(["IMG"] * len(data_of(run)["panels"]) + ["SCRIPT"] * 3 + ["STYLE"])
 
 
 @pytest.mark.slow
 @in_browser
-@pytest.mark.parametrize("make", [None, sft, eval_only, killed, expert_iteration, stories])
-def test_no_page_is_wider_than_a_phone(run, tmp_path, make):
+@pytest.mark.parametrize("write_kind", [None, sft, eval_only, killed, expert_iteration, stories])
+def test_no_page_is_wider_than_a_phone(run, tmp_path, write_kind):
     rows = [completion(3, HOSTILE[5], i, completion=text) for i, text in enumerate(HOSTILE)]
     write_rollouts(run, 3, rows)
     path = run
-    if make:
-        path = tmp_path / make.__name__
-        make(path)
+    if write_kind:
+        path = tmp_path / write_kind.__name__
+        write_kind(path)
     assert plot(path) == 0
-    wide = "[...document.querySelectorAll('html, main :is(h3, pre, div, p, dl, dd, article, section)')]"
-    wide += ".filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.outerHTML.slice(0, 80))"
-    wide, inner, text = browse(
-        path, tmp_path, f"[{wide}, innerWidth, document.body.innerText.length]", width=360
-    )
-    assert wide == [] and inner == 360 and text > 100  # what is cut off, inside its box too
+    elements = "html, main :is(h3, pre, div, p, dl, dd, article, section)"
+    blocks = f"document.querySelectorAll('{elements}')"
+    too_wide = "(block) => block.scrollWidth > block.clientWidth + 1"
+    start = "(block) => block.outerHTML.slice(0, 80)"
+    wide_blocks = f"[...{blocks}].filter({too_wide}).map({start})"
+    javascript = f"[{wide_blocks}, innerWidth, document.body.innerText.length]"
+    wide, inner_width, text_length = browse(path, tmp_path, javascript, width=360)
+    assert wide == [], "text is cut off, on the page or in its box"
+    assert inner_width == 360
+    assert text_length > 100
