@@ -235,7 +235,7 @@ def run(argv=None):
     args = flags.parse_args(rest)
     args.check_judge = own.check_judge
     try:
-        distributed.init(args.device, several=False)
+        distributed.init(args.device, allow_several=False)
         if args.check_judge is not None:
             return check_judge(args)
         prepared = main.setup(args)

@@ -175,9 +175,7 @@ def _plan_turns(
     return plans
 
 
-def _run_prompts(
-    model: PreTrainedModel, ids: Tensor, mask: Tensor
-) -> tuple[DynamicCache, Tensor]:
+def _run_prompts(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
     """Run N prompts once, from ids and mask (N, P): (their keys and values, last hidden (N, H))."""
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
@@ -349,9 +347,7 @@ class _Stopper:
             window_texts = self.tokenizer.batch_decode(windows)
             completes = [self._has_stop_string(text) for text in window_texts]
             rows, columns = candidates.unbind(1)
-            is_end[rows, columns] |= torch.tensor(
-                completes, dtype=torch.bool, device=is_end.device
-            )
+            is_end[rows, columns] |= torch.tensor(completes, dtype=torch.bool, device=is_end.device)
         first_end = num_checked + is_end.int().argmax(1)
         return torch.where(is_end.any(1), first_end + 1, 0)
 
