@@ -50,8 +50,11 @@ def generate(
     Returns:
         A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
     """
-    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     pad_token_id = tokenizer.pad_token_id
+    if len(prompts) == 0:  # a tokenizer cannot tokenize an empty list
+        return as_rollout([], pad_token_id, model.device)
+
+    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     stopper = _Stopper(model, tokenizer, stop_strings)
     num_rows = len(prompts) * num_samples
     completions = _Completions.allocate(num_rows, max_new_tokens, pad_token_id, model.device)
