@@ -99,8 +99,8 @@ def run_grpo(args, output_dir: Path) -> dict[str, float]:
     log = jsonl.read(output_dir / "train_log.jsonl")
     timed = log[1:]
     # From log line to log line, which includes what no stage counts (transcripts, metrics).
-    iterations = zip(log, timed, strict=False)
-    whole_steps = [after["elapsed"] - before["elapsed"] for before, after in iterations]
+    end_times = [line["elapsed"] for line in log]
+    whole_steps = [end - start for start, end in zip(end_times, end_times[1:], strict=False)]
     medians = {}
     for key, value in timed[0].items():
         if isinstance(value, (int, float)):
@@ -168,10 +168,9 @@ def sampling(args, folder: Path) -> Iterator[Row]:
             timings = alternate(competitors, args, model, tokenizer, prompts)
         for name in competitors:
             yield from sampling_rows(f"{setting}, {name}", timings[name])
-        seconds = {name: [turn.seconds for turn in turns] for name, turns in timings.items()}
-        yield Row(
-            f"{setting}, generate / ours", "ratio", ratios(seconds["generate"], seconds["ours"])
-        )
+        our_seconds = [turn.seconds for turn in timings["ours"]]
+        their_seconds = [turn.seconds for turn in timings["generate"]]
+        yield Row(f"{setting}, generate / ours", "ratio", ratios(their_seconds, our_seconds))
 
 
 def sampling_rows(label: str, turns: list[Timing]) -> Iterator[Row]:

@@ -220,7 +220,7 @@ def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, 
 
 
 def test_no_prompts_give_a_rollout_without_rows(model, tokenizer):
-    """The tokenizer raised an IndexError for an empty list; a share of the examples can be empty."""
+    """The tokenizer raises IndexError for an empty list; a share of the examples can be empty."""
     random_state = torch.get_rng_state()
     rollout = generation.generate(model, tokenizer, [], num_samples=4, max_new_tokens=5)
     assert torch.equal(torch.get_rng_state(), random_state)
