@@ -1,9 +1,11 @@
-"""What a run on several processes needs to say, in a few verbs; on one process each of them changes nothing.
+"""What scripts need to say about several processes, in a few verbs; on one process they do nothing.
 
     torchrun --nproc_per_node=4 main.py ...
 
-Every process works on its share of the prompts with random numbers of its own, and holds its shard of the policy, the
-gradient, the optimiser's states and the reference (`llms.shard`). A verb marked "all" must be called by all processes.
+Every process works on its share of the prompts with random numbers of its own. It holds its shard
+of the policy, the gradient, the optimiser's states and the reference (`llms.shard`). A function
+whose docstring begins with "All:" must be called by all processes, or those that do call it wait
+for the others.
 """
 
 import os
@@ -16,33 +18,35 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-# A process that dies ends the job at once (torchrun sees it); this bounds the wait for one that hangs. It must be
-# longer than any honest wait: for the slowest share of an evaluation, a slow judge, or the writing of a checkpoint.
+# A process that dies ends the job at once, since torchrun notices. This bounds the wait for one
+# that hangs. It must be longer than any honest wait: for the slowest share of an evaluation, for a
+# slow judge, or for the writing of a checkpoint.
 TIMEOUT = timedelta(minutes=30)
 
 
-def init(device: str, several: bool = True) -> None:
-    """Join the processes that torchrun has started, each on its own GPU. The first one alone prints.
+def init(device: str, allow_several: bool = True) -> None:
+    """Join the processes that torchrun has started, each on its own GPU; only the first one prints.
 
-    Raises ValueError for several processes of a script that is made for one.
+    Raises:
+        ValueError: if there are several processes of a script that is made for one, if --device
+            names a certain GPU, or if there are more processes than GPUs.
     """
-    started, cuda = (
-        int(os.environ.get("WORLD_SIZE", 1)),
-        str(device).startswith("cuda") and torch.cuda.is_available(),
-    )
-    if started == 1 or dist.is_initialized():
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    if num_processes == 1 or dist.is_initialized():
         return
-    if not several:
+    if not allow_several:
         raise ValueError("this script runs as one process: start it with python, not with torchrun")
-    if cuda:
-        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if str(device) != "cuda" or local >= gpus:
+    is_cuda = str(device).startswith("cuda") and torch.cuda.is_available()
+    if is_cuda:
+        gpu = int(os.environ["LOCAL_RANK"])
+        num_gpus = torch.cuda.device_count()
+        if str(device) != "cuda" or gpu >= num_gpus:
             raise ValueError(
-                f"--device {device}: under torchrun each process takes a GPU of its own: leave --device out, and start"
-                f" at most {gpus} processes here (--nproc_per_node)"
+                f"--device {device}: under torchrun each process takes a GPU of its own: leave"
+                f" --device out, and start at most {num_gpus} processes here (--nproc_per_node)"
             )
-        torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+        torch.cuda.set_device(gpu)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=TIMEOUT)
     if not is_main():
         sys.stdout = open(os.devnull, "w")
 
@@ -53,64 +57,82 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Which of the processes this is, from 0."""
+    """The number of this process, counted from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main() -> bool:
-    """Whether this is the process that prints and writes."""
+    """Whether this is the first process, which prints and writes."""
     return rank() == 0
 
 
 def print_error(text: str) -> None:
-    """One line on stderr, of what all processes know."""
+    """Print one line on stderr, once, about something that all processes know."""
     if is_main():
         print(text, file=sys.stderr)
 
 
+# --- Sharing work and putting the results together ------------------------------------------------
+
+
 def share(items):
-    """This process's consecutive part of a list or tensor that every process has; `gather` puts them together again."""
-    return items[len(items) * rank() // world_size() : len(items) * (rank() + 1) // world_size()]
+    """This process's consecutive share of a list or tensor that every process has.
+
+    `gather` puts the shares of all processes together again.
+    """
+    start = len(items) * rank() // world_size()
+    end = len(items) * (rank() + 1) // world_size()
+    return items[start:end]
 
 
-def gather(part):
-    """All: the parts of all processes joined in their order, lists or tensors (along the first dimension, to the CPU).
+def gather(shard):
+    """All: join the shards of all processes in the order of the processes.
+
+    Args:
+        shard: a list, or a tensor that is joined along its first dimension and comes back on the
+            CPU. (On one process it stays where it is.)
 
     What is pickled on the way comes from these processes alone, never from a file.
     """
     if world_size() == 1:
-        return part
-    parts = [None] * world_size()
-    dist.all_gather_object(parts, part.cpu() if isinstance(part, torch.Tensor) else part)
-    return (
-        torch.cat(parts)
-        if isinstance(part, torch.Tensor)
-        else [item for part in parts for item in part]
-    )
+        return shard
+    shards = [None] * world_size()
+    if isinstance(shard, torch.Tensor):
+        dist.all_gather_object(shards, shard.cpu())
+        return torch.cat(shards)
+    dist.all_gather_object(shards, shard)
+    items = []
+    for process_items in shards:
+        items += process_items
+    return items
 
 
 def all_sum(*numbers: int) -> list[int]:
-    """All: the sum over the processes of each number."""
-    return [sum(column) for column in zip(*gather([numbers]), strict=True)]
+    """All: the sum of each number over the processes."""
+    numbers_of_processes = gather([numbers])
+    return [sum(column) for column in zip(*numbers_of_processes, strict=True)]
 
 
 def from_main(value: Any) -> Any:
-    """All: the first process's value, everywhere."""
+    """All: the first process's value."""
     return gather([value])[0]
 
 
 def barrier() -> None:
-    """All: wait for each other."""
+    """All: wait until every process has come here."""
     gather([])
 
 
-def equal_passes(pieces: list, idle: Any) -> list[tuple[Any, bool]]:
-    """All: (piece, counts) pairs, equally many in every process: the pieces, and then `idle`, which must not count.
+def equal_passes(batches: list, idle_batch: Any) -> list[tuple[Any, bool]]:
+    """All: (batch, counts) pairs, equally many in every process.
 
-    A pass through a sharded model gathers its weights from all processes, so that all must make equally many.
+    A pass through a sharded model gathers its weights from all processes, so all of them must make
+    equally many passes. A process with fewer batches than another adds `idle_batch`, which must not
+    count.
     """
-    most = max(gather([len(pieces)]))
-    return [(piece, True) for piece in pieces] + [(idle, False)] * (most - len(pieces))
+    num_passes = max(gather([len(batches)]))
+    num_idle = num_passes - len(batches)
+    return [(batch, True) for batch in batches] + [(idle_batch, False)] * num_idle
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -119,16 +141,19 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """All: the whole of a tensor, sharded or not."""
+    """All: the full tensor that a sharded tensor is a shard of; any other tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def finish(code: int) -> int:
-    """All that end well (0, 130): wait for the first process's last file, and end here; else the exit code is returned.
+    """End this process, if it is one of several whose run ended well; else return the exit code.
 
-    At once, since torch's threads are not always joined when Python ends, and then abort a process that is done.
+    All, if the code is 0 or 130 (stopped by a signal): processes wait until the first has written
+    its last file. Then they end at once: Python's ordinary end does not always join torch's
+    threads, and would then abort a process whose work is done.
     """
-    if world_size() > 1 and code in (0, 130):
+    ended_well = code in (0, 130)
+    if world_size() > 1 and ended_well:
         barrier()
         dist.destroy_process_group()
         sys.stdout.flush()
@@ -141,14 +166,15 @@ def finish(code: int) -> int:
 
 
 def process_seed(seed: int) -> int:
-    """This process's seed: the seed itself on one process."""
+    """A seed of this process's own; on one process it is the given seed."""
     return seed + 1_000_003 * rank()
 
 
 def process_gpus() -> list[int]:
     """Numbers of the GPUs that this process may use: of several processes each has one."""
-    several = world_size() > 1 and torch.cuda.is_available()
-    return [torch.cuda.current_device()] if several else list(range(torch.cuda.device_count()))
+    if world_size() > 1 and torch.cuda.is_available():
+        return [torch.cuda.current_device()]
+    return list(range(torch.cuda.device_count()))
 
 
 def get_rng_state() -> dict:
@@ -160,18 +186,23 @@ def get_rng_state() -> dict:
 
 
 def resume_rng_state(states: list[dict], new_seed: int) -> None:
-    """Set this process's random state, one of those saved, or under another number of processes start a new one.
+    """Restore this process's random state from a checkpoint.
 
-    CUDA states are put back only where there are as many devices as before.
+    Args:
+        states: one from each process that saved the checkpoint. CUDA's state is restored only if
+            this process has as many GPUs as the one that saved it.
+        new_seed: seeds torch instead, if the number of processes has changed.
     """
     if len(states) != world_size():
         print(
-            f"saved by {len(states)} processes, continued by {world_size()}: random numbers start anew"
+            f"saved by {len(states)} processes, continued by {world_size()}: random numbers start"
+            " anew"
         )
         torch.manual_seed(process_seed(new_seed))
         return
-    torch.set_rng_state(states[rank()]["torch"])
-    cuda_states = states[rank()]["cuda"]
-    if len(cuda_states) == len(process_gpus()):
-        for gpu, state in zip(process_gpus(), cuda_states, strict=True):
-            torch.cuda.set_rng_state(state, gpu)
+    state = states[rank()]
+    torch.set_rng_state(state["torch"])
+    gpus = process_gpus()
+    if len(state["cuda"]) == len(gpus):
+        for gpu, cuda_state in zip(gpus, state["cuda"], strict=True):
+            torch.cuda.set_rng_state(cuda_state, gpu)

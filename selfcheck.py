@@ -130,7 +130,7 @@ def check_memory(args, run, sampled):
 
 def check_graphs(args, run, sampled):
     """Decode steps that are captured in CUDA graphs draw what others draw, and sooner."""
-    decoder, drawn, seconds = decoding.KEPT.get(run.sampler), [], []
+    decoder, drawn, seconds = decoding.CAPTURED_DECODERS.get(run.sampler), [], []
     if decoder is None:
         return (
             True,
@@ -138,10 +138,10 @@ def check_graphs(args, run, sampled):
             "",
         )
     captures, settings = (
-        decoder.works,
+        decoder.uses_graphs,
         dict(num_samples=args.group_size, max_new_tokens=150),
     )  # rows leave, room grows
-    for decoder.works in (captures, captures, False):  # the first time, graphs may be made
+    for decoder.uses_graphs in (captures, captures, False):  # the first time, graphs may be made
         with utils.isolated_seed(0):
             start, prompts = (
                 time.perf_counter(),
@@ -153,7 +153,7 @@ def check_graphs(args, run, sampled):
                 ).completion_ids.tolist()
             )
             seconds.append(time.perf_counter() - start)
-    decoder.works = captures
+    decoder.uses_graphs = captures
     figure = (
         f"{len(prompts)} prompts, 150 steps: {seconds[1]:.2f} s, without graphs {seconds[2]:.2f} s"
     )
@@ -235,7 +235,7 @@ def run(argv=None):
     args = flags.parse_args(rest)
     args.check_judge = own.check_judge
     try:
-        distributed.init(args.device, several=False)
+        distributed.init(args.device, allow_several=False)
         if args.check_judge is not None:
             return check_judge(args)
         prepared = main.setup(args)

@@ -1,10 +1,13 @@
 """How fast a GRPO step is, beside transformers and TRL doing the same work: one table.
 
-  step      main.py as it runs, rewards, optimiser and logs included, by stage; beside TRL's GRPOTrainer
-  sampling  generation.generate beside model.generate, at natural lengths and with an EOS that nothing can sample
+  step      iterations of main.py as it runs, by stage, with rewards, optimiser and logs; beside
+            TRL's GRPOTrainer
+  sampling  generation.generate beside model.generate, at natural lengths, and with an EOS that
+            cannot be sampled
 
-Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention. Each row is the median
-and range over the repeats. A ratio is taken within each repeat: how many times more time than ours.
+Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention.
+Each row of the table has the median and the range over the repeats. A ratio is taken within each
+repeat: the competitor's time divided by ours.
 """
 
 import json
@@ -13,7 +16,9 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -35,32 +40,42 @@ from training import write_logs
 HERE = Path(__file__).parent
 
 
-def step(args, folder):
-    """Iterations of main.py and of TRL, in a fresh process per turn whose first iteration only warms up."""
-    ours, theirs = [], []
+@dataclass(frozen=True)
+class Row:
+    """One row of the table, by its values in all repeats."""
+
+    quantity: str
+    unit: str
+    # One value for each repeat.
+    values: list[float]
+
+
+# --- Steps, beside TRL ----------------------------------------------------------------------------
+
+
+def step(args, folder: Path) -> Iterator[Row]:
+    """Iterations of main.py and of TRL; every turn is a process whose first iteration warms up."""
+    our_runs = []
+    trl_runs = []
     for repeat in range(args.repeats):
-        ours.append(run_grpo(args, folder / f"ours{repeat}"))
-        theirs += [run_trl(args, folder / f"trl{repeat}.json")] if args.trl_python else []
-    for key in ours[0]:
-        name, unit = key.rsplit(", ", 1)
-        yield f"ours: {name}", unit, [run[key] for run in ours]
-    if theirs:
-        trl, seconds = f"TRL {theirs[0]['version']}", [median(run["seconds"]) for run in theirs]
-        yield f"{trl}: whole step", "s", seconds
-        yield (
-            f"{trl}: completion length",
-            "tokens",
-            [median(run["response_length"]) for run in theirs],
-        )
-        yield (
-            f"{trl} / ours",
-            "ratio",
-            [b / a["whole step, s"] for a, b in zip(ours, seconds, strict=True)],
-        )
+        our_runs.append(run_grpo(args, folder / f"ours{repeat}"))
+        if args.trl_python:
+            trl_runs.append(run_trl(args, folder / f"trl{repeat}.json"))
+    for key in our_runs[0]:
+        quantity, unit = key.rsplit(", ", 1)
+        yield Row(f"ours: {quantity}", unit, [run[key] for run in our_runs])
+    if trl_runs:
+        name = f"TRL {trl_runs[0]['version']}"
+        our_seconds = [run["whole step, s"] for run in our_runs]
+        trl_seconds = [median(run["seconds"]) for run in trl_runs]
+        trl_lengths = [median(run["response_length"]) for run in trl_runs]
+        yield Row(f"{name}: whole step", "s", trl_seconds)
+        yield Row(f"{name}: completion length", "tokens", trl_lengths)
+        yield Row(f"{name} / ours", "ratio", ratios(trl_seconds, our_seconds))
 
 
-def run_grpo(args, output_dir):
-    """main.py's own command line."""
+def run_grpo(args, output_dir: Path) -> dict[str, float]:
+    """Run main.py's own command line: {"quantity, unit": the median over its iterations}."""
     flags = dict(
         model_name=args.model_name,
         dataset_name="arithmetic",
@@ -76,85 +91,115 @@ def run_grpo(args, output_dir):
         eval_iterations=10**6,
         save_iterations=10**6,
     )
-    given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    subprocess.run([sys.executable, HERE.parent / "main.py", *given], check=True, stdout=sys.stderr)
-    rows = jsonl.read(output_dir / "train_log.jsonl")
-    value = {
-        key: median(row[key] for row in rows[1:])
-        for key in rows[1]
-        if isinstance(rows[1][key], (int, float))
+    command = [sys.executable, HERE.parent / "main.py"]
+    for name, value in flags.items():
+        command += [f"--{name}", str(value)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+
+    log = jsonl.read(output_dir / "train_log.jsonl")
+    timed = log[1:]
+    # From log line to log line, which includes what no stage counts (transcripts, metrics).
+    end_times = [line["elapsed"] for line in log]
+    whole_steps = [end - start for start, end in zip(end_times, end_times[1:], strict=False)]
+    medians = {}
+    for key, value in timed[0].items():
+        if isinstance(value, (int, float)):
+            medians[key] = median(line[key] for line in timed)
+    quantities = {
+        "whole step, s": median(whole_steps),
+        "sample, s": medians["time/sample"],
+        "reward, s": medians["time/reward"],
+        "loss, s": medians["time/loss"],
+        "step, s": medians["time/step"],
+        "sampling, tokens/s": medians["sampled_tokens"] / medians["time/sample"],
+        "completion length, tokens": medians["response_length"],
+        "sampling gap, nats": medians["sampling_logp_gap"],
     }
-    return {
-        # From log line to log line, so that what no stage counts (transcripts, metrics) is in it.
-        "whole step, s": median(
-            b["elapsed"] - a["elapsed"] for a, b in zip(rows, rows[1:], strict=False)
-        ),
-        "sample, s": value["time/sample"],
-        "reward, s": value["time/reward"],
-        "loss, s": value["time/loss"],
-        "step, s": value["time/step"],
-        "sampling, tokens/s": value["sampled_tokens"] / value["time/sample"],
-        "completion length, tokens": value["response_length"],
-        "sampling gap, nats": value["sampling_logp_gap"],
-    } | {f"peak memory: {key[7:]}, GB": value[key] for key in value if key.startswith("memory/")}
+    for key, value in medians.items():
+        if key.startswith("memory/"):
+            quantities[f"peak memory: {key.removeprefix('memory/')}, GB"] = value
+    return quantities
 
 
-def run_trl(args, output):
-    """The same iterations on the same prompts by trl_step.py, in the environment that --trl_python belongs to."""
-    loader, _ = get_dataloaders("arithmetic", AutoTokenizer.from_pretrained(args.model_name))
+def run_trl(args, output: Path) -> dict:
+    """The same iterations on the same prompts by trl_step.py, with the Python of --trl_python."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model_name)
+    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
     batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
-    settings = vars(args) | {
-        "examples": [{"prompt": e["prompt"], "answer": e["answer"]} for e in batch],
+    examples = [{"prompt": example["prompt"], "answer": example["answer"]} for example in batch]
+    settings = {
+        **vars(args),
+        "examples": examples,
         "output": str(output),
         "sequences": args.num_prompts * args.group_size,
     }
-    jsonl.write_json(output.with_suffix(".settings"), settings)
-    command = [args.trl_python, HERE / "trl_step.py", output.with_suffix(".settings")]
+    settings_file = output.with_suffix(".settings")
+    jsonl.write_json(settings_file, settings)
+    command = [args.trl_python, HERE / "trl_step.py", settings_file]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return json.loads(output.read_text("utf-8"))
 
 
-def sampling(args, folder):
+# --- Sampling, beside transformers ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One turn of a competitor in `sampling`."""
+
+    seconds: float
+    # The number of tokens of each completion.
+    lengths: list[int]
+
+
+def sampling(args, folder: Path) -> Iterator[Row]:
     """From prompts to texts, in one process."""
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
     model = llms.get_sampler(policy).eval()
-    loader, _ = get_dataloaders("arithmetic", tokenizer)
+    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
     prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
-    options = dict(num_samples=args.group_size, max_new_tokens=args.max_completion_length)
-    natural = generation.eos_token_ids(model, tokenizer)
-    for lengths, eos in (
-        ("natural", natural),
-        ("equal", [model.config.vocab_size]),
-    ):  # an id outside the vocabulary
+    eos_of_setting = {
+        "natural lengths": generation.eos_token_ids(model, tokenizer),
+        "equal lengths": [model.config.vocab_size],  # an id that cannot be sampled
+    }
+    competitors = {"ours": sample_ours, "generate": sample_transformers}
+    for setting, eos in eos_of_setting.items():
         with patch.object(generation, "eos_token_ids", return_value=eos):
-            runs = alternate(
-                args,
-                ours=lambda: generation.generate(
-                    model, tokenizer, prompts, **options
-                ).lengths.tolist(),
-                generate=lambda: sample_transformers(args, model, tokenizer, prompts),
-            )
-        for name, taken in runs.items():
-            yield f"{lengths} lengths, {name}", "s", [seconds for seconds, _ in taken]
-            yield (
-                f"{lengths} lengths, {name}",
-                "tokens/s",
-                [sum(n) / seconds for seconds, n in taken],
-            )
-            yield (
-                f"{lengths} lengths, {name}: mean completion",
-                "tokens",
-                [sum(n) / len(n) for _, n in taken],
-            )
-        turns = zip(runs["generate"], runs["ours"], strict=True)
-        yield f"{lengths} lengths, generate / ours", "ratio", [a / b for (a, _), (b, _) in turns]
+            timings = alternate(competitors, args, model, tokenizer, prompts)
+        for name in competitors:
+            yield from sampling_rows(f"{setting}, {name}", timings[name])
+        our_seconds = [turn.seconds for turn in timings["ours"]]
+        their_seconds = [turn.seconds for turn in timings["generate"]]
+        yield Row(f"{setting}, generate / ours", "ratio", ratios(their_seconds, our_seconds))
 
 
-def sample_transformers(args, model, tokenizer, prompts):
-    """model.generate from the whole distribution: every field is set, since an unset one is the model's own."""
-    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(
-        model.device
+def sampling_rows(label: str, turns: list[Timing]) -> Iterator[Row]:
+    """A competitor's time, speed and mean completion length."""
+    yield Row(label, "s", [turn.seconds for turn in turns])
+    yield Row(label, "tokens/s", [sum(turn.lengths) / turn.seconds for turn in turns])
+    mean_lengths = [sum(turn.lengths) / len(turn.lengths) for turn in turns]
+    yield Row(f"{label}: mean completion", "tokens", mean_lengths)
+
+
+def sample_ours(args, model, tokenizer, prompts) -> list[int]:
+    """Sample with this project's sampler; the number of tokens of each completion."""
+    rollout = generation.generate(
+        model,
+        tokenizer,
+        prompts,
+        num_samples=args.group_size,
+        max_new_tokens=args.max_completion_length,
     )
+    return rollout.lengths.tolist()
+
+
+def sample_transformers(args, model, tokenizer, prompts) -> list[int]:
+    """Sample with model.generate from the whole distribution; the tokens of each completion.
+
+    Every field of the generation config is set, since an unset one would be the model's own.
+    """
+    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt")
+    inputs = inputs.to(model.device)
     eos = generation.eos_token_ids(model, tokenizer)
     config = GenerationConfig(
         do_sample=True,
@@ -171,52 +216,67 @@ def sample_transformers(args, model, tokenizer, prompts):
     ids = model.generate(
         inputs.input_ids, attention_mask=inputs.attention_mask, generation_config=config
     )
-    ids = ids[:, inputs.input_ids.shape[1] :].tolist()
-    lengths = [next((n for n, token in enumerate(row, 1) if token in eos), len(row)) for row in ids]
-    tokenizer.batch_decode([row[:n] for row, n in zip(ids, lengths, strict=True)])
-    return lengths
+    P = inputs.input_ids.shape[1]
+    completions = []
+    for row in ids[:, P:].tolist():
+        length = next((n for n, token in enumerate(row, 1) if token in eos), len(row))
+        completions.append(row[:length])
+    tokenizer.batch_decode(completions)
+    return [len(completion) for completion in completions]
 
 
-def alternate(args, **competitors):
-    """{name: [(seconds, result), one per repeat]}: each once to warm up, then turn by turn."""
-    taken, stages = {name: [] for name in competitors}, write_logs.Stages(args.device)
+def alternate(competitors: dict, *inputs) -> dict[str, list[Timing]]:
+    """Let competitors run turn by turn on the same inputs, the first of which are the flags.
+
+    Returns:
+        For each name one Timing per repeat. A first turn of each only warms up.
+    """
+    args = inputs[0]
+    timings = {name: [] for name in competitors}
+    timer = write_logs.Stages(args.device)
     for repeat in range(args.repeats + 1):
         for name, run in competitors.items():
             torch.manual_seed(repeat)
-            with stages("run"):
-                result = run()
-            taken[name].append((stages.flush()["time/run"], result))
-    return {name: results[1:] for name, results in taken.items()}
+            with timer("run"):
+                lengths = run(*inputs)
+            seconds = timer.flush()["time/run"]
+            if repeat > 0:
+                timings[name].append(Timing(seconds, lengths))
+    return timings
 
 
-BENCHMARKS = {run.__name__: run for run in (step, sampling)}
+def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
+    """The ratio within each repeat."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+# --- The command line and its table ---------------------------------------------------------------
+
+BENCHMARKS = {"step": step, "sampling": sampling}
 
 
 def parse_args(argv):
     parser = ArgumentParser(description="GRPO-Lite's speed, beside transformers and TRL.")
     add = parser.add_argument
-    add("benchmarks", nargs="+", choices=BENCHMARKS)
-    add("--model_name", default="tiny/1m", help="directory or hub name")
+    benchmark_help = (
+        "step: iterations of main.py, by stage, beside TRL's GRPOTrainer."
+        " sampling: this project's sampler beside transformers' model.generate"
+    )
+    add("benchmarks", nargs="+", choices=BENCHMARKS, help=benchmark_help)
+    add("--model_name", default="tiny/1m", help="directory of a model, or its name on the hub")
     add("--device", default="cpu", help="cpu or cuda")
     add("--threads", type=int, default=2, help="CPU threads of every competitor")
-    add("--num_prompts", type=int, default=16)
+    add("--num_prompts", type=int, default=16, help="prompts in a batch")
     add("--group_size", type=int, default=8, help="completions per prompt")
-    add("--max_completion_length", type=int, default=64, help="tokens")
-    add(
-        "--beta",
-        type=float,
-        default=0.04,
-        help="weight of the KL to the reference; 0: no reference",
-    )
+    add("--max_completion_length", type=int, default=64, help="tokens, at most, per completion")
+    beta_help = "weight of the KL to the reference model; 0 means that there is no reference"
+    add("--beta", type=float, default=0.04, help=beta_help)
     add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass of main.py")
-    add(
-        "--iterations",
-        type=int,
-        default=5,
-        help="timed steps per repeat of `step`, after one to warm up",
-    )
+    iterations_help = "timed iterations per repeat of `step`, after one that warms up"
+    add("--iterations", type=int, default=5, help=iterations_help)
     add("--repeats", type=int, default=5, help="turns of each competitor")
-    add("--trl_python", help="python of an environment with trl, torch, accelerate and datasets")
+    trl_help = "python of an environment with trl, torch, accelerate and datasets; default: no TRL"
+    add("--trl_python", help=trl_help)
     return parser.parse_args(argv)
 
 
@@ -224,34 +284,33 @@ def main(argv=None):
     args = parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the other processes
     torch.set_num_threads(args.threads)
-    rows = []
+    rows = []  # (name of the benchmark, Row)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         for name in args.benchmarks:
-            rows += [(name, *row) for row in BENCHMARKS[name](args, Path(folder))]
+            for row in BENCHMARKS[name](args, Path(folder)):
+                rows.append((name, row))
 
+    print(f"`python {' '.join(sys.argv)}`: {describe_setting(args)}\n")
+    print("| benchmark | quantity | median | min .. max | unit |\n|---|---|---:|---:|---|")
+    for name, row in rows:
+        value_range = f"{min(row.values):.4g} .. {max(row.values):.4g}"
+        middle = f"{median(row.values):.4g}"
+        print(f"| {name} | {row.quantity} | {middle} | {value_range} | {row.unit} |")
+    return 0
+
+
+def describe_setting(args) -> str:
+    """Commit, date, device, threads and versions, for the line above the table."""
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
     )
-    device = (
-        torch.cuda.get_device_name()
-        if args.device != "cpu"
-        else f"{os.cpu_count()} {platform.machine()} cores"
-    )
-    versions = [f"{package} {version(package)}" for package in ("torch", "transformers")]
-    about = [
-        f"commit {git.stdout.strip() or 'unknown'}",
-        date.today(),
-        device,
-        f"{args.threads} threads",
-        *versions,
-    ]
-    print(f"`python {' '.join(sys.argv)}`: {', '.join(map(str, about))}\n")
-    print("| benchmark | quantity | median | min .. max | unit |\n|---|---|---:|---:|---|")
-    for name, quantity, unit, values in rows:
-        print(
-            f"| {name} | {quantity} | {median(values):.4g} | {min(values):.4g} .. {max(values):.4g} | {unit} |"
-        )
-    return 0
+    commit = git.stdout.strip() or "unknown"
+    if args.device == "cpu":
+        device = f"{os.cpu_count()} {platform.machine()} cores"
+    else:
+        device = torch.cuda.get_device_name()
+    versions = f"torch {version('torch')}, transformers {version('transformers')}"
+    return f"commit {commit}, {date.today()}, {device}, {args.threads} threads, {versions}"
 
 
 if __name__ == "__main__":

@@ -1,22 +1,32 @@
-"""What memory main.py needs on each GPU, by part, computed from the configs of models: a Markdown table in GB.
+"""What memory main.py needs on each GPU, computed from models' configs: a Markdown table in GB.
 
-    python benchmarks/memory_table.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-7B-Instruct
+    python benchmarks/memory_table.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct
 
-P parameters on N processes: float32 master weights, gradients, two AdamW moments and the reference, all sharded, are
-20 P / N bytes, and each process has a whole bfloat16 copy that samples, 2 P. On top comes the largest of
+A model has P parameters, and there are N processes. Each GPU always holds
 
-  sampling   keys and values of the concurrent sequences, prompt and completion, and their logits; they stay for CUDA
-             graphs, if they take at most an eighth of the GPU
-  training   activations of one micro-batch, and the weights at work. One process: bfloat16 casts of the linear layers,
-             and the output layer's new gradient. Several: embedding and output layer gathered, with gradient, in
-             float32; two decoder layers in bfloat16, and one's gradient with the buffer in which it is summed
-  step       AdamW's intermediate, 4 P / N; or the buffer in which the embedding's gradient is summed
+  20 P / N bytes   float32 master weights, gradients, two AdamW moments and the reference, sharded
+   2 P bytes       a bfloat16 copy of all weights, which samples
 
-Activations are counted, not guessed: the bytes that autograd saves per token in one more decoder layer of the model's
-width, in bfloat16 autocast, with prompts shared as in training.
+On top comes the largest of these:
+
+  sampling   Keys and values of the concurrent sequences, prompt and completion, and their logits.
+             For CUDA graphs they stay in memory, if they take at most an eighth of the GPU.
+  training   Activations of one micro-batch, and the weights at work.
+             On one process these are bfloat16 casts of the linear layers, and a new gradient of
+             the output layer.
+             On several processes they are the gathered embedding and output layer with their
+             gradients, in float32; two decoder layers in bfloat16; and one layer's gradient, with
+             the buffer in which it is summed.
+  step       An intermediate of AdamW, 4 P / N; or, if it is larger, the buffer in which the
+             embedding's gradient is summed.
+
+Activations are counted and not guessed. The count is of the bytes that autograd saves for each
+token in one more decoder layer of the model's width, in bfloat16 autocast, with prompts shared as
+in training.
 """
 
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,38 +39,40 @@ import flags  # noqa: E402
 import utils  # noqa: E402
 
 GB = 10**9
+# Bytes of one number.
+FLOAT64 = 8
+FLOAT32 = 4
+BFLOAT16 = 2
 
 
 def read_config(name):
-    """A model's config by its hub name or folder, as the type of an argument."""
+    """A model's config by its hub name or folder, as the type of a command-line argument."""
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise flags.argparse.ArgumentTypeError(
-            f"{name}: no config of a model can be read there"
-        ) from error
+        raise ArgumentTypeError(f"{name}: no config of a model can be read there") from error
 
 
 def parse_args(argv=None):
-    parser = flags.ArgumentParser(
-        description="The memory that main.py needs on each GPU; other flags are main.py's."
-    )
+    description = "The memory that main.py needs on each GPU. Other flags are main.py's."
+    parser = flags.ArgumentParser(description=description)
     add = parser.add_argument
     add("configs", nargs="+", type=read_config, help="hub names or folders with a config.json")
-    add("--processes", type=int, nargs="+", default=[1, 2, 4])
-    add(
-        "--gpu_memory",
-        type=float,
-        default=80,
-        help="GB; a tenth of it is left to CUDA, NCCL and fragmentation",
-    )
-    own, rest = parser.parse_known_args(argv)
-    return SimpleNamespace(**vars(flags.parse_args(rest)) | vars(own))
+    processes_help = "numbers of GPUs, one process on each; default: 1 2 4"
+    add("--processes", type=int, nargs="+", default=[1, 2, 4], help=processes_help)
+    memory_help = "of one GPU, in GB; a tenth of it is left to CUDA, NCCL and fragmentation"
+    add("--gpu_memory", type=float, default=80, help=memory_help)
+    table_args, main_argv = parser.parse_known_args(argv)
+    main_args = flags.parse_args(main_argv)
+    return SimpleNamespace(**{**vars(main_args), **vars(table_args)})
+
+
+# --- Activations ----------------------------------------------------------------------------------
 
 
 def model_of(config, **changes):
     """A float32 model of a config with some changes, which takes no memory yet."""
-    settings = config.to_dict() | changes
+    settings = {**config.to_dict(), **changes}
     settings.pop("layer_types", None)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
@@ -68,114 +80,148 @@ def model_of(config, **changes):
         )
 
 
-def saved_bytes(model, groups, group_size, length):
-    """Bytes of the tensors that autograd keeps from the forward pass over groups of completions that share prompts."""
-    storages = {}
+def saved_bytes(model, num_groups, group_size, length):
+    """Bytes of the tensors that autograd saves in the forward pass over groups with shared prompts.
+
+    Args:
+        length: the tokens of each prompt, and of each completion.
+    """
+    storages = {}  # by address, since several tensors can share one storage
 
     def pack(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor keeps it alive
         return tensor
 
-    ids = torch.zeros(groups * group_size, 2 * length, dtype=torch.long)
+    def unpack(tensor):
+        return tensor
+
+    ids = torch.zeros(num_groups * group_size, 2 * length, dtype=torch.long)
+    mask = torch.ones_like(ids)
     with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autograd.graph.saved_tensors_hooks(pack, unpack),
         torch.autocast("cpu", torch.bfloat16),
     ):
-        hidden = utils._completion_hidden_states(
-            model, ids, torch.ones_like(ids), length, group_size
-        )
+        hidden = utils._completion_hidden_states(model, ids, mask, length, group_size)
     assert hidden.requires_grad
-    return sum(nbytes for nbytes, _ in storages.values())
+    return sum(num_bytes for num_bytes, _ in storages.values())
+
+
+def bytes_per_token(config, num_layers, group_size):
+    """Bytes that a model of so many layers saves for each token that runs through it."""
+    model = model_of(config, num_hidden_layers=num_layers, vocab_size=64)
+    model = model.to_empty(device="cpu")  # with any weights
+    length = 8
+    # Weights are saved as well. They are in both counts, so that the difference is without them.
+    one_group = saved_bytes(model, 1, group_size, length)
+    two_groups = saved_bytes(model, 2, group_size, length)
+    tokens_of_group = length + group_size * length
+    return (two_groups - one_group) / tokens_of_group
 
 
 def activation_bytes(config, group_size, checkpointing):
-    """Bytes per token that goes through the model, over all decoder layers."""
-    slopes, length = [], 8
-    for layers in (1, 2):
-        model = model_of(config, num_hidden_layers=layers, vocab_size=64).to_empty(
-            device="cpu"
-        )  # of any weights
-        few, many = (saved_bytes(model, groups, group_size, length) for groups in (1, 2))
-        slopes.append(
-            (many - few) / (length + group_size * length)
-        )  # per token: the weights are in both
-    layer, rest = slopes[1] - slopes[0], 2 * slopes[0] - slopes[1]
+    """Bytes for each token that runs through the model, over all decoder layers."""
+    one_layer = bytes_per_token(config, 1, group_size)
+    two_layers = bytes_per_token(config, 2, group_size)
+    layer = two_layers - one_layer
+    outside_layers = 2 * one_layer - two_layers
     if checkpointing:  # each layer keeps its float32 input; one layer at a time is computed again
-        return config.num_hidden_layers * 4 * config.hidden_size + layer + rest
-    return config.num_hidden_layers * layer + rest
+        inputs = config.num_hidden_layers * FLOAT32 * config.hidden_size
+        return inputs + layer + outside_layers
+    return config.num_hidden_layers * layer + outside_layers
 
 
-def parts(config, processes, args, activation):
-    """{part: bytes} on each GPU; `peak` says which of them are there at the same time."""
-    model = model_of(config, num_hidden_layers=1)  # all layers are alike, and one is made sooner
-    layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters())
-    outside = (
-        sum(p.numel() for p in model.parameters()) - layer
-    )  # embedding, output layer, last norm
-    P, output = (
-        outside + layer * config.num_hidden_layers,
-        config.vocab_size * config.hidden_size,
-    )  # parameters
+# --- Memory by what it is for ---------------------------------------------------------------------
+
+
+def memory_by_purpose(config, processes, args, activation):
+    """{what the memory is for: bytes on each GPU}; `peaks` says which are needed at one time.
+
+    Args:
+        activation: the bytes of activations for each token, from activation_bytes.
+    """
+    # All decoder layers are alike, and a model of one layer is made sooner.
+    model = model_of(config, num_hidden_layers=1)
+    layer = sum(weight.numel() for weight in model.get_decoder().layers[0].parameters())
+    with_one_layer = sum(weight.numel() for weight in model.parameters())
+    outside_layers = with_one_layer - layer  # embedding, output layer, last norm
+    inside_layers = layer * config.num_hidden_layers
+    P = outside_layers + inside_layers
+    output_layer = config.vocab_size * config.hidden_size
+
+    # Keys and values of one token, in bfloat16.
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token = (
-        2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
-    )  # bytes of its keys and values
-    prompt, completion, group = args.max_prompt_length, args.max_completion_length, args.group_size
-    rows, passed = args.max_concurrent_sequences, args.micro_batch_tokens
-    if (
-        args.gradient_checkpointing
-    ):  # then each row brings its prompt, which the budget counts once for a group
-        passed *= group * (prompt + completion) / (prompt + group * completion)
-    alone = (
-        2 * (P - outside + output) + 4 * output
-    )  # casts of what is multiplied; the gradient of one loss
-    gathered = 2 * 4 * outside + (2 * 2 + 2 + 4) * layer
+    keys_of_layer = config.num_key_value_heads * head_dim
+    cache_bytes_per_token = 2 * BFLOAT16 * config.num_hidden_layers * keys_of_layer
+    num_sequences = args.max_concurrent_sequences
+    sequence_length = args.max_prompt_length + args.max_completion_length
+    cache = num_sequences * sequence_length * cache_bytes_per_token
+    # To draw a token takes float32 logits and probabilities, and cumulative sums in float64.
+    draw_bytes_per_logit = FLOAT32 + FLOAT32 + FLOAT64
+    logits = draw_bytes_per_logit * num_sequences * config.vocab_size
+
+    tokens_per_pass = args.micro_batch_tokens
+    if args.gradient_checkpointing:
+        # Each row then brings its own prompt, which the budget counts once for a group.
+        group_tokens = args.max_prompt_length + args.group_size * args.max_completion_length
+        tokens_per_pass *= args.group_size * sequence_length / group_tokens
+
+    if processes == 1:
+        casts = BFLOAT16 * (inside_layers + output_layer)  # of what is multiplied
+        weights_at_work = casts + FLOAT32 * output_layer  # the gradient of one loss
+        step = FLOAT32 * P
+    else:
+        gathered_outside = 2 * FLOAT32 * outside_layers
+        gathered_layers = (2 * BFLOAT16 + BFLOAT16 + FLOAT32) * layer
+        weights_at_work = gathered_outside + gathered_layers
+        step = max(FLOAT32 * P / processes, 3 * FLOAT32 * outside_layers)
     return {
-        "master weights": 4 * P / processes,
-        "gradients": 4 * P / processes,
-        "optimiser": 8 * P / processes,
-        "reference": 4 * P / processes if args.beta else 0,
-        "sampling copy": 2 * P,
-        "cache": rows * (prompt + completion) * token + 4 * 4 * rows * config.vocab_size,
-        "activations": passed * activation,
-        "weights at work": alone if processes == 1 else gathered,
-        "step": max(4 * P / processes, 3 * 4 * outside if processes > 1 else 0),
+        "master weights": FLOAT32 * P / processes,
+        "gradients": FLOAT32 * P / processes,
+        "optimiser": 2 * FLOAT32 * P / processes,
+        "reference": FLOAT32 * P / processes if args.beta else 0,
+        "sampling copy": BFLOAT16 * P,
+        "cache": cache + logits,
+        "activations": tokens_per_pass * activation,
+        "weights at work": weights_at_work,
+        "step": step,
     }
 
 
-def stages(part, gpu_memory):
-    """{stage of main.py: bytes at its peak}. A cache that CUDA graphs read stays while the loss runs."""
-    always = sum(
-        part[name]
-        for name in ("master weights", "gradients", "optimiser", "reference", "sampling copy")
-    )
-    kept = (
-        part["cache"] if part["cache"] <= gpu_memory / 8 else 0
-    )  # the bound of sampling/decoding.py
+def peaks(memory, gpu_memory):
+    """{stage of main.py: bytes at its peak}, from memory_by_purpose and the bytes of a GPU."""
+    purposes = ("master weights", "gradients", "optimiser", "reference", "sampling copy")
+    always = sum(memory[purpose] for purpose in purposes)
+    # A cache that CUDA graphs read stays while the loss runs; the bound is that of
+    # sampling/decoding.py.
+    is_captured = memory["cache"] <= gpu_memory / 8
+    lasting_cache = memory["cache"] if is_captured else 0
     return {
-        "sample": always + part["cache"],
-        "loss": always + kept + part["activations"] + part["weights at work"],
-        "step": always + kept + part["step"],
+        "sample": always + memory["cache"],
+        "loss": always + lasting_cache + memory["activations"] + memory["weights at work"],
+        "step": always + lasting_cache + memory["step"],
     }
 
 
 def main(argv=None):
-    args, header = parse_args(argv), None
+    args = parse_args(argv)
+    gpu_memory = args.gpu_memory * GB
+    is_first = True
     for config in args.configs:
         activation = activation_bytes(config, args.group_size, args.gradient_checkpointing)
         for processes in args.processes:
-            part = parts(config, processes, args, activation)
-            if header is None:
-                header = ["model", "GPUs", *part, "peak", f"fits in {args.gpu_memory:g} GB"]
-                print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
-            peak = max(stages(part, args.gpu_memory * GB).values())
-            fits = "yes" if peak < 0.9 * args.gpu_memory * GB else "**no**"
-            cells = [
-                Path(config.name_or_path).name,
-                processes,
-                *(f"{value / GB:.1f}" for value in part.values()),
-            ]
-            print("| " + " | ".join(map(str, [*cells, f"{peak / GB:.1f}", fits])) + " |")
+            memory = memory_by_purpose(config, processes, args, activation)
+            if is_first:
+                fits_header = f"fits in {args.gpu_memory:g} GB"
+                header = ["model", "GPUs", *memory, "peak", fits_header]
+                print("| " + " | ".join(header) + " |")
+                print("|" + "---|" * len(header))
+                is_first = False
+            peak = max(peaks(memory, gpu_memory).values())
+            in_gb = [f"{num_bytes / GB:.1f}" for num_bytes in [*memory.values(), peak]]
+            fits = "yes" if peak < 0.9 * gpu_memory else "**no**"
+            cells = [Path(config.name_or_path).name, str(processes), *in_gb, fits]
+            print("| " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

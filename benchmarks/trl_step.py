@@ -1,8 +1,9 @@
-"""GRPO steps in TRL, timed one by one: the peer of benchmark.py's `step`. Imports nothing of this project.
+"""GRPO steps in TRL, timed one by one: the peer of `step` in benchmark.py.
 
-`python trl_step.py SETTINGS.json` runs in an environment of its own: pip install torch trl accelerate datasets. TRL is
-set up for the same update and, where there is a choice, for speed: no gradient checkpointing, no checkpoints, no
-reports; the rest is its default.
+`python trl_step.py SETTINGS.json` runs in an environment of its own, made by `pip install torch trl
+accelerate datasets`, and imports nothing of this project. TRL is set up for the same update and,
+where there is a choice, for speed: no gradient checkpointing, no checkpoints and no reports. The
+other settings are its defaults.
 """
 
 import importlib.metadata
@@ -21,18 +22,20 @@ from trl import GRPOConfig, GRPOTrainer
 
 def reward(completions, answer, **_):
     """1 where the answer tags hold the gold answer: as cheap as a rule can be."""
-    found = [re.search(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL) for text in completions]
-    return [
-        float(match is not None and match[1] == gold)
-        for match, gold in zip(found, answer, strict=True)
-    ]
+    rewards = []
+    for text, gold in zip(completions, answer, strict=True):
+        match = re.search(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL)
+        is_correct = match is not None and match[1] == gold
+        rewards.append(float(is_correct))
+    return rewards
 
 
 class Clock(TrainerCallback):
     """Notes when each step ended, and the mean completion length that TRL logs."""
 
     def __init__(self):
-        self.ends, self.lengths = [], []
+        self.ends = []
+        self.lengths = []
 
     def on_step_end(self, args, state, control, **_):
         if torch.cuda.is_available():
@@ -45,10 +48,9 @@ class Clock(TrainerCallback):
 
 
 def main():
-    args = SimpleNamespace(
-        **json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    )  # benchmark.py's flags, and what to do
-    on_cpu, clock = args.device == "cpu", Clock()
+    settings = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    args = SimpleNamespace(**settings)  # benchmark.py's flags, and what its run_trl adds to them
+    is_cpu = args.device == "cpu"
     config = GRPOConfig(
         output_dir=args.output + ".trl",
         max_steps=args.iterations + 1,
@@ -61,15 +63,16 @@ def main():
         loss_type="grpo",
         learning_rate=1e-6,
         gradient_checkpointing=False,
-        bf16=not on_cpu,
-        use_cpu=on_cpu,
-        dataloader_pin_memory=not on_cpu,
+        bf16=not is_cpu,
+        use_cpu=is_cpu,
+        dataloader_pin_memory=not is_cpu,
         shuffle_dataset=False,
         save_strategy="no",
         logging_steps=1,
         report_to="none",
     )
-    GRPOTrainer(
+    clock = Clock()
+    trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             args.model_name, dtype=torch.float32, attn_implementation="sdpa"
         ),
@@ -78,9 +81,12 @@ def main():
         args=config,
         train_dataset=Dataset.from_list(args.examples),
         callbacks=[clock],
-    ).train()
+    )
+    trainer.train()
+    # The first step only warms up.
+    steps = zip(clock.ends, clock.ends[1:], strict=False)
     result = {
-        "seconds": [end - start for start, end in zip(clock.ends, clock.ends[1:], strict=False)],
+        "seconds": [end - start for start, end in steps],
         "response_length": clock.lengths[1:],
         "version": importlib.metadata.version("trl"),
     }

@@ -1,9 +1,11 @@
-"""The decode step: one more token for every row of a batch, in memory set aside before, asking the host nothing.
+"""The decode step: one more token for every row of a batch.
 
-One function runs on a CPU, on the meta device in a test, and on CUDA, where it is captured as a graph.
+Its memory is set aside before, and it never asks the host for a value. One function can therefore
+run on a CPU, on the meta device in a test, and on CUDA, where it is captured as a graph.
 
-Shapes: R rows of N prompts, P prompt tokens, H hidden size, V vocabulary. A token has a slot, the same column in keys,
-values and all else that is kept of a row, where its prompt, left-padded, comes first; room is the number of slots.
+Shapes: R rows of N prompts, P prompt tokens, S slots, H hidden size, D head size, V vocabulary. A
+token has a slot: the same column number in the keys, the values and all else that is kept of its
+row. The prompt, padded on the left, takes the first P slots. A cell is one slot of one row.
 """
 
 from weakref import WeakKeyDictionary
@@ -15,31 +17,40 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-ATTENTION = "sdpa_or_products"
+# --- Attention of one query token -----------------------------------------------------------------
+
+ATTENTION = "sdpa_or_products"  # the name under which transformers finds the two functions below
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, **options):
-    """SDPA, but for one query token on a CPU, where two matrix products take a third of its time."""
+def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **options):
+    """SDPA; but two matrix products for one query token on a CPU, in a third of SDPA's time."""
     if query.device.type != "cpu" or query.shape[2] > 1:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
-    R, heads, _, D = query.shape
-    grouped = query.reshape(R, key.shape[1], -1, D) * (
-        D**-0.5 if scaling is None else scaling
-    )  # by what they share
-    scores = grouped @ key.mT  # (R, kv heads, heads / kv heads, room)
-    probs = (scores if attention_mask is None else scores + attention_mask).softmax(
-        -1, dtype=torch.float32
-    )
-    return (probs.to(value.dtype) @ value).reshape(R, 1, heads, -1), None
+    R, num_heads, _, D = query.shape
+    num_kv_heads = key.shape[1]
+    if scaling is None:
+        scaling = D**-0.5
+    # Query heads that share their keys and values stand together.
+    queries = query.reshape(R, num_kv_heads, -1, D) * scaling
+    scores = queries @ key.mT  # (R, kv heads, query heads of each, S)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    probs = scores.softmax(-1, dtype=torch.float32)
+    outputs = probs.to(value.dtype) @ value
+    return outputs.reshape(R, 1, num_heads, -1), None
 
 
-def mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
-    """(R, 1, 1, room) to be added to the scores of one query token: transformers' own code for it asks the host.
+def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
+    """(R, 1, 1, S): what is added to the scores of one query token, 0 or minus infinity.
 
-    Called by the model's code for each kind of its layers. attention_mask: (R, room), what lies ahead left out.
-    local_size: of a sliding window.
+    transformers' own function would ask the host. The model's code calls this one, for each kind of
+    layer that it has; where there are several query tokens, transformers' mask is returned.
+
+    Args:
+        attention_mask: (R, S) bool, False on padding and on slots that are still to come.
+        local_size: the size of the layer's sliding window, if it has one.
     """
     if q_length > 1 or attention_mask is None:
         return sdpa_mask(
@@ -47,139 +58,188 @@ def mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **optio
         )
     if local_size:
         slots = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-        attention_mask = attention_mask & (
-            slots > (slots * attention_mask).amax(1, keepdim=True) - local_size
-        )
-    return torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, -torch.inf)[
-        :, None, None
-    ]
+        last_slot = (slots * attention_mask).amax(1, keepdim=True)  # (R, 1)
+        attention_mask = attention_mask & (slots > last_slot - local_size)
+    zeros = torch.zeros_like(attention_mask, dtype=dtype)
+    return zeros.masked_fill_(~attention_mask, -torch.inf)[:, None, None]
 
 
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, mask)
+AttentionInterface.register(ATTENTION, sdpa_or_products)
+AttentionMaskInterface.register(ATTENTION, additive_mask)
 
 
-class Slots(DynamicLayer):
-    """One layer's keys and values, (R, heads, room, head_dim) each, which a step writes at one slot for all rows."""
+# --- Keys and values ------------------------------------------------------------------------------
 
-    def __init__(self, slot: Tensor, reserve: int):
-        super().__init__()
-        self.slot, self.reserve, self.memory = slot, reserve, [torch.empty(0), torch.empty(0)]
 
-    def fit(self, keys: Tensor, values: Tensor, room: int, each: int = 1) -> None:
-        """Hold each row of these, (R / each, heads, used, head_dim), `each` times, and room for more.
+class StateMemory:
+    """Memory for one layer's keys, or for its values, of all rows.
 
-        All is contiguous, since products copy views. Memory is made where it does not suffice, for `reserve` places
-        (rows x room) at least; else it stays where it is.
+    The tensor in it is always contiguous, since matrix products would copy a view that is not.
+    """
+
+    def __init__(self, reserved_cells: int):
+        self.reserved_cells = reserved_cells  # memory is made for this many cells at least
+        self.flat = torch.empty(0)
+
+    def hold(self, states: Tensor, num_slots: int, repeats: int) -> Tensor:
+        """Copy every row of states (N, heads, used slots, D) into the memory `repeats` times.
+
+        The memory stays where it is if it suffices; otherwise new memory is made.
+
+        Returns:
+            (N * repeats, heads, num_slots, D), a view of the memory.
         """
-        held = []
-        for i, x in enumerate((keys, values)):
-            N, heads, used, D = x.shape
-            if self.memory[i].numel() < N * each * heads * room * D:
-                self.memory[i] = x.new_empty(max(N * each * room, self.reserve) * heads * D)
-            elif x.data_ptr() == self.memory[i].data_ptr():
-                x = x.clone()
-            copies = self.memory[i][: N * each * heads * room * D].view(N, each, heads, room, D)
-            copies[:, :, :, :used] = x.unsqueeze(1)
-            copies[:, :, :, used:] = 0  # it is masked, but 0 times what nobody wrote could be NaN
-            held.append(copies.flatten(0, 1))
-        self.keys, self.values = held
+        N, heads, num_used_slots, D = states.shape
+        num_elements = N * repeats * heads * num_slots * D
+        if self.flat.numel() < num_elements:
+            num_cells = max(N * repeats * num_slots, self.reserved_cells)
+            self.flat = states.new_empty(num_cells * heads * D)
+        elif states.data_ptr() == self.flat.data_ptr():
+            states = states.clone()  # they lie in the memory that is about to be overwritten
+        elements = self.flat[:num_elements]
+        copies = elements.view(N, repeats, heads, num_slots, D)
+        copies[:, :, :, :num_used_slots] = states.unsqueeze(1)
+        # Free slots are masked, but memory that nobody wrote can hold NaN, and 0 times NaN is NaN.
+        copies[:, :, :, num_used_slots:] = 0
+        return copies.flatten(0, 1)
+
+
+class SlotLayer(DynamicLayer):
+    """One layer's keys and values, (R, heads, S, D) each; a step writes one slot of all rows."""
+
+    def __init__(self, slot: Tensor, reserved_cells: int):
+        super().__init__()
+        self.slot = slot
+        self.key_memory = StateMemory(reserved_cells)
+        self.value_memory = StateMemory(reserved_cells)
+
+    def hold(self, keys: Tensor, values: Tensor, num_slots: int, repeats: int) -> None:
+        """Hold every row of (N, heads, used slots, D) `repeats` times, in num_slots slots."""
+        self.keys = self.key_memory.hold(keys, num_slots, repeats)
+        self.values = self.value_memory.hold(values, num_slots, repeats)
 
     def update(self, key_states, value_states, *args, **kwargs):
+        """transformers calls this with the new token's keys and values, (R, heads, 1, D) each."""
         self.keys.index_copy_(2, self.slot, key_states)
         self.values.index_copy_(2, self.slot, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length):
+        """transformers asks for the number of slots that a mask covers, and for the first one."""
         return self.keys.shape[2], 0
 
 
+# --- The decode step ------------------------------------------------------------------------------
+
+
 class Decoder:
-    """The rows that are sampled together, and the step that moves all of them on by one token."""
+    """The rows that are sampled together, and the step that gives each of them one more token."""
 
-    reserve = 0  # places (rows x room) of keys and values to be set aside at once
+    reserved_cells = 0  # memory for keys and values is made for this many cells at least
 
-    def __init__(self, model: PreTrainedModel, rows: int, room: int):
-        """For at most so many rows and slots."""
-        device, self.rows = model.device, rows
-        self.look, block = (
-            (1, 32) if device.type == "cpu" else (8, 128)
-        )  # steps between looks for ends
-        self.rooms = range(block, room + block, block)  # the sizes that the room grows through
-        self.slot = torch.zeros(
-            1, dtype=torch.long, device=device
-        )  # of each row's last token, which has not run yet
-        self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of each row's prompt
-        self.tokens = torch.zeros(rows, room, dtype=torch.long, device=device)
-        self.logps = torch.zeros(rows, room, device=device)
-        self.uniforms = torch.zeros(rows, room, dtype=torch.float64, device=device)  # in (0, 1]
+    def __init__(self, model: PreTrainedModel, max_rows: int, max_slots: int):
+        """Set aside memory for at most max_rows rows and max_slots slots.
+
+        The keys and values get theirs when they are first held.
+        """
+        device = model.device
+        if device.type == "cpu":
+            self.check_interval = 1  # steps after which the caller looks for ends
+            block = 32
+        else:
+            self.check_interval = 8  # to look makes the GPU wait for the host
+            block = 128
+        self.max_rows = max_rows
+        # The numbers of slots through which keys and values grow.
+        self.slot_counts = range(block, max_slots + block, block)
+        # The slot of every row's last token, which has not run through the model yet.
+        self.slot = torch.zeros(1, dtype=torch.long, device=device)
+        # Padding tokens before each row's prompt.
+        self.padding = torch.zeros(max_rows, 1, dtype=torch.long, device=device)
+        self.tokens = torch.zeros(max_rows, max_slots, dtype=torch.long, device=device)
+        self.logps = torch.zeros(max_rows, max_slots, device=device)
+        # Random numbers in (0, 1] for the draws.
+        self.uniforms = torch.zeros(max_rows, max_slots, dtype=torch.float64, device=device)
         self.cache = DynamicCache()
 
-    def start(self, cache: DynamicCache, mask: Tensor, uniforms: Tensor) -> None:
-        """Begin with prompts that have run, by their keys and values and their mask (N, P): R / N rows of each.
+    def start(self, cache: DynamicCache, prompt_mask: Tensor, uniforms: Tensor) -> None:
+        """Begin with N prompts that have run: R / N rows for each of them.
 
-        uniforms: (R, n) for the draws of n tokens.
+        Args:
+            cache: the prompts' keys and values.
+            prompt_mask: (N, P), 0 on padding.
+            uniforms: (R, n) random numbers in (0, 1] for the draws of n tokens.
         """
-        R, each, P = len(uniforms), len(uniforms) // len(mask), mask.shape[1]
-        self.cache.layers = self.cache.layers or [
-            Slots(self.slot, self.reserve) for _ in cache.layers
-        ]
-        self.fit(cache, P, each)
-        self.padding[:R] = (P - mask.sum(1, keepdim=True)).repeat_interleave(each, dim=0)
-        self.uniforms[:R, P : P + uniforms.shape[1]] = uniforms
+        R, num_draws = uniforms.shape
+        N, P = prompt_mask.shape
+        repeats = R // N
+        if not self.cache.layers:
+            self.cache.layers = [SlotLayer(self.slot, self.reserved_cells) for _ in cache.layers]
+        self.fit(cache, P, repeats)
+        padding = P - prompt_mask.sum(1, keepdim=True)  # (N, 1)
+        self.padding[:R] = padding.repeat_interleave(repeats, dim=0)
+        self.uniforms[:R, P : P + num_draws] = uniforms
         self.slot.fill_(P)
 
     def fit(
-        self, cache: DynamicCache, used: int, each: int = 1, rows: Tensor | slice = slice(None)
+        self,
+        cache: DynamicCache,
+        num_used_slots: int,
+        repeats: int = 1,
+        rows: Tensor | slice = slice(None),
     ) -> None:
-        """Hold the given rows of a cache, `each` times, with room for more than the slots that are used."""
-        room = next(size for size in self.rooms if size > used)
-        for slots, layer in zip(self.cache.layers, cache.layers, strict=True):
-            slots.fit(layer.keys[rows, :, :used], layer.values[rows, :, :used], room, each)
+        """Hold the given rows of a cache `repeats` times, with at least one free slot."""
+        num_slots = next(count for count in self.slot_counts if count > num_used_slots)
+        for slot_layer, layer in zip(self.cache.layers, cache.layers, strict=True):
+            keys = layer.keys[rows, :, :num_used_slots]
+            values = layer.values[rows, :, :num_used_slots]
+            slot_layer.hold(keys, values, num_slots, repeats)
 
-    def keep(self, rows: Tensor, used: int) -> None:
+    def keep_rows(self, rows: Tensor, num_used_slots: int) -> None:
         """Go on with the given rows alone, in that order."""
-        self.fit(self.cache, used, rows=rows)
+        self.fit(self.cache, num_used_slots, rows=rows)
         for state in (self.padding, self.tokens, self.logps, self.uniforms):
             state[: len(rows)] = state[rows]
 
     @property
     def size(self) -> tuple[int, int]:
-        """(rows, room) that a step goes over."""
-        rows, _, room, _ = self.cache.layers[0].keys.shape
-        return rows, room
+        """(R, S): the rows and slots that a step goes over."""
+        R, _, S, _ = self.cache.layers[0].keys.shape
+        return R, S
 
     def step(self, model: PreTrainedModel, temperature: float) -> None:
         """Run the last token of each row, and draw the next one."""
-        rows, room = self.size
-        slots = torch.arange(room, device=self.slot.device)
-        seen = (slots >= self.padding[:rows]) & (slots <= self.slot)  # (rows, room)
-        hidden = model.get_decoder()(
-            self.tokens[:rows].index_select(1, self.slot),
-            attention_mask=seen
-            if model.config._attn_implementation == ATTENTION
-            else mask(1, seen, dtype=model.dtype),
-            position_ids=self.slot - self.padding[:rows],
+        R, S = self.size
+        slots = torch.arange(S, device=self.slot.device)
+        attention_mask = (slots >= self.padding[:R]) & (slots <= self.slot)  # (R, S)
+        if model.config._attn_implementation != ATTENTION:  # attention of the model's own
+            attention_mask = additive_mask(1, attention_mask, dtype=model.dtype)
+        outputs = model.get_decoder()(
+            self.tokens[:R].index_select(1, self.slot),
+            attention_mask=attention_mask,
+            position_ids=self.slot - self.padding[:R],
             past_key_values=self.cache,
             use_cache=True,
-        ).last_hidden_state[:, -1]
+        )
         self.slot += 1
-        self.draw(model, hidden, temperature)
+        self.draw(model, outputs.last_hidden_state[:, -1], temperature)
 
     def draw(self, model: PreTrainedModel, hidden: Tensor, temperature: float) -> None:
-        """A token for each row from its last hidden state (R, H), by inverting its distribution function."""
+        """Draw a token for each row from its last hidden state (R, H), and write it at the slot.
+
+        The draw inverts the distribution function: it takes the first token up to which the
+        cumulative probability is at least the uniform random number.
+        """
         R = len(hidden)
-        probs = (model.get_output_embeddings()(hidden).float() / (temperature or 1.0)).softmax(
-            -1
-        )  # (R, V)
+        logits = model.get_output_embeddings()(hidden).float()  # (R, V)
+        probs = (logits / (temperature or 1.0)).softmax(-1)
         if temperature:
-            cumulative = probs.cumsum(
-                -1, dtype=torch.float64
-            )  # in float32 a GPU's sum is not quite monotonic
-            u = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
-            token = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp(
-                max=probs.shape[1] - 1
-            )  # of NaN
+            # A GPU's cumulative sum in float32 would not be quite monotonic.
+            cumulative = probs.cumsum(-1, dtype=torch.float64)
+            uniforms = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
+            token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:])
+            # If the probabilities are NaN, the search ends after the last token.
+            token = token.clamp(max=probs.shape[1] - 1)
         else:
             token = probs.argmax(-1, keepdim=True)
         self.tokens[:R].index_copy_(1, self.slot, token)
@@ -191,92 +251,102 @@ class Decoder:
 
 
 class Captured(Decoder):
-    """A decoder whose step is captured for each number of rows, room and temperature, when it first comes up."""
+    """A decoder whose steps are captured as CUDA graphs.
 
-    MOST = 100  # graphs; a step beyond them is an ordinary one
+    There is one graph for each number of rows, number of slots and temperature. It is captured when
+    these first come up, and replayed from then on.
+    """
 
-    def __init__(self, model, rows, room):
-        super().__init__(model, rows, room)
-        self.graphs, self.works, self.side = {}, True, None
-        self.reserve = rows * self.rooms[-1]  # what a graph reads and writes must stay where it is
+    MAX_GRAPHS = 100  # a step that would need another one is an ordinary step
+
+    def __init__(self, model, max_rows, max_slots):
+        super().__init__(model, max_rows, max_slots)
+        self.graphs = {}
+        self.uses_graphs = True  # until a capture fails
+        self.capture_stream = None
+        # The memory that a graph reads and writes must never move, so all of it is made at once.
+        self.reserved_cells = max_rows * self.slot_counts[-1]
 
     def step(self, model, temperature):
         key = (*self.size, temperature)
-        if self.works and key not in self.graphs and len(self.graphs) < self.MOST:
-            before = self.slot.clone()
+        is_new = key not in self.graphs
+        if self.uses_graphs and is_new and len(self.graphs) < self.MAX_GRAPHS:
+            start_slot = self.slot.clone()
             try:
-                self.graphs[key] = self._capture(model, temperature, before)
-            except (
-                RuntimeError
-            ) as error:  # the model's own code asks the host, or the driver cannot
-                print(
-                    f"sampling without CUDA graphs, which is slower: {' '.join(str(error).split())[:200]}"
-                )
-                self.works = False
-            self.slot.copy_(before)
-        if self.works and key in self.graphs:
+                self.graphs[key] = self._capture(model, temperature, start_slot)
+            except RuntimeError as error:  # the model's code asks the host, or the driver refuses
+                reason = " ".join(str(error).split())[:200]
+                print(f"sampling without CUDA graphs, which is slower: {reason}")
+                self.uses_graphs = False
+            self.slot.copy_(start_slot)
+        if self.uses_graphs and key in self.graphs:
             self.graphs[key].replay()
         else:
             super().step(model, temperature)
 
-    def _capture(self, model, temperature, before):
-        """A graph of the step. What its trials write, the step itself writes again, the same."""
-        self.side = self.side or torch.cuda.Stream()
-        graph, here, checks = (
-            torch.cuda.CUDAGraph(),
-            torch.cuda.current_stream(),
-            torch.cuda.get_sync_debug_mode(),
-        )
-        self.side.wait_stream(here)
+    def _capture(self, model, temperature, start_slot):
+        """A graph of the step. Its trial runs write only what the step itself writes again."""
+        if self.capture_stream is None:
+            self.capture_stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        main_stream = torch.cuda.current_stream()
+        debug_mode = torch.cuda.get_sync_debug_mode()
+        self.capture_stream.wait_stream(main_stream)
         try:
-            with torch.cuda.stream(self.side):
-                super().step(model, temperature)  # kernels are chosen, workspaces made
-                self.slot.copy_(before)
-                torch.cuda.set_sync_debug_mode(
-                    "error"
-                )  # what asks the host raises here: a capture would be left open
+            with torch.cuda.stream(self.capture_stream):
+                super().step(model, temperature)  # chooses kernels and makes workspaces
+                self.slot.copy_(start_slot)
+                # A step that asks the host raises here. During a capture, the capture would be
+                # left open.
+                torch.cuda.set_sync_debug_mode("error")
                 super().step(model, temperature)
         finally:
-            torch.cuda.set_sync_debug_mode(checks)
-            here.wait_stream(self.side)
-        self.slot.copy_(before)
-        pool = next(
-            (made.pool() for made in self.graphs.values()), None
-        )  # one for all: they run one at a time
+            torch.cuda.set_sync_debug_mode(debug_mode)
+            main_stream.wait_stream(self.capture_stream)
+        self.slot.copy_(start_slot)
+        # All graphs share one memory pool, since they run one at a time.
+        pool = next((earlier_graph.pool() for earlier_graph in self.graphs.values()), None)
         with (
-            torch.cuda.stream(here),
-            torch.cuda.graph(graph, pool, self.side, capture_error_mode="thread_local"),
+            torch.cuda.stream(main_stream),
+            torch.cuda.graph(graph, pool, self.capture_stream, capture_error_mode="thread_local"),
         ):
             super().step(model, temperature)
         return graph
 
 
-KEPT: WeakKeyDictionary[PreTrainedModel, Captured] = (
-    WeakKeyDictionary()
-)  # a graph knows where its memory lies
+# A graph knows the addresses of its memory, so a model's decoder is kept from call to call.
+CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, Captured] = WeakKeyDictionary()
 
 
-def decoder_for(model: PreTrainedModel, cache: DynamicCache, rows: int, room: int) -> Decoder:
-    """A decoder for so many rows and slots; on CUDA the model's own, with its graphs, unless that fills the memory.
+def decoder_for(
+    model: PreTrainedModel, cache: DynamicCache, num_rows: int, num_slots: int
+) -> Decoder:
+    """A decoder for so many rows and slots, and for keys and values like those in the cache.
 
-    Only a bfloat16 copy is captured: autocast keeps casts of float32 weights, which would go stale in a graph.
+    On CUDA it is the model's own, with its graphs, unless that would fill the memory. Only a
+    bfloat16 copy is captured: autocast keeps casts of float32 weights, which would go stale in a
+    graph.
     """
     if model.device.type != "cuda" or model.dtype != torch.bfloat16:
-        return Decoder(model, rows, room)
-    kept = KEPT.get(model)
-    if kept and kept.rows >= rows and kept.rooms[-1] >= room:
-        return kept
-    states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    place = sum(x.shape[1] * x.shape[3] * x.element_size() for x in states)  # bytes of a row's slot
-    grown = [(max(rows, kept.rows), max(room, kept.rooms[-1]))] if kept else []
-    for size in (*grown, (rows, room)):
-        decoder = Captured(model, *size)
-        if (
-            decoder.reserve * place
-            <= torch.cuda.get_device_properties(model.device).total_memory / 8
-        ):
-            KEPT[model] = (
-                decoder  # its memory stays while the loss runs, and so must not be too much
-            )
+        return Decoder(model, num_rows, num_slots)
+    sizes = [(num_rows, num_slots)]  # to be tried in this order
+    earlier = CAPTURED_DECODERS.get(model)
+    if earlier is not None:
+        max_slots = earlier.slot_counts[-1]
+        if earlier.max_rows >= num_rows and max_slots >= num_slots:
+            return earlier
+        grown_size = (max(num_rows, earlier.max_rows), max(num_slots, max_slots))
+        sizes.insert(0, grown_size)
+    bytes_per_cell = 0
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values):
+            _, heads, _, D = states.shape
+            bytes_per_cell += heads * D * states.element_size()
+    # The memory of keys and values stays while the loss runs, so that it must not be too much.
+    max_bytes = torch.cuda.get_device_properties(model.device).total_memory / 8
+    for max_rows, max_slots in sizes:
+        decoder = Captured(model, max_rows, max_slots)
+        if decoder.reserved_cells * bytes_per_cell <= max_bytes:
+            CAPTURED_DECODERS[model] = decoder
             return decoder
-    return Decoder(model, rows, room)
+    return Decoder(model, num_rows, num_slots)

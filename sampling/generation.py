@@ -1,14 +1,16 @@
-"""Sampling: completions of prompts from the whole distribution of a model, and where each of them ends.
+"""Sampling: completions of prompts from the whole distribution of a model, and where each one ends.
 
-Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C, V vocabulary.
+Shapes: B sequences, P prompt tokens, C completion tokens, V vocabulary. In one turn of sampling:
+R rows of N prompts.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
@@ -30,181 +32,357 @@ def generate(
     max_concurrent_sequences: int = 512,
     progress: Callable[[int], None] | None = None,
 ) -> Rollout:
-    """Sample num_samples completions of each prompt from softmax(logits / temperature): the project's one sampler.
+    """Sample num_samples completions of each prompt from softmax(logits / temperature).
 
-    The whole distribution is sampled (no top-k, top-p or penalties, whatever the model's own generation_config says),
-    so that its log-probs are those that the loss recomputes. Each prompt runs once, for all of its samples;
+    This is the project's one sampler. It samples from the whole distribution: no top-k, top-p or
+    penalty, whatever the model's own generation_config says. The log-probs of its samples are
+    therefore those that the loss computes again. A prompt runs once for all of its samples, and
     sequences that have ended leave the batch.
 
     Args:
-        prompts: texts, chat template already applied.
-        temperature: 0 is greedy.
+        prompts: texts to which the chat template has been applied. There may be none.
+        temperature: 0 means greedy decoding.
         stop_strings: a completion also ends with the token that completes one of these in its text.
-        max_concurrent_sequences: the memory bound; more than these are sampled in turns.
-        progress: called with a number of completions each time so many are done.
+        max_concurrent_sequences: at most this many rows are sampled at once, which bounds the
+            memory; the others follow in later turns. It changes no sample.
+        progress: called after each turn with the number of completions that it has finished.
 
     Returns:
         A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
     """
-    device = model.device
-    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-    stop = _Stopper(model, tokenizer, stop_strings)
-    B = len(prompts) * num_samples
-    out = SimpleNamespace(
-        completion_ids=torch.full((B, max_new_tokens), tokenizer.pad_token_id, device=device),
-        sampled_logps=torch.zeros((B, max_new_tokens), device=device),
-        # Drawn at once, so that a sample depends neither on who else is sampled with it nor on who has left.
-        uniforms=1
-        - torch.rand(
-            (B, max_new_tokens), dtype=torch.float64, device=device
-        ),  # never 0, which p = 0 meets
-        lengths=torch.full((B,), max_new_tokens, device=device),
-        finished=torch.zeros(B, dtype=torch.bool, device=device),
-    )
-    # Prompts of similar length share a turn, the longest first: if memory runs out, it does so at once. Where not even
-    # the samples of one prompt fit, they are sampled in several turns.
-    order = sorted(range(len(prompts)), key=lambda i: -len(prompt_ids[i]))
-    numbers, most = range(num_samples), max_concurrent_sequences
-    parts = [numbers[j : j + most] for j in range(0, num_samples, most)]
-    per_turn = max(1, most // num_samples)
-    turns = [
-        (order[i : i + per_turn], part) for i in range(0, len(order), per_turn) for part in parts
-    ]
-    # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
-    with utils.autocast(device if model.dtype == torch.float32 else "cpu"), _sampling(model):
-        for turn, part in turns:
-            ids, mask = left_pad([prompt_ids[i] for i in turn], tokenizer.pad_token_id, device)
-            rows = torch.tensor([i * num_samples + j for i in turn for j in part], device=device)
-            _decode(model, ids, mask, rows, len(part), temperature, stop, out)
-            if progress:
-                progress(len(rows))
+    pad_token_id = tokenizer.pad_token_id
+    if len(prompts) == 0:  # a tokenizer cannot tokenize an empty list
+        return as_rollout([], pad_token_id, model.device)
 
-    # What was sampled past a stop is cut off.
-    completions = [
-        row[:n] for row, n in zip(out.completion_ids.tolist(), out.lengths.tolist(), strict=True)
-    ]
-    rows = [(prompt_ids[i // num_samples], completion) for i, completion in enumerate(completions)]
-    rollout = as_rollout(rows, tokenizer.pad_token_id, device)
-    own = rollout.completion_mask.bool()
-    rollout.sampled_logps = out.sampled_logps[:, : own.shape[1]].where(own, 0.0)
-    rollout.finished, rollout.texts = out.finished, stop.texts(completions, out.finished.tolist())
+    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    stopper = _Stopper(model, tokenizer, stop_strings)
+    num_rows = len(prompts) * num_samples
+    completions = _Completions.allocate(num_rows, max_new_tokens, pad_token_id, model.device)
+    prompt_lengths = [len(ids) for ids in prompt_ids]
+    # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
+    autocast_device = model.device if model.dtype == torch.float32 else "cpu"
+    with utils.autocast(autocast_device), _sampling_mode(model):
+        for plan in _plan_turns(prompt_lengths, num_samples, max_concurrent_sequences):
+            turn_ids = [prompt_ids[i] for i in plan.prompts]
+            ids, mask = left_pad(turn_ids, pad_token_id, model.device)
+            cache, last_hidden = _run_prompts(model, ids, mask)
+            turn = _Turn(model, cache, mask, plan.rows, completions)
+            turn.decode(model, last_hidden, temperature, stopper)
+            del cache, last_hidden, turn  # the next turn needs their memory
+            if progress:
+                progress(len(plan.rows))
+
+    completion_ids = completions.cut_ids()
+    prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
+    rows = list(zip(prompts_of_rows, completion_ids, strict=True))
+    rollout = as_rollout(rows, pad_token_id, model.device)
+    is_sampled = rollout.completion_mask.bool()  # (B, C)
+    C = is_sampled.shape[1]
+    rollout.sampled_logps = completions.logps[:, :C].where(is_sampled, 0.0)
+    rollout.finished = completions.finished
+    rollout.texts = stopper.to_texts(completion_ids, completions.finished.tolist())
     return rollout
 
 
 @contextmanager
-def _sampling(model):
-    """Evaluation mode, and attention that takes the decode step's mask: flash-attention's would ask the host."""
-    was_training, before = model.training, model.config._attn_implementation
-    chosen = ATTENTION if model._can_set_attn_implementation() else before  # Falcon has its own
+def _sampling_mode(model):
+    """Evaluation mode, and attention that takes the decode step's mask.
+
+    Flash-attention would have to ask the host where the padding lies.
+    """
+    was_training = model.training
+    own_attention = model.config._attn_implementation
+    # Some models, such as Falcon, have attention of their own that cannot be exchanged.
+    attention = ATTENTION if model._can_set_attn_implementation() else own_attention
     try:
-        model.eval().set_attn_implementation(chosen)
+        model.eval().set_attn_implementation(attention)
         yield
     finally:
-        model.train(was_training).set_attn_implementation(before)
+        model.train(was_training).set_attn_implementation(own_attention)
 
 
-def _decode(model, ids, mask, rows, num_samples, temperature, stop, out):
-    """Sample num_samples completions of each prompt in ids (N, P) to their end, writing `rows` of out."""
-    position_ids, cache = (
-        (mask.cumsum(1) - 1).clamp(min=0),
-        DynamicCache(),
-    )  # plain layers, as in utils
-    prefill = model.get_decoder()(
+# --- The completions of all rows ------------------------------------------------------------------
+
+
+@dataclass
+class _Completions:
+    """What has been sampled for all B rows; each turn fills in its own rows."""
+
+    # (B, C) padded with the pad token. Tokens may follow the one that ends a completion.
+    token_ids: Tensor
+    # (B, C) float32 log-probs of these tokens.
+    logps: Tensor
+    # (B, C) float64 random numbers, one for the draw of each token.
+    uniforms: Tensor
+    # (B,) tokens through the one that ends the completion; C where there is no end.
+    lengths: Tensor
+    # (B,) whether the completion has an end.
+    finished: Tensor
+
+    @classmethod
+    def allocate(
+        cls, B: int, C: int, pad_token_id: int, device: torch.device | str
+    ) -> "_Completions":
+        """B completions of at most C tokens, of which none has been sampled yet.
+
+        All random numbers are drawn here, so that a sample depends neither on the rows that are
+        sampled with it nor on those that have ended. They lie in (0, 1], since torch.rand gives
+        [0, 1): with a 0, a token of probability 0 could be drawn.
+        """
+        return cls(
+            token_ids=torch.full((B, C), pad_token_id, device=device),
+            logps=torch.zeros((B, C), device=device),
+            uniforms=1 - torch.rand((B, C), dtype=torch.float64, device=device),
+            lengths=torch.full((B,), C, device=device),
+            finished=torch.zeros(B, dtype=torch.bool, device=device),
+        )
+
+    def cut_ids(self) -> list[list[int]]:
+        """The B completions as lists of ids, without what was sampled after the end."""
+        rows = zip(self.token_ids.tolist(), self.lengths.tolist(), strict=True)
+        return [token_ids[:length] for token_ids, length in rows]
+
+
+# --- One turn of sampling -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _TurnPlan:
+    """The rows that are sampled together: equally many samples of each of some prompts."""
+
+    # N numbers of prompts.
+    prompts: list[int]
+    # R numbers of rows among all B, those of one prompt next to each other.
+    rows: list[int]
+
+
+def _plan_turns(
+    prompt_lengths: list[int], num_samples: int, max_concurrent_sequences: int
+) -> list[_TurnPlan]:
+    """Divide all rows into turns of at most max_concurrent_sequences rows.
+
+    Prompts of similar length share a turn. The longest come first: if memory is too small, that
+    shows at once. If not even the samples of one prompt fit, they are spread over several turns.
+    """
+    longest_first = sorted(range(len(prompt_lengths)), key=lambda i: -prompt_lengths[i])
+    prompts_per_turn = max(1, max_concurrent_sequences // num_samples)
+    plans = []
+    for i in range(0, len(longest_first), prompts_per_turn):
+        prompts = longest_first[i : i + prompts_per_turn]
+        for start in range(0, num_samples, max_concurrent_sequences):
+            end = min(num_samples, start + max_concurrent_sequences)
+            rows = []
+            for prompt in prompts:
+                rows += range(prompt * num_samples + start, prompt * num_samples + end)
+            plans.append(_TurnPlan(prompts, rows))
+    return plans
+
+
+def _run_prompts(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
+    """Run N prompts once, from ids and mask (N, P): (their keys and values, last hidden (N, H))."""
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
+    outputs = model.get_decoder()(
         ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
     )
-    P, max_new_tokens = ids.shape[1], out.completion_ids.shape[1]
-    decoder = decoder_for(model, cache, len(rows), P + max_new_tokens)
-    decoder.start(cache, mask, out.uniforms[rows])
-    decoder.draw(
-        model, prefill.last_hidden_state[:, -1].repeat_interleave(num_samples, dim=0), temperature
-    )
-    alive, looked = torch.ones_like(rows, dtype=torch.bool), 0
-    for n in range(1, max_new_tokens + 1):  # tokens that each row has
-        last = n == max_new_tokens
-        if last or n - looked >= decoder.look:
-            end, looked = stop(decoder.tokens[: len(rows), P : P + n], looked), n
-            done = alive & (end > 0)
-            out.lengths[rows[done]], out.finished[rows[done]] = end[done], True
-            alive &= ~done
-            left, size = int(alive.sum()), len(rows)
-            while (
-                left <= 0.75 * size > 0
-            ):  # leaving copies the cache: in quarters, so that graphs are of few sizes
-                size = int(0.75 * size)
-            if last or size < len(rows):
-                for mine, whole in (
-                    (decoder.tokens, out.completion_ids),
-                    (decoder.logps, out.sampled_logps),
-                ):
-                    whole[rows, :n] = mine[: len(rows), P : P + n]
-                if last or not size:
+    return cache, outputs.last_hidden_state[:, -1]
+
+
+class _Turn:
+    """Rows that are sampled together to their ends, in one decoder.
+
+    A row that has ended is sampled on until enough rows have ended to make a copy of the smaller
+    batch worth its time.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: DynamicCache,
+        prompt_mask: Tensor,
+        rows: list[int],
+        completions: _Completions,
+    ):
+        """Begin after N prompts, by their keys and values and their mask (N, P).
+
+        Args:
+            rows: R row numbers of `completions`, to which the results are written.
+        """
+        # (R,) for each row of the decoder, the row of `completions` that it samples.
+        self.rows = torch.tensor(rows, device=model.device)
+        # (R,) whether the row has not come to its end yet, as far as ends have been looked for.
+        self.is_open = torch.ones_like(self.rows, dtype=torch.bool)
+        # The number of tokens of each row among which ends have been looked for.
+        self.num_checked = 0
+        self.completions = completions
+        self.prompt_length = prompt_mask.shape[1]
+        self.max_new_tokens = completions.token_ids.shape[1]
+        self.decoder = decoder_for(
+            model, cache, len(rows), self.prompt_length + self.max_new_tokens
+        )
+        self.decoder.start(cache, prompt_mask, completions.uniforms[self.rows])
+
+    def decode(
+        self,
+        model: PreTrainedModel,
+        last_hidden: Tensor,
+        temperature: float,
+        stopper: "_Stopper",
+    ) -> None:
+        """Sample all rows to their ends; last_hidden (N, H) are the prompts' last hidden states."""
+        decoder = self.decoder
+        num_samples = len(self.rows) // len(last_hidden)
+        first_hidden = last_hidden.repeat_interleave(num_samples, dim=0)  # (R, H)
+        decoder.draw(model, first_hidden, temperature)
+        for num_tokens in range(1, self.max_new_tokens + 1):  # the tokens that each row has
+            is_last = num_tokens == self.max_new_tokens
+            if is_last or num_tokens - self.num_checked >= decoder.check_interval:
+                self.find_ends(stopper, num_tokens)
+                size = self.size_to_keep()
+                if is_last or size < len(self.rows):
+                    self.write(num_tokens)
+                if is_last or size == 0:
                     return
-                keep = (~alive).int().argsort(stable=True)[:size]
-                decoder.keep(keep, P + n - 1)
-                rows, alive = rows[keep], alive[keep]
-        if P + n == decoder.size[1]:  # the room is full
-            decoder.fit(decoder.cache, P + n)
-        decoder.step(model, temperature)
+                if size < len(self.rows):
+                    self.shrink(size, num_tokens)
+            num_used_slots = self.prompt_length + num_tokens
+            if num_used_slots == decoder.size[1]:  # no slot is free for the next token
+                decoder.fit(decoder.cache, num_used_slots)
+            decoder.step(model, temperature)
+
+    def find_ends(self, stopper: "_Stopper", num_tokens: int) -> None:
+        """Look for ends in the tokens since the last time; note the rows that have ended."""
+        tokens = self.decoder.tokens[: len(self.rows), self._columns(num_tokens)]
+        lengths = stopper.find_ends(tokens, self.num_checked)  # (R,), 0 where there is no end
+        self.num_checked = num_tokens
+        has_ended = self.is_open & (lengths > 0)
+        ended_rows = self.rows[has_ended]
+        self.completions.lengths[ended_rows] = lengths[has_ended]
+        self.completions.finished[ended_rows] = True
+        self.is_open &= ~has_ended
+
+    def size_to_keep(self) -> int:
+        """The number of rows to go on with: at least those that are open, 0 if none is.
+
+        It shrinks by a quarter at a time. To shrink copies the cache, and a CUDA graph is made for
+        each number of rows, so that there should be few of them.
+        """
+        num_open = int(self.is_open.sum())
+        size = len(self.rows)
+        while size > 0 and num_open <= 0.75 * size:
+            size = int(0.75 * size)
+        return size
+
+    def write(self, num_tokens: int) -> None:
+        """Write the first num_tokens tokens of all rows, and their log-probs, to completions."""
+        columns = self._columns(num_tokens)
+        R = len(self.rows)
+        self.completions.token_ids[self.rows, :num_tokens] = self.decoder.tokens[:R, columns]
+        self.completions.logps[self.rows, :num_tokens] = self.decoder.logps[:R, columns]
+
+    def shrink(self, size: int, num_tokens: int) -> None:
+        """Go on with so many rows: the open ones, and if need be some that have ended."""
+        open_first = (~self.is_open).int().argsort(stable=True)
+        kept_rows = open_first[:size]
+        num_used_slots = self.prompt_length + num_tokens - 1  # the last token has not run yet
+        self.decoder.keep_rows(kept_rows, num_used_slots)
+        self.rows = self.rows[kept_rows]
+        self.is_open = self.is_open[kept_rows]
+
+    def _columns(self, num_tokens: int) -> slice:
+        """The decoder's columns of the first num_tokens completion tokens."""
+        return slice(self.prompt_length, self.prompt_length + num_tokens)
+
+
+# --- Where a completion ends ----------------------------------------------------------------------
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends a completion: the tokenizer's EOS and the generation_config's (Qwen2 has two)."""
-    listed = model.generation_config.eos_token_id
-    listed = listed if isinstance(listed, list) else [listed]
-    return sorted({tokenizer.eos_token_id, *(i for i in listed if i is not None)})
+    """Every id that ends a completion: the tokenizer's EOS and those of the generation_config.
+
+    Qwen2 has two of them.
+    """
+    config_ids = model.generation_config.eos_token_id
+    if not isinstance(config_ids, list):
+        config_ids = [config_ids]
+    ids = {tokenizer.eos_token_id, *config_ids}
+    return sorted(ids - {None})
 
 
 class _Stopper:
-    """Knows where a completion ends: at an EOS id, or with the token that completes a stop string in its text."""
+    """Finds where a completion ends: at an EOS, or with the token that completes a stop string."""
 
     def __init__(self, model, tokenizer, stop_strings):
-        self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
+        self.tokenizer = tokenizer
+        self.stop_strings = tuple(stop_strings)
         self.eos_ids = eos_token_ids(model, tokenizer)
         self.eos = torch.tensor(self.eos_ids, device=model.device)
         if self.stop_strings:
-            table = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
-            known = _may_complete(tokenizer, self.stop_strings)[
-                : len(table)
-            ]  # the tokenizer's tokens may be more
-            table[: len(known)] = torch.tensor(known)
-            self.may_complete = table.to(model.device)  # (V,)
-            # Every token adds at least one byte of text, save special ones: a little room for these.
-            self.window = max(len(s.encode()) for s in self.stop_strings) + 8
+            # The model may have more ids than the tokenizer has tokens, or fewer.
+            num_ids = model.get_output_embeddings().weight.shape[0]
+            token_completes = _may_complete(tokenizer, self.stop_strings)[:num_ids]
+            may_complete = torch.zeros(num_ids, dtype=torch.bool)
+            may_complete[: len(token_completes)] = torch.tensor(token_completes)
+            self.may_complete = may_complete.to(model.device)  # (V,)
+            # Every token adds at least one byte of text, so that a stop string of n bytes lies in
+            # the last n tokens. Special tokens may add none, hence 8 more.
+            longest = max(len(string.encode()) for string in self.stop_strings)
+            self.num_window_tokens = longest + 8
 
-    def __call__(self, tokens, since):
-        """(rows,) how many of its tokens (rows, n) each row keeps, ends looked for from column `since` on; 0: none."""
-        recent = tokens[:, since:]
-        ends = torch.isin(recent, self.eos)
+    def find_ends(self, tokens: Tensor, num_checked: int) -> Tensor:
+        """How many tokens each row keeps, through its end.
+
+        Args:
+            tokens: (R, n) completion tokens.
+            num_checked: no end is looked for in this many first columns.
+
+        Returns:
+            (R,) the number of tokens, 0 where the row has no end.
+        """
+        is_end = torch.isin(tokens[:, num_checked:], self.eos)  # (R, n - num_checked)
         if self.stop_strings:
-            candidates = self.may_complete[recent].nonzero()
-            windows = [
-                tokens[i, max(0, since + j + 1 - self.window) : since + j + 1]
-                for i, j in candidates.tolist()
-            ]
-            texts = self.tokenizer.batch_decode(windows)
-            hits = [any(s in text for s in self.stop_strings) for text in texts]
-            ends[candidates.unbind(1)] |= torch.tensor(hits, dtype=torch.bool, device=ends.device)
-        return torch.where(ends.any(1), since + 1 + ends.int().argmax(1), 0)
+            candidates = self.may_complete[tokens[:, num_checked:]].nonzero()
+            windows = []  # for each candidate, the tokens up to it that can hold a stop string
+            for row, column in candidates.tolist():
+                window_end = num_checked + column + 1
+                window_start = max(0, window_end - self.num_window_tokens)
+                windows.append(tokens[row, window_start:window_end])
+            window_texts = self.tokenizer.batch_decode(windows)
+            completes = [self._has_stop_string(text) for text in window_texts]
+            rows, columns = candidates.unbind(1)
+            is_end[rows, columns] |= torch.tensor(completes, dtype=torch.bool, device=is_end.device)
+        first_end = num_checked + is_end.int().argmax(1)
+        return torch.where(is_end.any(1), first_end + 1, 0)
 
-    def texts(self, completions, finished):
-        """Completions as text: without the final EOS, up to the end of the stop string; other special tokens stay."""
-        texts = self.tokenizer.batch_decode(
-            [ids[:-1] if ids[-1] in self.eos_ids else ids for ids in completions]
-        )
+    def to_texts(self, completions: list[list[int]], finished: list[bool]) -> list[str]:
+        """Completions as text, without the final EOS and cut at the end of the first stop string.
+
+        Other special tokens stay visible.
+        """
+        without_eos = [ids[:-1] if ids[-1] in self.eos_ids else ids for ids in completions]
+        texts = self.tokenizer.batch_decode(without_eos)
         for i, text in enumerate(texts):
-            ends = [text.index(s) + len(s) for s in self.stop_strings if s in text]
-            texts[i] = text[: min(ends)] if ends and finished[i] else text
+            if finished[i] and self._has_stop_string(text):
+                texts[i] = text[: self._first_stop(text)]
         return texts
+
+    def _has_stop_string(self, text: str) -> bool:
+        return any(string in text for string in self.stop_strings)
+
+    def _first_stop(self, text: str) -> int:
+        """Where the first stop string ends in a text that has one."""
+        return min(text.index(s) + len(s) for s in self.stop_strings if s in text)
 
 
 @lru_cache(maxsize=8)
-def _may_complete(tokenizer, stop_strings):
-    """For each token id, whether its text holds the last character of a stop string: only then is decoding needed.
+def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> list[bool]:
+    """For each token, whether its text holds the last character of a stop string.
 
-    A character outside ASCII can be split over several tokens, so then every token may complete the string.
+    Only such a token can complete one, so that most tokens need not be decoded while sampling. A
+    character outside ASCII can be split over several tokens: then every token may complete it.
     """
-    last = [s[-1] for s in stop_strings]
-    if not all(c.isascii() for c in last):
+    last_characters = {string[-1] for string in stop_strings}
+    if not all(character.isascii() for character in last_characters):
         return [True] * len(tokenizer)
     texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
-    return [any(c in text for c in last) for text in texts]
+    return [not last_characters.isdisjoint(text) for text in texts]

@@ -5,8 +5,10 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,94 +18,115 @@ import utils
 
 @dataclass
 class Rollout:
-    """B sampled completions, by the ids that were sampled, never re-tokenized."""
+    """B sampled completions, by the ids that were sampled: their text is never tokenized again."""
 
-    prompt_ids: Tensor  # (B, P) left-padded
-    completion_ids: Tensor  # (B, C) right-padded
-    attention_mask: Tensor  # (B, T) 1 on the prompt's and the completion's own tokens
-    completion_mask: (
-        Tensor  # (B, C) 1 through the first terminator (an EOS, or the end of a stop string)
-    )
-    sampled_logps: Tensor  # (B, C) float32 log-probs at the sampling temperature (at 1 if greedy), 0 where masked
-    finished: Tensor  # (B,) False where the completion was cut at max_new_tokens
-    texts: list[
-        str
-    ]  # B completions as text, without the EOS token and up to the end of a stop string
+    # (B, P), padded on the left.
+    prompt_ids: Tensor
+    # (B, C), padded on the right.
+    completion_ids: Tensor
+    # (B, T): 1 on the tokens of the prompt and of the completion, 0 on padding.
+    attention_mask: Tensor
+    # (B, C): 1 through the token that ends the completion (an EOS, or the end of a stop string).
+    completion_mask: Tensor
+    # (B, C) float32 log-probs at the sampling temperature (at 1 for greedy decoding), 0 if masked.
+    sampled_logps: Tensor
+    # (B,): False where the completion was cut at max_new_tokens.
+    finished: Tensor
+    # B completions as text, without the EOS token and up to the end of a stop string.
+    texts: list[str]
 
     @property
-    def prompt_completion_ids(self) -> Tensor:  # (B, T)
+    def prompt_completion_ids(self) -> Tensor:
+        """(B, T): the prompts' and the completions' ids, side by side."""
         return torch.cat([self.prompt_ids, self.completion_ids], dim=1)
 
     @property
-    def lengths(self) -> Tensor:  # (B,) completion tokens, the terminator included
+    def lengths(self) -> Tensor:
+        """(B,): the number of completion tokens, with the one that ends the completion."""
         return self.completion_mask.sum(1)
 
+    @property
+    def prompt_mask(self) -> Tensor:
+        """(B, P): 1 on the prompt's tokens, 0 on its padding."""
+        return self.attention_mask[:, : self.prompt_ids.shape[1]]
+
     def select(self, rows: Sequence[int] | Tensor) -> "Rollout":
-        """The given rows, with the padding columns that none of them needs cut off on both sides."""
-        rows = torch.as_tensor(rows, device=self.prompt_ids.device)
-        prompt_mask = self.attention_mask[rows, : self.prompt_ids.shape[1]]
-        P, C = int(prompt_mask.sum(1).max()), max(1, int(self.lengths[rows].max()))
+        """The given rows, without the padding columns on either side that none of them needs."""
+        rows = torch.as_tensor(rows, dtype=torch.long, device=self.prompt_ids.device)
+        prompt_mask = self.prompt_mask[rows]
+        completion_mask = self.completion_mask[rows]
+        start = prompt_mask.shape[1] - _largest(prompt_mask.sum(1))  # the first prompt column
+        C = max(1, _largest(completion_mask.sum(1)))
         return Rollout(
-            prompt_ids=self.prompt_ids[rows, -P:],
+            prompt_ids=self.prompt_ids[rows, start:],
             completion_ids=self.completion_ids[rows, :C],
-            attention_mask=torch.cat([prompt_mask[:, -P:], self.completion_mask[rows, :C]], dim=1),
-            completion_mask=self.completion_mask[rows, :C],
+            attention_mask=torch.cat([prompt_mask[:, start:], completion_mask[:, :C]], dim=1),
+            completion_mask=completion_mask[:, :C],
             sampled_logps=self.sampled_logps[rows, :C],
             finished=self.finished[rows],
             texts=[self.texts[i] for i in rows.tolist()],
         )
 
     def replace(self, rows: Sequence[int], new: "Rollout") -> "Rollout":
-        """These rows but for the given ones, whose place those of another Rollout take."""
+        """This rollout with the rows of another one in the place of the given rows."""
         P = max(self.prompt_ids.shape[1], new.prompt_ids.shape[1])
         C = max(self.completion_ids.shape[1], new.completion_ids.shape[1])
+        joined = _concatenate(self._pad(P, C), new._pad(P, C))
         order = torch.arange(len(self.texts))
         order[rows] = len(self.texts) + torch.arange(len(rows))
+        return joined.select(order)
 
-        def padded(rollout):
-            p, c = (
-                P - rollout.prompt_ids.shape[1],
-                C - rollout.completion_ids.shape[1],
-            )  # on the left, on the right
-            sides = dict(
-                prompt_ids=(p, 0),
-                completion_ids=(0, c),
-                attention_mask=(p, c),
-                completion_mask=(0, c),
-            )
-            sides |= dict(sampled_logps=(0, c), finished=(0, 0))
-            return {
-                name: torch.nn.functional.pad(getattr(rollout, name), by)
-                for name, by in sides.items()
-            }
-
-        both, others = padded(self), padded(new)
-        joined = {name: torch.cat([columns, others[name]]) for name, columns in both.items()}
-        return Rollout(**joined, texts=self.texts + new.texts).select(order)
+    def _pad(self, P: int, C: int) -> "Rollout":
+        """The same rows with P prompt columns and C completion columns."""
+        num_left = P - self.prompt_ids.shape[1]
+        num_right = C - self.completion_ids.shape[1]
+        return Rollout(
+            prompt_ids=F.pad(self.prompt_ids, (num_left, 0)),
+            completion_ids=F.pad(self.completion_ids, (0, num_right)),
+            attention_mask=F.pad(self.attention_mask, (num_left, num_right)),
+            completion_mask=F.pad(self.completion_mask, (0, num_right)),
+            sampled_logps=F.pad(self.sampled_logps, (0, num_right)),
+            finished=self.finished,
+            texts=self.texts,
+        )
 
     def micro_batches(
         self, rows: Sequence[int] | Tensor, group_size: int, max_tokens: int, sharded: bool = False
-    ) -> Iterator[tuple[Tensor, "Rollout", bool]]:
-        """The given rows (whole groups) in pieces of at most max_tokens tokens: (rows, their Rollout, counts) each.
+    ) -> Iterator["MicroBatch"]:
+        """The given rows in micro-batches of at most max_tokens tokens.
 
-        A piece is whole groups or a part of one. For a sharded model all processes make equally many passes: one with
-        fewer pieces than another goes on with a piece that does not count.
+        Args:
+            rows: row numbers of whole groups. A micro-batch holds whole groups or a part of one.
+            group_size: this many consecutive rows share a prompt, which is counted once for them.
+            max_tokens: padded tokens. A single row that is longer gets a micro-batch of its own.
+            sharded: whether the model is split over several processes, which must then all make
+                equally many passes: a process with fewer micro-batches adds ones that do not count.
         """
-        rows = torch.as_tensor(rows, dtype=torch.long)  # maybe none
-        prompt_lengths = self.attention_mask[:, : self.prompt_ids.shape[1]].sum(1).cpu()
-        lengths = prompt_lengths[rows].tolist(), self.lengths.cpu()[rows].tolist()
-        pieces = [
-            rows[piece]
-            for piece in utils.split_into_micro_batches(*lengths, group_size, max_tokens)
-        ]
-        idle = torch.tensor([len(self.texts) - 1])  # any row
-        passes = (
-            distributed.equal_passes(pieces, idle)
-            if sharded
-            else [(piece, True) for piece in pieces]
+        rows = torch.as_tensor(rows, dtype=torch.long)  # with a dtype, since there may be no rows
+        prompt_lengths = self.prompt_mask.sum(1).cpu()[rows]
+        completion_lengths = self.lengths.cpu()[rows]
+        micro_batches = utils.split_into_micro_batches(
+            prompt_lengths.tolist(), completion_lengths.tolist(), group_size, max_tokens
         )
-        for piece, counts in passes:
-            yield piece, self.select(piece), counts
+        rows_of_passes = [rows[indices] for indices in micro_batches]
+        if sharded:
+            any_row = torch.tensor([len(self.texts) - 1])
+            passes = distributed.equal_passes(rows_of_passes, any_row)
+        else:
+            passes = [(pass_rows, True) for pass_rows in rows_of_passes]
+        for pass_rows, counts in passes:
+            yield MicroBatch(pass_rows, self.select(pass_rows), counts)
+
+
+class MicroBatch(NamedTuple):
+    """Some rows of a rollout, which go through the model in one pass."""
+
+    # (n,) the numbers that these rows have in the whole rollout.
+    rows: Tensor
+    # The rows themselves, without the padding that none of them needs.
+    rollout: Rollout
+    # False for a pass that only keeps this process in step with others: its loss must be 0.
+    counts: bool
 
 
 @torch.no_grad()
@@ -115,15 +138,23 @@ def compute_rollout_logps(
     temperature: float,
     micro_batch_tokens: int,
 ) -> Tensor:
-    """(B, C) log-probs of a whole rollout's completions under a model, without gradient; 0 where masked."""
+    """Log-probs of all completions of a rollout under a model, without gradient.
+
+    Args:
+        group_size: this many consecutive rows share a prompt, which runs once for them.
+        micro_batch_tokens: padded tokens that run at once. It bounds memory and changes no result.
+
+    Returns:
+        (B, C) float32, exactly 0 where the completion is masked.
+    """
     logps = torch.zeros_like(rollout.sampled_logps)
-    everything, sharded = range(len(logps)), distributed.is_sharded(model)
-    for rows, batch, _ in rollout.micro_batches(
-        everything, group_size, micro_batch_tokens, sharded
-    ):
+    all_rows = range(len(logps))
+    sharded = distributed.is_sharded(model)
+    for micro_batch in rollout.micro_batches(all_rows, group_size, micro_batch_tokens, sharded):
+        batch = micro_batch.rollout
         C = batch.completion_ids.shape[1]
         with utils.autocast(model.device):
-            logps[rows, :C] = utils.get_per_token_logps(
+            logps[micro_batch.rows, :C] = utils.get_per_token_logps(
                 model,
                 batch.prompt_completion_ids,
                 batch.attention_mask,
@@ -135,29 +166,55 @@ def compute_rollout_logps(
 
 
 def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> Rollout:
-    """Given text as a Rollout, to be scored or learnt: rows of (prompt ids, completion ids), no prompt without any."""
+    """Existing text as a Rollout of B rows, to be scored or learnt.
+
+    Args:
+        rows: B pairs of (prompt ids, completion ids). Every prompt has at least one token. There
+            may be no rows at all.
+    """
     prompt_ids, prompt_mask = left_pad([prompt for prompt, _ in rows], pad_token_id, device)
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    C = max(1, int(lengths.max()))
-    ids = torch.tensor(
-        [completion + [pad_token_id] * (C - len(completion)) for _, completion in rows],
-        device=device,
-    )
-    mask = (torch.arange(C, device=device) < lengths.unsqueeze(1)).long()
+    completions = [completion for _, completion in rows]
+    lengths = [len(completion) for completion in completions]
+    C = max([1, *lengths])
+    padded = [completion + [pad_token_id] * (C - len(completion)) for completion in completions]
+    completion_ids = torch.tensor(padded, dtype=torch.long, device=device).view(len(rows), C)
+    column_numbers = torch.arange(C, device=device)
+    completion_mask = (column_numbers < torch.tensor(lengths, device=device).unsqueeze(1)).long()
     return Rollout(
         prompt_ids=prompt_ids,
-        completion_ids=ids,
-        attention_mask=torch.cat([prompt_mask, mask], dim=1),
-        completion_mask=mask,
-        sampled_logps=torch.zeros(ids.shape, device=device),
+        completion_ids=completion_ids,
+        attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
+        completion_mask=completion_mask,
+        sampled_logps=torch.zeros(completion_ids.shape, device=device),
         finished=torch.ones(len(rows), dtype=torch.bool, device=device),
         texts=[""] * len(rows),
     )
 
 
 def left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Tensor, Tensor]:
-    """(N, P) ids and mask from lists of unequal length."""
-    P = max(len(s) for s in sequences)
-    ids = torch.tensor([[pad_token_id] * (P - len(s)) + s for s in sequences], device=device)
-    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in sequences], device=device)
+    """Ids and mask, (N, P) each, of N sequences of unequal length; P is 0 if there are none."""
+    lengths = [len(sequence) for sequence in sequences]
+    P = max(lengths, default=0)
+    padded = [[pad_token_id] * (P - len(sequence)) + sequence for sequence in sequences]
+    ids = torch.tensor(padded, dtype=torch.long, device=device).view(len(sequences), P)
+    mask_rows = [[0] * (P - length) + [1] * length for length in lengths]
+    mask = torch.tensor(mask_rows, dtype=torch.long, device=device).view(len(sequences), P)
     return ids, mask
+
+
+def _concatenate(first: Rollout, second: Rollout) -> Rollout:
+    """The rows of two rollouts that have equally many columns."""
+    return Rollout(
+        prompt_ids=torch.cat([first.prompt_ids, second.prompt_ids]),
+        completion_ids=torch.cat([first.completion_ids, second.completion_ids]),
+        attention_mask=torch.cat([first.attention_mask, second.attention_mask]),
+        completion_mask=torch.cat([first.completion_mask, second.completion_mask]),
+        sampled_logps=torch.cat([first.sampled_logps, second.sampled_logps]),
+        finished=torch.cat([first.finished, second.finished]),
+        texts=first.texts + second.texts,
+    )
+
+
+def _largest(lengths: Tensor) -> int:
+    """The largest of some lengths, 0 if there are none."""
+    return int(lengths.max()) if len(lengths) else 0

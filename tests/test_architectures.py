@@ -1,4 +1,7 @@
-"""Forty architectures with small random weights: each agrees with its own plain forward pass, or is refused at load."""
+"""Forty architectures with small random weights.
+
+Each agrees with its own plain forward pass, or is refused when it is loaded.
+"""
 
 import pytest
 import torch
@@ -84,8 +87,9 @@ AGREE = {
     "exaone4": dict(num_hidden_layers=4, head_dim=8) | WINDOW,
     "apertus": {},
 }
-KEYS, RESCALES = "its layers do not keep keys and values", "it rescales its logits"
-REFUSED = {  # with what the message says first
+KEYS = "its layers do not keep keys and values"
+RESCALES = "it rescales its logits"
+REFUSED = {  # (settings, how the message begins)
     "qwen3_next": (dict(head_dim=8, shared_expert_intermediate_size=16) | EXPERTS | LINEAR, KEYS),
     "gemma2": (dict(head_dim=8) | WINDOW, "cannot be loaded (Gemma2ForCausalLM does not support"),
     "gemma4": (dict(text_config=SIZES | dict(head_dim=8, final_logit_softcapping=30.0)), RESCALES),
@@ -105,13 +109,15 @@ REFUSED = {  # with what the message says first
 }
 
 
-def saved(name, settings, folder):
-    """A model of this architecture on disk, whose weights are large enough that distributions are far from uniform."""
+def save_model(name, settings, folder):
+    """Save a model of this architecture, and return its folder.
+
+    Its weights are so large that its distributions are far from uniform.
+    """
     torch.manual_seed(0)
     sizes = {} if "text_config" in settings else SIZES
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(name.split()[0], **sizes | settings)
-    ).float()
+    config = AutoConfig.for_model(name.split()[0], **{**sizes, **settings})
+    model = AutoModelForCausalLM.from_config(config).float()
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.data.normal_(0, 0.15)
@@ -122,49 +128,55 @@ def saved(name, settings, folder):
 
 def ragged_rows(P=11, C=7, group_size=3):
     """Three groups: prompts of 11, 8 and 3 tokens, left-padded; completions of 1 to 7."""
-    ids = torch.randint(
-        2, SIZES["vocab_size"], (9, P + C), generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, SIZES["vocab_size"], (9, P + C), generator=generator)
     mask = torch.ones_like(ids)
+    prompt_lengths = (11, 8, 3)
     for i in range(9):
-        ids[i, :P] = ids[i - i % group_size, :P]
-        mask[i, : P - (11, 8, 3)[i // group_size]] = 0
-        mask[i, P + 1 + 5 * i % C :] = 0
+        group = i // group_size
+        ids[i, :P] = ids[group * group_size, :P]
+        mask[i, : P - prompt_lengths[group]] = 0
+        completion_length = 1 + 5 * i % C
+        mask[i, P + completion_length :] = 0
     return ids * mask, mask, C, group_size
 
 
 def plain_logps(model, ids, mask, C):
     """(B, C) by the model's own forward pass on each row without its padding."""
     rows = []
-    for row, real in zip(ids, mask.bool(), strict=True):
-        n = int(real[-C:].sum())
-        logps = (
-            model(row[real].unsqueeze(0), use_cache=False).logits[0, -n - 1 : -1].log_softmax(-1)
-        )
-        taken = logps.gather(-1, row[real][-n:].unsqueeze(-1)).squeeze(-1)
-        rows.append(torch.nn.functional.pad(taken, (0, C - n)))
+    for padded_ids, row_mask in zip(ids, mask.bool(), strict=True):
+        row_ids = padded_ids[row_mask]
+        length = int(row_mask[-C:].sum())  # of the completion
+        logits = model(row_ids.unsqueeze(0), use_cache=False).logits[0, -length - 1 : -1]
+        targets = row_ids[-length:].unsqueeze(-1)
+        logps = logits.log_softmax(-1).gather(-1, targets).squeeze(-1)
+        rows.append(torch.nn.functional.pad(logps, (0, C - length)))
     return torch.stack(rows)
 
 
 def gradient(model, total):
     model.zero_grad()
     total.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return torch.cat([weight_gradient.flatten() for weight_gradient in gradients])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGREE)
 def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
-    """A window shorter than a shared prompt gave log-probs off by 3 to 5.6; GPT-2's dropout ratios of 0.02 to 21."""
-    model, tokenizer = llms.get_llm_tokenizer(saved(name, AGREE[name], tmp_path))
+    """A window shorter than a shared prompt gave log-probs that were off by 3 to 5.6 nats.
+
+    GPT-2's dropout gave importance ratios of 0.02 to 21.
+    """
+    model, tokenizer = llms.get_llm_tokenizer(save_model(name, AGREE[name], tmp_path))
     ids, mask, C, group_size = ragged_rows()
     weights = torch.linspace(-1, 1, C) * mask[:, -C:]
     expected = plain_logps(model, ids, mask, C)
     expected_gradient = gradient(model, (expected * weights).sum())
     ours = utils.get_per_token_logps(model, ids, mask, C, group_size=group_size)
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
-    off = gradient(model, (ours * weights).sum()) - expected_gradient
-    assert off.norm() / expected_gradient.norm() < 1e-4
+    our_gradient = gradient(model, (ours * weights).sum())
+    assert (our_gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-4
     rollout = generation.generate(
         model, tokenizer, ["abcdefghijk", "lmn"], num_samples=3, max_new_tokens=8
     )
@@ -177,10 +189,13 @@ def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_architecture_is_refused_in_one_line(name, tmp_path):
-    """Gemma4's text_config slipped past the check of rescaled logits: off by up to 1.6, and no metric said so."""
+    """Gemma4's text_config slipped past the check of rescaled logits.
+
+    Its log-probs were off by up to 1.6 nats, and no metric showed it.
+    """
     settings, reason = REFUSED[name]
     with pytest.raises(ValueError) as refusal:
-        llms.get_llm_tokenizer(saved(name, settings, tmp_path))
-    assert str(refusal.value).startswith(f"--model_name {tmp_path}: {reason}") and "\n" not in str(
-        refusal.value
-    )
+        llms.get_llm_tokenizer(save_model(name, settings, tmp_path))
+    message = str(refusal.value)
+    assert message.startswith(f"--model_name {tmp_path}: {reason}")
+    assert "\n" not in message

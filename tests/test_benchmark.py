@@ -1,4 +1,4 @@
-"""The benchmark's command line at its smallest: competitors do the same work, and one table comes out."""
+"""The benchmarks' command lines at their smallest: competitors do the same work, tables add up."""
 
 import math
 import sys
@@ -14,7 +14,10 @@ import memory_table
 
 
 def small_flags(folder):
-    """Flags of the command for a model of a few random weights, half of whose ids end a completion."""
+    """The command's flags for a model of a few random weights.
+
+    Half of its ids end a completion.
+    """
     config = Qwen2Config(
         vocab_size=4096,
         hidden_size=16,
@@ -27,16 +30,20 @@ def small_flags(folder):
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
-    sizes = "--num_prompts 2 --group_size 2 --max_completion_length 5 --iterations 1 --repeats 1 --threads 1"
-    return [*sizes.split(), "--model_name", str(folder)]
+    sizes = "--num_prompts 2 --group_size 2 --max_completion_length 5"
+    repeats = "--iterations 1 --repeats 1 --threads 1"
+    return [*sizes.split(), *repeats.split(), "--model_name", str(folder)]
 
 
 def read_table(printed):
     """{(benchmark, quantity, unit): median} of what the command prints."""
     about, _, _, _, *rows = printed.splitlines()
     assert "1 threads" in about
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return {(name, quantity, unit): float(value) for name, quantity, value, _, unit in cells}
+    medians = {}
+    for row in rows:
+        name, quantity, value, _, unit = map(str.strip, row.strip("|").split("|"))
+        medians[name, quantity, unit] = float(value)
+    return medians
 
 
 def test_sampling(tmp_path, capsys, monkeypatch):
@@ -65,42 +72,41 @@ def test_step(tmp_path):
 
 
 def test_memory_table_by_hand(tmp_path, capsys):
-    """Two layers of hidden size 32: bytes from the parameter count, and what a layer keeps for one token at most."""
+    """Two layers of hidden size 32: each number of bytes follows from the count of parameters."""
     model = random_model()
     model.config.save_pretrained(tmp_path)
-    flags = [
-        str(tmp_path),
-        "--processes",
-        "1",
-        "4",
-        "--max_concurrent_sequences",
-        "10",
-        "--gpu_memory",
-        "0.003",
-    ]
+    flags = [str(tmp_path), "--processes", "1", "4"]
+    flags += ["--max_concurrent_sequences", "10", "--gpu_memory", "0.003"]
     memory_table.main(flags)
-    header, _, *rows = [
-        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
-    ]
-    assert [row[1] for row in rows] == ["1", "4"] and {len(row) for row in rows} == {len(header)}
+    lines = capsys.readouterr().out.splitlines()
+    header, _, *rows = [line.strip("| ").split(" | ") for line in lines]
+    assert [row[1] for row in rows] == ["1", "4"]
+    assert {len(row) for row in rows} == {len(header)}
     assert all(row[-1] == "**no**" for row in rows)
-    args, P = memory_table.parse_args(flags), model.num_parameters()
-    one, four = (memory_table.parts(model.config, n, args, activation=100) for n in (1, 4))
-    assert (
-        one["master weights"] == 4 * P
-        and four["optimiser"] == 2 * P
-        and four["sampling copy"] == 2 * P
-    )
-    assert (
-        one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 4 * 4 * 10 * 48
-    )  # K and V, 2 layers, 2 heads of 8
-    for memory, kept in (
-        (8 * one["cache"], one["cache"]),
-        (4 * one["cache"], 0),
-    ):  # for CUDA graphs, or too much
-        stages = memory_table.stages(one, memory)
-        assert stages["loss"] == 22 * P + kept + one["activations"] + one["weights at work"]
-    # Per token and layer: counted by hand from the modules, some 34 H + 8 I bytes, and the keys and values.
-    kept = memory_table.activation_bytes(model.config, 8, False) / 2
-    assert 0.8 * (30 * 32 + 8 * 64) < kept < 1.5 * (34 * 32 + 8 * 64)
-    assert memory_table.activation_bytes(model.config, 8, True) < 2 * kept
+
+    args = memory_table.parse_args(flags)
+    P = model.num_parameters()
+    one = memory_table.memory_by_purpose(model.config, 1, args, activation=100)
+    four = memory_table.memory_by_purpose(model.config, 4, args, activation=100)
+    assert one["master weights"] == 4 * P
+    assert four["optimiser"] == 2 * P
+    assert four["sampling copy"] == 2 * P
+    # Keys and values, 2 layers, 2 heads of size 8, in bfloat16; and the logits.
+    assert one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 4 * 4 * 10 * 48
+    # On a GPU of 8 times its size the cache stays for CUDA graphs; on one of 4 times it does not.
+    for gpu_memory, lasting_cache in ((8 * one["cache"], one["cache"]), (4 * one["cache"], 0)):
+        stages = memory_table.peaks(one, gpu_memory)
+        at_work = one["activations"] + one["weights at work"]
+        assert stages["loss"] == 22 * P + lasting_cache + at_work
+
+
+def test_activations_by_hand():
+    """What a layer keeps for one token, counted from its modules.
+
+    That is some 34 H + 8 I bytes, and the keys and values.
+    """
+    config = random_model().config
+    two_layers = memory_table.activation_bytes(config, 8, False)
+    one_layer = two_layers / 2
+    assert 0.8 * (30 * 32 + 8 * 64) < one_layer < 1.5 * (34 * 32 + 8 * 64)
+    assert memory_table.activation_bytes(config, 8, True) < two_layers

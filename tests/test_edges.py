@@ -188,12 +188,17 @@ def test_what_is_written_beside_a_number_can_change_it():
     assert only_number("1,234.50") == 1234.5 and only_number("-$5") == -5
 
 
-def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypatch):
+def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
     """A bound of 3 was ignored where a group has 8: all were sampled at once."""
-    sizes, decode = [], generation._decode
-    monkeypatch.setattr(generation, "_decode", lambda *a: sizes.append(len(a[3])) or decode(*a))
+    sizes = []
     rollout = generation.generate(
-        model, tokenizer, ["ab", "c"], num_samples=8, max_new_tokens=4, max_concurrent_sequences=3
+        model,
+        tokenizer,
+        ["ab", "c"],
+        num_samples=8,
+        max_new_tokens=4,
+        max_concurrent_sequences=3,
+        progress=sizes.append,
     )
     assert sizes == [3, 3, 2] * 2 and len(rollout.texts) == 16
     logps = compute_rollout_logps(

@@ -25,14 +25,18 @@ def plain_greedy(model, tokenizer, prompt, max_new_tokens, eos_ids=(1,)):
 
 
 def completions(rollout):
-    return [
-        row[:n].tolist() for row, n in zip(rollout.completion_ids, rollout.lengths, strict=True)
-    ]
+    """The sampled ids of each row, without padding."""
+    rows = zip(rollout.completion_ids, rollout.lengths, strict=True)
+    return [ids[:length].tolist() for ids, length in rows]
 
 
 def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
-    """Unequal prompts and ends: padding, the shared prompt, the cache and rows that leave must change nothing."""
-    lengths, eos_ids = set(), [1, 5, 9, 13]
+    """Prompts and ends are unequal.
+
+    Padding, the shared prompt, the cache and rows that leave must change nothing.
+    """
+    lengths = set()
+    eos_ids = [1, 5, 9, 13]
     for seed in range(4):
         model = random_model(seed)
         model.generation_config.eos_token_id = eos_ids
@@ -48,26 +52,34 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
                 num_samples=2,
                 max_concurrent_sequences=max_concurrent_sequences,
             )
-            assert completions(rollout) == [row for row in expected for _ in range(2)]
-            assert rollout.finished.tolist() == [
-                row[-1] in eos_ids for row in expected for _ in range(2)
-            ]
+            repeated = utils.repeat_each(expected, 2)
+            assert completions(rollout) == repeated
+            assert rollout.finished.tolist() == [row[-1] in eos_ids for row in repeated]
     assert len(lengths) > 2 and 40 in lengths, "every case should occur: early, late, never"
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
 def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, tokenizer):
     torch.manual_seed(0)
-    settings = dict(
-        num_samples=6, max_new_tokens=70, temperature=temperature, stop_strings=("</answer>",)
+    rollout = generation.generate(
+        model,
+        tokenizer,
+        PROMPTS,
+        num_samples=6,
+        max_new_tokens=70,
+        temperature=temperature,
+        stop_strings=("</answer>",),
     )
-    rollout = generation.generate(model, tokenizer, PROMPTS, **settings)
     assert len(set(rollout.lengths.tolist())) > 5
     C = rollout.completion_ids.shape[1]
     for group_size in (1, 6):
-        ids, mask = rollout.prompt_completion_ids, rollout.attention_mask
         logps = utils.get_per_token_logps(
-            model, ids, mask, C, group_size=group_size, temperature=temperature
+            model,
+            rollout.prompt_completion_ids,
+            rollout.attention_mask,
+            C,
+            group_size=group_size,
+            temperature=temperature,
         )
         torch.testing.assert_close(
             logps * rollout.completion_mask, rollout.sampled_logps, rtol=0, atol=2e-5
@@ -76,23 +88,36 @@ def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, to
 
 
 def test_samples_follow_the_distribution(model, tokenizer):
-    """20,000 first tokens against softmax(logits / temperature): each frequency within 4 standard errors."""
+    """20,000 first tokens against softmax(logits / temperature).
+
+    Each frequency must lie within four standard errors.
+    """
     torch.manual_seed(0)
-    n, temperature = 20_000, 0.8
-    settings = dict(
-        num_samples=n, max_new_tokens=1, temperature=temperature, max_concurrent_sequences=n
+    num_samples = 20_000
+    temperature = 0.8
+    rollout = generation.generate(
+        model,
+        tokenizer,
+        ["hello"],
+        num_samples=num_samples,
+        max_new_tokens=1,
+        temperature=temperature,
+        max_concurrent_sequences=num_samples,
     )
-    rollout = generation.generate(model, tokenizer, ["hello"], **settings)
+    prompt_ids = torch.tensor([tokenizer("hello")["input_ids"]])
     with torch.no_grad():
-        p = (
-            model(torch.tensor([tokenizer("hello")["input_ids"]])).logits[0, -1] / temperature
-        ).softmax(-1)
-    frequency = rollout.completion_ids[:, 0].bincount(minlength=len(p)) / n
-    assert ((frequency - p).abs() <= 4 * (p * (1 - p) / n).sqrt() + 1e-4).all()
+        logits = model(prompt_ids).logits[0, -1]
+    probs = (logits / temperature).softmax(-1)
+    frequencies = rollout.completion_ids[:, 0].bincount(minlength=len(probs)) / num_samples
+    standard_errors = (probs * (1 - probs) / num_samples).sqrt()
+    assert ((frequencies - probs).abs() <= 4 * standard_errors + 1e-4).all()
 
 
 def test_masks_go_through_the_first_terminator_whatever_the_pad(tokenizer):
-    """pad == eos: a mask by token id would cut the EOS from the loss, and stopping would never be trained."""
+    """If pad equals EOS, a mask by token id would cut the EOS from the loss.
+
+    Stopping would then never be trained.
+    """
     tokenizer.pad_token = tokenizer.eos_token
     torch.manual_seed(1)
     rollout = generation.generate(
@@ -104,10 +129,11 @@ def test_masks_go_through_the_first_terminator_whatever_the_pad(tokenizer):
     for ids, mask, finished in zip(
         rollout.completion_ids, rollout.completion_mask, rollout.finished, strict=True
     ):
-        n = int(mask.sum())
-        assert mask[:n].all() and (1 in ids[:n].tolist()) == bool(finished)
-        assert ids[n - 1] == 1 or not finished
-        assert 1 not in ids[: n - 1].tolist()
+        length = int(mask.sum())
+        assert mask[:length].all()
+        assert (1 in ids[:length].tolist()) == bool(finished)
+        assert ids[length - 1] == 1 or not finished
+        assert 1 not in ids[: length - 1].tolist()
 
 
 def test_every_eos_id_of_the_generation_config_ends_a_completion(tokenizer):
@@ -115,35 +141,39 @@ def test_every_eos_id_of_the_generation_config_ends_a_completion(tokenizer):
     model.generation_config.eos_token_id = [1, 20, 21]
     torch.manual_seed(0)
     rollout = generation.generate(model, tokenizer, PROMPTS, num_samples=16, max_new_tokens=60)
-    last = {
-        row[-1]
-        for row, finished in zip(completions(rollout), rollout.finished, strict=True)
-        if finished
-    }
-    assert last == {1, 20, 21}
+    last_tokens = set()
+    for row, finished in zip(completions(rollout), rollout.finished, strict=True):
+        if finished:
+            last_tokens.add(row[-1])
+    assert last_tokens == {1, 20, 21}
     for row, text in zip(completions(rollout), rollout.texts, strict=True):
         assert not {1, 20, 21} & set(row[:-1])
-        assert text == tokenizer.decode(row[:-1] if row[-1] in (1, 20, 21) else row)
+        without_eos = row[:-1] if row[-1] in (1, 20, 21) else row
+        assert text == tokenizer.decode(without_eos)
+
+
+TWO_TOKENS = ["a", "</answer", ">", "b"]
+LAST_TOKEN_GOES_ON = ["a", "</answer", "><", "b"]  # it holds the end and what follows
+ONE_CHARACTER_AT_A_TIME = list("x</answer>yz")
+INTERRUPTED = ["</answer", "é", ">", "b"]  # this is no stop string
 
 
 @pytest.mark.parametrize(
-    ("pieces", "kept"),
+    ("tokens", "cut_text"),
     [
-        (["a", "</answer", ">", "b"], "a</answer>"),  # two tokens
-        (
-            ["a", "</answer", "><", "b"],
-            "a</answer>",
-        ),  # the last token holds the end and what follows
-        (list("x</answer>yz"), "x</answer>"),  # one character at a time
-        (["</answer", "é", ">", "b"], None),  # interrupted: no stop string
+        (TWO_TOKENS, "a</answer>"),
+        (LAST_TOKEN_GOES_ON, "a</answer>"),
+        (ONE_CHARACTER_AT_A_TIME, "x</answer>"),
+        (INTERRUPTED, None),
     ],
 )
-def test_stop_strings_are_found_in_decoded_text(pieces, kept, tokenizer, monkeypatch):
-    """The ids that were sampled stay whole; the text is cut at the end of the stop string."""
+def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, monkeypatch):
+    """The ids are kept as they were sampled; the text is cut at the end of the stop string."""
     vocabulary = tokenizer.get_vocab()
-    script = [vocabulary[piece] for piece in pieces] + [1]
-    model, step = random_model(), iter(range(100))
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: forced(script, step))
+    script = [vocabulary[token] for token in tokens] + [1]
+    model = random_model()
+    layer = scripted_layer(script)
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
     rollout = generation.generate(
         model,
         tokenizer,
@@ -152,62 +182,77 @@ def test_stop_strings_are_found_in_decoded_text(pieces, kept, tokenizer, monkeyp
         temperature=1.0,
         stop_strings=("</answer>", "###"),
     )
-    n = int(rollout.lengths[0])
-    assert rollout.completion_ids[0, :n].tolist() == script[:n] and rollout.finished.all()
-    if kept is None:
-        assert n == len(script) and rollout.texts == ["".join(pieces)]
+    length = int(rollout.lengths[0])
+    assert rollout.completion_ids[0, :length].tolist() == script[:length]
+    assert rollout.finished.all()
+    if cut_text is None:
+        assert length == len(script)
+        assert rollout.texts == ["".join(tokens)]
     else:
-        assert rollout.texts == [kept]
-        assert kept not in "".join(pieces[: n - 1]) and kept in "".join(pieces[:n])
+        assert rollout.texts == [cut_text]
+        assert cut_text not in "".join(tokens[: length - 1])
+        assert cut_text in "".join(tokens[:length])
 
 
-def forced(script, step):
-    """An output layer that puts all probability on the next token of a script."""
+def scripted_layer(script):
+    """An output layer that gives all probability to the next token of a script."""
+    script_ids = iter(script)
 
-    class Layer(torch.nn.Module):
+    class ScriptedLayer(torch.nn.Module):
         weight = torch.zeros(48, 1)
 
         def forward(self, hidden):
             logits = torch.full((len(hidden), 48), -1e4)
-            logits[:, script[next(step)]] = 0
+            logits[:, next(script_ids)] = 0
             return logits
 
-    return Layer()
+    return ScriptedLayer()
 
 
 def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, tokenizer):
     rollout = generation.generate(
         model, tokenizer, PROMPTS, num_samples=3, max_new_tokens=5, max_concurrent_sequences=6
     )
-    P = rollout.prompt_ids.shape[1]
-    prompts = [
-        ids[mask.bool()].tolist()
-        for ids, mask in zip(rollout.prompt_ids, rollout.attention_mask[:, :P], strict=True)
-    ]
-    assert prompts == [tokenizer(prompt)["input_ids"] for prompt in PROMPTS for _ in range(3)]
-    assert all(row[-1] for row in (rollout.prompt_ids != 0).tolist()), "prompts are left-padded"
+    rows = zip(rollout.prompt_ids, rollout.prompt_mask.bool(), strict=True)
+    prompts = [ids[mask].tolist() for ids, mask in rows]
+    assert prompts == utils.repeat_each(tokenizer(PROMPTS)["input_ids"], 3)
+    assert (rollout.prompt_ids[:, -1] != 0).all(), "prompts are left-padded"
+
+
+def test_no_prompts_give_a_rollout_without_rows(model, tokenizer):
+    """The tokenizer raises IndexError for an empty list; a share of the examples can be empty."""
+    random_state = torch.get_rng_state()
+    rollout = generation.generate(model, tokenizer, [], num_samples=4, max_new_tokens=5)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert rollout.texts == []
+    assert rollout.prompt_ids.shape[0] == 0
+    assert rollout.prompt_completion_ids.shape == rollout.attention_mask.shape
+    assert rollout.completion_ids.shape == rollout.completion_mask.shape
+    assert rollout.sampled_logps.shape == rollout.completion_ids.shape
+    assert rollout.finished.shape == rollout.lengths.shape == (0,)
+    assert rollout.prompt_ids.dtype == rollout.completion_ids.dtype == torch.long
+    assert rollout.select([]).texts == []
+    assert list(rollout.micro_batches([], group_size=4, max_tokens=100)) == []
 
 
 def test_generation_config_is_not_inherited(tokenizer):
-    """Qwen2 ships top_k 20, top_p 0.8 and repetition_penalty 1.1: sampled so, but scored by the plain softmax."""
-    plain, with_config = random_model(), random_model()
-    config = with_config.generation_config
-    config.do_sample, config.top_k, config.top_p, config.repetition_penalty, config.temperature = (
-        True,
-        1,
-        0.1,
-        5.0,
-        0.1,
-    )
-    rollouts = []
-    for model in (plain, with_config):
+    """Qwen2 ships top_k 20, top_p 0.8 and repetition_penalty 1.1.
+
+    Samples that are drawn so would be scored by the plain softmax.
+    """
+
+    def sample(model):
         torch.manual_seed(0)
-        rollouts.append(
-            completions(
-                generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_new_tokens=20)
-            )
+        return completions(
+            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_new_tokens=20)
         )
-    assert rollouts[0] == rollouts[1]
+
+    configured = random_model()
+    configured.generation_config.update(
+        do_sample=True, top_k=1, top_p=0.1, repetition_penalty=5.0, temperature=0.1
+    )
+    assert configured.generation_config.top_k == 1
+    assert sample(configured) == sample(random_model())
 
 
 def test_same_seed_same_samples_and_mode_is_restored(model, tokenizer):
@@ -224,42 +269,43 @@ def test_same_seed_same_samples_and_mode_is_restored(model, tokenizer):
 
 def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
     """A completion can hold anything; what a reward or a reader sees must not hide it."""
-    script = [tokenizer.get_vocab()[piece] for piece in ("a", "<end>", "b", "<eos>")]
-    model, step = random_model(), iter(range(9))
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: forced(script, step))
-    assert generation.generate(model, tokenizer, ["q"], max_new_tokens=9).texts == ["a<end>b"]
+    vocabulary = tokenizer.get_vocab()
+    layer = scripted_layer([vocabulary[token] for token in ("a", "<end>", "b", "<eos>")])
+    model = random_model()
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
+    rollout = generation.generate(model, tokenizer, ["q"], max_new_tokens=9)
+    assert rollout.texts == ["a<end>b"]
 
 
 def test_select_cuts_padding_on_both_sides(model, tokenizer):
     torch.manual_seed(0)
     rollout = generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_new_tokens=50)
     rows = sorted(range(4, 12), key=lambda i: rollout.lengths[i])[:3]
-    part = rollout.select(rows)
-    assert part.prompt_ids.shape[1] == max(len(PROMPTS[i // 4]) for i in rows)
-    assert (
-        part.completion_ids.shape[1] == max(rollout.lengths[rows]) < rollout.completion_ids.shape[1]
-    )
-    assert part.texts == [rollout.texts[i] for i in rows]
+    selected = rollout.select(rows)
+    C = selected.completion_ids.shape[1]
+    assert selected.prompt_ids.shape[1] == max(len(PROMPTS[i // 4]) for i in rows)
+    assert C == max(rollout.lengths[rows])
+    assert C < rollout.completion_ids.shape[1]
+    assert selected.texts == [rollout.texts[i] for i in rows]
     logps = utils.get_per_token_logps(
-        model, part.prompt_completion_ids, part.attention_mask, part.completion_ids.shape[1]
+        model, selected.prompt_completion_ids, selected.attention_mask, C
     )
-    torch.testing.assert_close(logps, part.sampled_logps, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logps, selected.sampled_logps, rtol=0, atol=2e-5)
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
     sampler = llms.get_sampler(model, "bfloat16")
-    assert sampler is not model and next(sampler.parameters()).dtype == torch.bfloat16
-    assert all(b.dtype == torch.float32 for b in sampler.buffers()), (
-        "rounded rotary frequencies: off by 0.1 nats"
-    )
-    assert list(sampler.buffers()) and sampler.dtype == torch.bfloat16
+    assert sampler is not model
+    assert sampler.dtype == next(sampler.parameters()).dtype == torch.bfloat16
+    buffer_dtypes = {buffer.dtype for buffer in sampler.buffers()}
+    assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
     assert llms.get_sampler(model) is model  # on CPU the policy itself samples
     with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1)
+        for weight in model.parameters():
+            weight.add_(0.1)
     llms.refresh_sampler(sampler, model)
-    for copied, p in zip(sampler.parameters(), model.parameters(), strict=True):
-        assert torch.equal(copied, p.to(torch.bfloat16))
+    for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
+        assert torch.equal(copied, weight.to(torch.bfloat16))
     generation.generate(sampler, tokenizer, PROMPTS, max_new_tokens=3)
 
 
@@ -268,9 +314,8 @@ def test_loading_round_trip_and_its_errors(tmp_path, tokenizer, capsys):
     model.save_pretrained(tmp_path / "good")
     tokenizer.save_pretrained(tmp_path / "good")
     loaded, loaded_tokenizer = llms.get_llm_tokenizer(str(tmp_path / "good"))
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True)
-    )
+    for saved, weight in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(saved, weight)
     assert loaded_tokenizer("hello")["input_ids"] == tokenizer("hello")["input_ids"]
     assert "attention sdpa" in capsys.readouterr().out
 
@@ -309,16 +354,21 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
 def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(
     config, tmp_path, tokenizer
 ):
-    """Log-probs here come from the output layer itself: a factor or a cap behind it would be left out, unseen."""
-    small = dict(
+    """Log-probs here come from the output layer itself.
+
+    A factor or a cap that follows it would be left out, and nobody would notice.
+    """
+    sizes = dict(
         vocab_size=VOCAB,
         hidden_size=8,
         intermediate_size=8,
         num_hidden_layers=1,
         num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+        layer_types=None,
     )
-    small |= dict(num_key_value_heads=2, head_dim=4, layer_types=None)
-    config = type(config)(**config.to_dict() | small)
+    config = type(config)(**{**config.to_dict(), **sizes})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="it rescales its logits"):

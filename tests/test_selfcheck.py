@@ -94,9 +94,9 @@ def break_spread(args, run, monkeypatch):
 
 
 def break_graphs(args, run, monkeypatch):
-    decoder, original = SimpleNamespace(works=True), generation.generate
-    monkeypatch.setitem(decoding.KEPT, run.sampler, decoder)
-    different = lambda *a, **k: original(*a, **k | {"temperature": 1.0 if decoder.works else 0.3})  # noqa: E731
+    decoder, original = SimpleNamespace(uses_graphs=True), generation.generate
+    monkeypatch.setitem(decoding.CAPTURED_DECODERS, run.sampler, decoder)
+    different = lambda *a, **k: original(*a, **k | {"temperature": 1.0 if decoder.uses_graphs else 0.3})  # noqa: E731
     monkeypatch.setattr(generation, "generate", different)
 
 
