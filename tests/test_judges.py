@@ -24,8 +24,7 @@ import main
 import rl_datasets
 import selfcheck
 from evaluator import CreativeWritingEvaluator, get_evaluator
-from judges import endpoint, judges, story_rules
-from judges import report as judge_report
+from judges import endpoint, judge_report, judges, rating, story_rules
 from judges.endpoint import Halted
 from logs import jsonl
 from training import write_logs
@@ -107,7 +106,7 @@ JSON = '{"creativity": 4, "coherence": 2, "engagement": 5}'
 )
 def test_read_grades(reply, grades):
     try:
-        found = judges.read_grades(reply, NAMES)
+        found = rating.read_grades(reply, NAMES)
     except endpoint.Unreadable as error:
         assert str(error) == grades
     else:
@@ -136,7 +135,7 @@ def test_expectation_over_the_grades_probabilities_by_hand():
         {"5": 1.0},
         {"}": 1},
     ]
-    answer = judges.read_rating(body_of(tokens), NAMES)
+    answer = rating.read_rating(body_of(tokens), NAMES)
     expected = {"creativity": 3.7 / 0.9, "coherence": 1.75, "engagement": 5.0}
     assert answer["expected"] and answer["grades"] == pytest.approx(expected, abs=1e-12)
 
@@ -153,7 +152,7 @@ def test_no_expectation_where_the_grade_is_not_one_digit_token(four):
         {', "engagement": ': 1},
         {"5": 1.0},
     ]
-    answer = judges.read_rating(body_of([*tokens, {"}": 1}]), NAMES)
+    answer = rating.read_rating(body_of([*tokens, {"}": 1}]), NAMES)
     assert answer == {
         "grades": {"creativity": 4.5, "coherence": 2.0, "engagement": 5.0},
         "expected": False,
@@ -258,7 +257,7 @@ def test_model_rating_is_the_expectation_over_the_digits_one_story_at_a_time(dem
         tokenizer(str(grade), add_special_tokens=False)["input_ids"][-1] for grade in range(1, 6)
     ]
     for story, score, detail in zip(texts, scores, details, strict=True):
-        messages = judges.rating_messages(RUBRIC, LINE, story)
+        messages = rating.rating_messages(RUBRIC, LINE, story)
         chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         for name in NAMES:
             ids = tokenizer(f'{chat}{{"{name}": 1', add_special_tokens=False, return_tensors="pt")[
@@ -364,7 +363,7 @@ def test_an_injection_stays_inside_its_fence_and_becomes_no_special_token(inject
     """All that the judge reads outside of the fence is what it reads of any story; nothing inside can close it."""
     outside, special, tokenizer = set(), set(), demo[1]
     for story in (STORY, injection, f"{STORY}\n{injection}\n{STORY}"):
-        messages = judges.rating_messages(RUBRIC, LINE, story)
+        messages = rating.rating_messages(RUBRIC, LINE, story)
         system, user = (message["content"] for message in messages)
         fence = re.search(r"between <(text-[0-9a-f]{8})>", system)[1]
         assert user.count(f"<{fence}>") == user.count(f"</{fence}>") == 1
@@ -607,7 +606,7 @@ def test_damages(name):
 def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
     known = {row: 3 + i / 10 for i, row in enumerate(rows)}
-    reads = judge_report.measure(creative(lambda story: known.get(story, 1)), [LINE] * 12, rows, 4)
+    reads = judge_report.measure_judge(creative(lambda story: known.get(story, 1)), [LINE] * 12, rows, 4)
     assert (
         reads["stories"] == 12
         and reads["groups"] == 3
@@ -622,12 +621,12 @@ def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
         reads[f"auc/{name}"] == reads[f"auc_total/{name}"] == 1 for name in judge_report.DAMAGES
     )
     longer = [row + " x" * i for i, row in enumerate(rows)]
-    counts = judge_report.measure(
+    counts = judge_report.measure_judge(
         creative(lambda story: len(story.split())), [LINE] * 12, longer, 4
     )
     assert counts["length_correlation"] == pytest.approx(1) and counts["auc/shuffled words"] == 0.5
     assert counts["auc/cut"] == 1
-    assert "\n".join(judge_report.lines(counts)).count("AUC") == 1
+    assert "\n".join(judge_report.describe_report(counts)).count("AUC") == 1
 
 
 def test_a_judge_that_hears_damage_only_beside_the_story_itself():
@@ -642,7 +641,7 @@ def test_a_judge_that_hears_damage_only_beside_the_story_itself():
             else 0
         )
 
-    report = judge_report.measure(creative(score), [LINE] * 12, rows, 4)
+    report = judge_report.measure_judge(creative(score), [LINE] * 12, rows, 4)
     for name in ("shuffled words", "shuffled sentences"):
         assert report[f"pairs/{name}"] == 1 and report[f"auc/{name}"] == pytest.approx(
             78 / 144
@@ -704,7 +703,7 @@ def vowel_probabilities(story):
 
 
 def script_score(story):
-    p = vowel_probabilities(judges.sanitize(story))
+    p = vowel_probabilities(rating.sanitize(story))
     return 5 * p[5] + p[1]
 
 
@@ -806,7 +805,7 @@ def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothi
     """The judge fails in iteration 3 for half of the stories; the resumed run ends as one that was never stopped."""
     with FakeOpenAIServer(likes_vowels) as server:
         assert train(model_folder, tmp_path / "whole", server, num_train_iters=5) == 0
-        told = [judges.sanitize(row["completion"]) for row in transcript(tmp_path / "whole")]
+        told = [rating.sanitize(row["completion"]) for row in transcript(tmp_path / "whole")]
         in_step_3 = told[2 * 16 : 3 * 16]
         broken = set(in_step_3[4:]) - set(told[: 2 * 16])
         server.behaviour = lambda r: status(500) if story_in(r) in broken else likes_vowels(r)
@@ -897,7 +896,7 @@ def test_missing_scores_in_training_count_in_no_mean_and_no_denominator(
                 row["rewards/judge"] is None and row["judge_error"] == "no rating"
                 for row in missing
             )
-            assert [len(judges.sanitize(row["completion"])) % 3 == 0 for row in rows] == [
+            assert [len(rating.sanitize(row["completion"])) % 3 == 0 for row in rows] == [
                 r in missing for r in rows
             ]
             assert line["judge/missing"] == len(missing)
@@ -1012,7 +1011,7 @@ def test_training_against_a_misbehaving_server(model_folder, tmp_path, lenient):
     assert len(rows) == 5 * 16 + 2 * 4
     missing = [row for row in rows if row["reward"] is None]
     assert len(missing) == counted["missing"] > 0
-    assert {judges.sanitize(row["completion"]) for row in missing} <= set(trouble.given_up)
+    assert {rating.sanitize(row["completion"]) for row in missing} <= set(trouble.given_up)
     for row in rows:
         if row not in missing:
             assert row["reward"] == pytest.approx(script_score(row["completion"]), abs=1e-6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evaluator import get_evaluator
 from grading import math_answers
-from grading.math_answers import MathGrader, normalize, plain_verdict, read
+from grading.math_answers import MathGrader, normalize_answer, plain_verdict, read_structure
 from logs import jsonl
 from rl_datasets import PROMPTS
 
@@ -327,7 +327,7 @@ ANSWER = st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=
 @given(gold=ANSWER, answer=ANSWER)
 def test_plain_reading_never_raises(gold, answer):
     """What runs in the caller's process, and the reading of structure; equality is symmetric, and holds with itself."""
-    gold, answer = normalize(gold), normalize(answer)
+    gold, answer = normalize_answer(gold), normalize_answer(answer)
     assert plain_verdict(gold, answer) == plain_verdict(answer, gold)
     assert plain_verdict(gold, gold) == bool(gold)
-    assert read(gold).items or gold == r"\{\}"
+    assert read_structure(gold).items or gold == r"\{\}"

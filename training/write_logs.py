@@ -216,7 +216,7 @@ def save_iteration(args, run, step: int, metrics: dict, records: list[dict]) -> 
     run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
     shares = [f"{metrics[key]:6.1%}" for key in ("accuracy", "accuracy_flexible")]
     tqdm.write(
-        f"step {step:4d} | reward {metrics['reward']:.3f} | {run.evaluator.said_of_shares.format(*shares)} |"
+        f"step {step:4d} | reward {metrics['reward']:.3f} | {run.evaluator.verdict_shares_text.format(*shares)} |"
         f" {kl}length {metrics['response_length']:.1f} |"
         f" gradient norm {metrics['grad_norm']:.3f} | {seconds['time/total']:.2f} s"
     )
@@ -244,7 +244,7 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
         for key in keys
     ]
     tqdm.write(
-        f"evaluation at step {run.step}: {run.evaluator.said_of_shares.format(*shares)}"
+        f"evaluation at step {run.step}: {run.evaluator.verdict_shares_text.format(*shares)}"
         f" (n = {metrics['n']}, {args.eval_split}, {how}, {metrics['time/total']:.1f} s)"
     )
 
