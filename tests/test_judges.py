@@ -14,7 +14,7 @@ import fake_openai_server as fake
 import pytest
 import torch
 from conftest import ROOT, random_model, run_flags, small_tokenizer
-from fake_openai_server import FakeOpenAIServer, ok, rating, status, story_in
+from fake_openai_server import FakeOpenAIServer, ok, rating_reply, status, story_in
 from transformers import AutoTokenizer
 
 import evaluator
@@ -57,7 +57,7 @@ def demo():
 
 
 def plain(*grades):
-    return rating(
+    return rating_reply(
         {name: {grade: 1.0} for name, grade in zip(NAMES, grades, strict=True)}, logprobs=False
     )
 
@@ -173,7 +173,7 @@ def test_scores_are_the_servers_expectations_and_are_asked_for_once(tmp_path):
         probabilities = {}
         for name, row in zip(NAMES, script[story_in(request)].tolist(), strict=True):
             probabilities[name] = dict(sorted(enumerate(row, 1), key=lambda item: -item[1]))
-        return rating(probabilities)
+        return rating_reply(probabilities)
 
     with FakeOpenAIServer(behave) as server:
         judge = endpoint_judge(server, tmp_path)
@@ -606,7 +606,9 @@ def test_damages(name):
 def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
     known = {row: 3 + i / 10 for i, row in enumerate(rows)}
-    reads = judge_report.measure_judge(creative(lambda story: known.get(story, 1)), [LINE] * 12, rows, 4)
+    reads = judge_report.measure_judge(
+        creative(lambda story: known.get(story, 1)), [LINE] * 12, rows, 4
+    )
     assert (
         reads["stories"] == 12
         and reads["groups"] == 3
@@ -708,7 +710,7 @@ def script_score(story):
 
 
 def likes_vowels(request):
-    return rating(dict.fromkeys(NAMES, vowel_probabilities(story_in(request))))
+    return rating_reply(dict.fromkeys(NAMES, vowel_probabilities(story_in(request))))
 
 
 def test_twenty_iterations_move_towards_what_the_script_likes(model_folder, tmp_path, lenient):
