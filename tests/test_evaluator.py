@@ -202,7 +202,7 @@ def test_details_and_breakdown():
 
 
 def test_breakdown_leaves_missing_rewards_out():
-    """A reward that could not be given is NaN, not 0: the mean is over the completions that have it."""
+    """A reward that could not be given is NaN, not 0, and counts in no mean."""
 
     class Judge(RewardEvaluator):
         reward_names = ("grade", "length")
