@@ -1,7 +1,9 @@
 """Rewards: how completions are scored. An evaluator is a class here and one line in EVALUATORS.
 
-Every evaluator reports two verdicts side by side for each completion. Strict: the required format holds and the answer
-in it is right. Flexible: the answer is right wherever it stands. Much of what training seems to gain is format.
+Every evaluator gives two verdicts side by side for each completion. The strict verdict asks for the
+required format and for the right answer in it. The flexible verdict asks for the right answer
+wherever it stands. Much of what training seems to gain is only format: the two verdicts show it.
+
 N completions, R rewards.
 """
 
@@ -14,10 +16,10 @@ import torch
 
 from grading import extraction
 from grading.math_answers import MathGrader
-from judges import report as judge_report
-from judges import story_rules
+from judges import judge_report, story_rules
 from judges.endpoint import Halted
-from judges.judges import Judge, Rubric, check_judge_flags, get_judge
+from judges.judges import Judge, check_judge_flags, get_judge
+from judges.rating import Rubric
 
 
 @dataclass
@@ -25,9 +27,11 @@ class Rewards:
     """What an evaluator says of N completions.
 
     per_function: (N, R) float32, one column per reward; NaN is a reward that could not be given.
-    details: N dicts with "parsed" (the final answer that was read, or None), "format" (whether the required format
-        holds), "correct_strict" and "correct_flexible"; an evaluator may add to them.
-    counts, means: what else of the whole batch is to be logged; over several processes counts add up.
+    details: N dicts with "parsed" (the final answer that was read, or None), "format" (whether the
+        required format holds), "correct_strict" and "correct_flexible" (the two verdicts). An
+        evaluator may add further keys.
+    counts: further numbers to be logged, which add up over several processes.
+    means: further numbers to be logged, of which the mean over processes is taken.
     """
 
     per_function: torch.Tensor
@@ -36,18 +40,18 @@ class Rewards:
     means: dict[str, float] = field(default_factory=dict)
 
 
-def collect(rows: list[tuple[list[float], dict]], reward_names: tuple[str, ...]) -> Rewards:
-    """The Rewards of N completions from the rewards and details of each."""
-    rewards = torch.tensor([rewards for rewards, _ in rows], dtype=torch.float32)
-    return Rewards(rewards.view(len(rows), len(reward_names)), [details for _, details in rows])
-
-
 class RewardEvaluator:
-    """Rewards completions. A subclass names its rewards, and takes from get_evaluator's context what it needs."""
+    """Rewards completions. A subclass names its rewards and defines `compute_rewards` or `reward`.
+
+    Its __init__ takes from the context of `get_evaluator` what it needs.
+    """
 
     reward_names: tuple[str, ...]
-    reward_weights: tuple[float, ...]  # of each in the total reward; by default all 1
-    said_of_shares = "accuracy {} strict, {} flexible"  # what the shares with those verdicts are called on a console
+    reward_weights: tuple[
+        float, ...
+    ]  # of each reward in the total; all 1 unless a subclass says so
+    # How the console calls the shares of completions with a strict and with a flexible verdict.
+    verdict_shares_text = "accuracy {} strict, {} flexible"
 
     def __init_subclass__(cls):
         if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
@@ -55,59 +59,70 @@ class RewardEvaluator:
 
     @classmethod
     def check_flags(cls, args, prompt: str) -> None:
-        """Raise ValueError, before anything is loaded, for flags that this evaluator cannot work with.
+        """Raise ValueError, before anything is loaded, for flags that this evaluator cannot serve.
 
-        prompt: the name of the prompt form.
+        prompt: the name of the prompt format.
         """
 
     def check_gold(self, *splits: list[dict]) -> None:
-        """Raise ValueError for an example whose gold answer this evaluator cannot read, with its id and row."""
-        for example in (example for split in splits for example in split):
-            try:
-                self.read_gold(example["answer"])
-            except ValueError as error:
-                row = int(example["id"].rpartition("/")[2]) + 1
-                raise ValueError(f"{example['id']}, row {row}: {error}") from error
+        """Raise ValueError, with id and row, for an example whose gold answer cannot be read."""
+        for split in splits:
+            for example in split:
+                try:
+                    self.read_gold(example["answer"])
+                except ValueError as error:
+                    row = int(example["id"].rpartition("/")[2]) + 1
+                    raise ValueError(f"{example['id']}, row {row}: {error}") from error
 
     def read_gold(self, answer: str) -> object:
-        """What the gold answer means. Raises ValueError where it means nothing to this evaluator."""
+        """Return what a gold answer means here. Raises ValueError if it means nothing."""
         return answer
 
     def compute_rewards(
         self, prompts: list[str], completions: list[str], answers: list[str]
     ) -> Rewards:
-        """Reward N completions of N prompts (repeated where several completions share one) against N gold answers.
+        """Return the Rewards of N completions of N prompts with N gold answers.
 
-        prompts: the questions as the data set has them, without the form that a model was given them in. A subclass
-        defines this, or `reward`: the rewards of one completion, and its details.
+        prompts: the questions as the data set has them, without the format in which a model gets
+            them. Where several completions share a prompt, it is repeated.
+
+        A subclass defines this method, or `reward(completion, gold)`, which returns the list of
+        rewards of one completion and the dict of its details.
         """
-        return collect(
-            [self.reward(*pair) for pair in zip(completions, answers, strict=True)],
-            self.reward_names,
-        )
+        reward_rows = []
+        details = []
+        for completion, answer in zip(completions, answers, strict=True):
+            completion_rewards, completion_details = self.reward(completion, answer)
+            reward_rows.append(completion_rewards)
+            details.append(completion_details)
+        return Rewards(self.reward_matrix(reward_rows), details)
+
+    def reward_matrix(self, reward_rows: list[list[float]]) -> torch.Tensor:
+        """Return the (N, R) matrix of N lists of rewards, which has R columns even for N = 0."""
+        matrix = torch.tensor(reward_rows, dtype=torch.float32)
+        return matrix.view(len(reward_rows), len(self.reward_names))
 
     def check_rewards(
         self, prompts: list[str], completions: list[str], answers: list[str]
     ) -> Rewards:
-        """compute_rewards, with what it returns held to its contract: ValueError names what is wrong."""
-        rewards, n, name = (
-            self.compute_rewards(prompts, completions, answers),
-            len(completions),
-            type(self).__name__,
-        )
-        values, shape = rewards.per_function, (n, len(self.reward_names))
+        """Return compute_rewards(...). Raises ValueError where that is not as its contract says."""
+        rewards = self.compute_rewards(prompts, completions, answers)
+        name = type(self).__name__
+        values = rewards.per_function
+        shape = (len(completions), len(self.reward_names))
         if not values.is_floating_point() or values.shape != shape:
             raise ValueError(
-                f"{name}: per_function must be floats {shape}, not {values.dtype} {tuple(values.shape)}"
+                f"{name}: per_function must be floats {shape},"
+                f" not {values.dtype} {tuple(values.shape)}"
             )
-        for reward, column in zip(self.reward_names, values.isinf().T, strict=True):
-            if column.any():
-                raise ValueError(
-                    f"{name}: reward {reward} is infinite for completion {int(column.int().argmax())}"
-                )
-        if len(rewards.details) != n:
+        for reward_name, is_infinite in zip(self.reward_names, values.isinf().T, strict=True):
+            if is_infinite.any():
+                row = int(is_infinite.int().argmax())
+                raise ValueError(f"{name}: reward {reward_name} is infinite for completion {row}")
+        if len(rewards.details) != len(completions):
             raise ValueError(
-                f"{name}: details must be {n} dicts, one for each completion, not {len(rewards.details)}"
+                f"{name}: details must be {len(completions)} dicts, one for each completion,"
+                f" not {len(rewards.details)}"
             )
         for detail in rewards.details:
             for key in ("format", "correct_strict", "correct_flexible"):
@@ -118,56 +133,71 @@ class RewardEvaluator:
         return rewards
 
     def total(self, rewards: Rewards) -> torch.Tensor:
-        """(N,) the weighted sum of each completion's rewards; NaN where one is missing."""
+        """Return (N,), the weighted sum of each completion's rewards; NaN where one is missing."""
         return rewards.per_function @ torch.tensor(self.reward_weights)
 
     def get_reward_breakdown(self, rewards: Rewards) -> dict[str, float]:
-        """The mean of each reward over the completions that have it, under "rewards/<name>" (NaN where none has).
+        """Return what is logged of a batch: the mean of each reward, the counts and the means.
 
-        With what else of the batch is to be logged.
+        "rewards/<name>" is the mean over the completions that have this reward, NaN if none has.
         """
-        means = rewards.per_function.nanmean(dim=0).tolist()
-        breakdown = {
-            f"rewards/{name}": mean for name, mean in zip(self.reward_names, means, strict=True)
-        }
+        reward_means = rewards.per_function.nanmean(dim=0).tolist()
+        breakdown = {}
+        for name, mean in zip(self.reward_names, reward_means, strict=True):
+            breakdown[f"rewards/{name}"] = mean
         return breakdown | rewards.counts | rewards.means
 
     def before_training(self, args, run, sample: Callable) -> None:
-        """Called once before the first update of a run, with main.py's flags, the run and main.sample.
+        """Look at the rewards once, before the first update of a run.
 
-        The place to measure what the rewards come from, and to raise ValueError where training makes no sense.
+        An evaluator can measure here whether its rewards are worth training on. It raises
+        ValueError if they are not, and the run then ends before it begins.
+
+        args: the flags of main.py. run: the training run. sample: the function by which main.py
+        samples completions.
         """
 
 
 class GSM8kEvaluator(RewardEvaluator):
-    r"""Answers that are numbers, in the form <reasoning>...</reasoning><answer>...</answer>.
+    r"""Answers that are numbers, in the format <reasoning>...</reasoning><answer>...</answer>.
 
-    The answer is what stands in the answer tags, if both occur exactly once and in order (`tagged_answer`).
+    The answer is what stands in the answer tags, if both occur exactly once and in order
+    (`tagged_answer`). The five rewards:
 
-    correctness    2.0    the answer holds exactly one number, with any words around it, equal to the gold answer
-    number_format  0.5    the answer is a number and nothing else (a sign, commas, $ and % belong to it)
-    strict_format  0.5    the whole text is the form: each tag once, and nothing but white space outside the two pairs
-    soft_format    0.5    each tag once and in order, with any text before, between and after
-    tag_count      0.125  for each of the four tags that occurs exactly once
+    correctness    2.0    The answer holds exactly one number, maybe with words around it, and it
+                          equals the gold answer.
+    number_format  0.5    The answer is a number and nothing else. A sign, commas, $ and % belong to
+                          the number.
+    strict_format  0.5    The text is nothing but the format: each tag occurs once, and there is
+                          only white space outside of the two pairs.
+    soft_format    0.5    Each tag occurs once and in order, with any text around and between them.
+    tag_count      0.125  This is given for each of the four tags that occurs exactly once.
 
-    Strict verdict: strict format and correctness. Flexible verdict: the last number of the text equals the gold answer.
-    Numbers are compared exactly. One of more than 50 characters, or not written like a number (`1,00`), is not read.
-    Accepted for 72: `72`, `72.`, `72.0`, `$72`, `72%`, `72 eggs`, `the answer is 72`, `x = 72`, `**72**`. Not: a number
-    that what stands beside it changes (`72k`, `72km`, `72!`, `72²`, `√72`, `72 thousand`, `half of 72`), other digits.
-    Each row below is a test, and there are more in tests/test_evaluator.py; `\n` is a line break.
+    The strict verdict asks for strict format and correctness. The flexible verdict asks whether the
+    last number of the text equals the gold answer.
 
-    | completion                                                    | gold | corr. num. strict soft tags | strict flex |
-    |---------------------------------------------------------------|------|-----------------------------|-------------|
-    | `<reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>`    | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>1,000</answer>`              | 1000 | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>-5</answer>`                 | 5    | 0 0.5 0.5 0.5 0.5           | no no       |
-    | `<reasoning>a</reasoning><answer>72 eggs.</answer>`           | 72   | 2 0 0.5 0.5 0.5             | yes yes     |
-    | `<reasoning>a</reasoning><answer>1,00</answer>`               | 100  | 0 0 0.5 0.5 0.5             | no no       |
-    | `<reasoning>a</reasoning><answer>71 or 72</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no yes      |
-    | `So: <reasoning>a</reasoning><answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>72</answer> Done.`           | 72   | 2 0.5 0 0.5 0.5             | no yes      |
-    | `10-5=5`                                                      | 5    | 0 0 0 0 0                   | no yes      |
-    | ``                                                            | 72   | 0 0 0 0 0                   | no no       |
+    Numbers are compared exactly. A number of more than 50 characters is not read, nor is one that
+    is not written like a number (`1,00`). Accepted for 72 are `72`, `72.`, `72.0`, `$72`, `72%`,
+    `72 eggs`, `the answer is 72`, `x = 72` and `**72**`. Not accepted are numbers that their
+    surroundings change (`72k`, `72km`, `72!`, `72²`, `√72`, `72 thousand`, `half of 72`), and
+    numerals other than 0 to 9.
+
+    Each row of this table is a test, and tests/test_evaluator.py has more. A row has the five
+    rewards in the order above, the strict and the flexible verdict, the gold answer and the
+    completion, in which `\n` is a line break.
+
+    rewards           | verdicts | gold | completion
+    ------------------|----------|------|-----------
+    2 0.5 0.5 0.5 0.5 | yes yes | 72 | `<reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>`
+    2 0.5 0.5 0.5 0.5 | yes yes  | 1000 | `<reasoning>a</reasoning><answer>1,000</answer>`
+    0 0.5 0.5 0.5 0.5 | no no    | 5    | `<reasoning>a</reasoning><answer>-5</answer>`
+    2 0 0.5 0.5 0.5   | yes yes  | 72   | `<reasoning>a</reasoning><answer>72 eggs.</answer>`
+    0 0 0.5 0.5 0.5   | no no    | 100  | `<reasoning>a</reasoning><answer>1,00</answer>`
+    0 0 0.5 0.5 0.5   | no yes   | 72   | `<reasoning>a</reasoning><answer>71 or 72</answer>`
+    2 0.5 0 0.5 0.5   | no yes   | 72   | `So: <reasoning>a</reasoning><answer>72</answer>`
+    2 0.5 0 0.5 0.5   | no yes   | 72   | `<reasoning>a</reasoning><answer>72</answer> Done.`
+    0 0 0 0 0         | no yes   | 5    | `10-5=5`
+    0 0 0 0 0         | no no    | 72   | ``
     """
 
     reward_names = ("correctness", "number_format", "strict_format", "soft_format", "tag_count")
@@ -179,7 +209,8 @@ class GSM8kEvaluator(RewardEvaluator):
     def check_flags(cls, args, prompt):
         if prompt != "reasoning_answer":
             raise ValueError(
-                f"the evaluator gsm8k reads only reasoning_answer, not {prompt}: use --evaluator math"
+                f"the evaluator gsm8k reads only the prompt format reasoning_answer, not {prompt}:"
+                " use --evaluator math"
             )
 
     def read_gold(self, answer):
@@ -189,45 +220,60 @@ class GSM8kEvaluator(RewardEvaluator):
         return number
 
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
-        """The five rewards of one completion, and its details. Raises ValueError where the gold is not a number."""
+        """Return the five rewards of one completion and its details.
+
+        Raises ValueError where the gold answer is not a number.
+        """
         target = self.read_gold(gold)
-        answer, last = extraction.tagged_answer(completion), extraction.last_number(completion)
-        correct = answer is not None and extraction.only_number(answer) == target
-        strict = extraction.strict_format(completion)
+        answer = extraction.tagged_answer(completion)
+        last_number = extraction.last_number(completion)
+        is_correct = answer is not None and extraction.only_number(answer) == target
+        is_number = answer is not None and extraction.to_number(answer) is not None
+        has_strict_format = extraction.strict_format(completion)
+        has_soft_format = has_strict_format or extraction.soft_format(completion)
+        num_tags = sum(completion.count(tag) == 1 for tag in extraction.TAGS)
         rewards = [
-            2.0 * correct,
-            0.5 * (answer is not None and extraction.to_number(answer) is not None),
-            0.5 * strict,
-            0.5 * (strict or extraction.soft_format(completion)),
-            0.125 * sum(completion.count(tag) == 1 for tag in extraction.TAGS),
+            2.0 * is_correct,
+            0.5 * is_number,
+            0.5 * has_strict_format,
+            0.5 * has_soft_format,
+            0.125 * num_tags,
         ]
+        last_is_correct = last_number is not None and extraction.to_number(last_number) == target
         details = {
-            "parsed": last if answer is None else answer,
-            "format": strict,
-            "correct_strict": strict and correct,
-            "correct_flexible": last is not None and extraction.to_number(last) == target,
+            "parsed": last_number if answer is None else answer,
+            "format": has_strict_format,
+            "correct_strict": has_strict_format and is_correct,
+            "correct_flexible": last_is_correct,
         }
         return rewards, details
 
 
 class MathEvaluator(RewardEvaluator):
-    r"""Answers that are mathematics or words, in the form that `prompt` asks for; equality: grading.math_answers.
+    r"""Answers that are mathematics or words, in the format that `prompt` asks for.
 
-    format 1 if the completion holds the prompt's form:
-        r1_zero           `</think> <answer>` and after it `</answer>`; the answer is what follows the last `<answer>`,
-                          up to `</answer>`, and of that the last balanced \boxed{} if there is one
-        question_only     a balanced \boxed{}; the answer is the last one
-        reasoning_answer  GSM8kEvaluator's strict format; the answer as in r1_zero
-    answer 1 if the format holds and the answer equals the gold answer. The total reward is the answer reward.
+    grading.math_answers decides whether an answer equals the gold answer. The two rewards:
 
-    Strict verdict: the answer reward. Flexible verdict: the final answer equals the gold answer, where the final answer
-    is the form's own if the form holds, otherwise the last \boxed{}, otherwise what follows the last <answer>,
-    otherwise the last number. So (format, correct_strict) gives three categories: (1, 1), (1, 0) and (0, 0).
-    details also has "grading": "equal", "different", or why there is no verdict, which counts as different: "timeout",
-    "failed".
+    format  1 if the completion has the format of the prompt:
+        r1_zero           `</think> <answer>`, and `</answer>` after it. The answer is what follows
+                          the last `<answer>`, up to `</answer>`; if that holds a balanced
+                          \boxed{}, the answer is what the last one holds.
+        question_only     A balanced \boxed{}. The answer is what the last one holds.
+        reasoning_answer  The strict format of GSM8kEvaluator. The answer is found as for r1_zero.
+    answer  1 if the completion has the format, and its answer equals the gold answer. The total
+            reward is this reward alone.
+
+    The strict verdict is the answer reward. The flexible verdict asks whether the final answer
+    equals the gold answer. The final answer is that of the format if the completion has it,
+    otherwise what the last \boxed{} holds, otherwise what follows the last <answer>, otherwise the
+    last number. So (format, correct_strict) gives three categories: (1, 1), (1, 0) and (0, 0).
+
+    The details also have "grading": "equal", "different", or why there is no verdict: "timeout" or
+    "failed". An answer without a verdict counts as different.
     """
 
-    reward_names, reward_weights = ("format", "answer"), (0.0, 1.0)
+    reward_names = ("format", "answer")
+    reward_weights = (0.0, 1.0)
 
     def __init__(self, prompt: str = "r1_zero", grader: MathGrader | None = None, **_):
         self.check_flags(None, prompt)
@@ -238,68 +284,84 @@ class MathEvaluator(RewardEvaluator):
     def check_flags(cls, args, prompt):
         if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
             raise ValueError(
-                f"the evaluator math knows r1_zero, question_only and reasoning_answer, not {prompt}"
+                "the evaluator math reads the prompt formats r1_zero, question_only and"
+                f" reasoning_answer, not {prompt}"
             )
 
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
-        """The two rewards of one completion, and its details."""
-        in_form, answer = extraction.answer_in_form(self.prompt, completion)
-        final = extraction.final_answer(completion) if answer is None else answer
-        grading = self.grader.grade(gold, final or "")
-        equal = grading == "equal"
-        strict = in_form and answer is not None and equal
+        """Return the two rewards of one completion and its details."""
+        has_format, answer = extraction.answer_in_format(self.prompt, completion)
+        final_answer = answer
+        if answer is None:
+            final_answer = extraction.final_answer(completion)
+        grading = self.grader.grade(gold, final_answer or "")
+        is_equal = grading == "equal"
+        is_correct = has_format and answer is not None and is_equal
         details = {
-            "parsed": final,
-            "format": in_form,
-            "correct_strict": strict,
-            "correct_flexible": equal,
+            "parsed": final_answer,
+            "format": has_format,
+            "correct_strict": is_correct,
+            "correct_flexible": is_equal,
+            "grading": grading,
         }
-        return [float(in_form), float(strict)], details | {"grading": grading}
+        return [float(has_format), float(is_correct)], details
 
 
 class CreativeWritingEvaluator(RewardEvaluator):
     """Stories that continue an opening line, scored by a judge above a floor of rules.
 
-    judge   the judge's score: 1 to 5 for a rating (mean of the rubric's criteria), nats per token for a likelihood; NaN
-            where it could not be had, or was not asked for since the text is below the floor
-    floor   0, or -1 for a text below the floor, which is any of
-            empty               fewer than `min_words` words
-            no continuation     a special token, a preamble ("Sure", "Title:"), or fewer letters than other marks
-            copied prompt       over 30 % of its word 4-grams are the prompt's
-            loop                under 60 % of its word 3-grams are distinct, or a sentence that occurs three times
+    The two rewards:
 
-    The total is the judge's score; of a text below the floor it is one less than the lowest score of the judge's scale:
-    no degenerate text ever beats a story.
+    judge   The judge's score: for a rating 1 to 5, the mean over the rubric's criteria; for a
+            likelihood nats per token. It is NaN where it could not be had, or where the text is
+            below the floor and the judge was not asked.
+    floor   0, or -1 for a text below the floor. A text is below the floor by any of these rules:
+            empty           It has fewer than `min_words` words.
+            no continuation It has a special token, a preamble ("Sure", "Title:"), or fewer letters
+                            than other marks.
+            copied prompt   Over 30 % of its word 4-grams are the prompt's.
+            loop            Under 60 % of its word 3-grams are distinct, or a sentence occurs three
+                            times.
 
-    There is no right answer. Strict verdict (logged as accuracy): above the floor and scored. Flexible: above the
-    floor. details also has "floor" (the rule, or None), "distinct_2" within the text, and what the judge has to say.
+    The total is the judge's score. For a text below the floor it is one less than the lowest score
+    of the judge's scale, so that no degenerate text ever beats a story.
+
+    There is no right answer. The strict verdict, which is logged as accuracy, asks for a text above
+    the floor that got a score. The flexible verdict asks for a text above the floor. The details
+    also have "floor" (the rule that puts the text below it, or None), "distinct_2" within the text,
+    and what the judge adds.
     """
 
     reward_names = ("judge", "floor")
-    said_of_shares = "{} above the floor and scored, {} above the floor"
+    verdict_shares_text = "{} above the floor and scored, {} above the floor"
     min_words = 10
     rubric = Rubric(
         task="Continue an opening line into a short story of one paragraph.",
         criteria={
             "creativity": "is it original, with ideas and images of its own?",
-            "coherence": "does it follow from the opening line and make sense from sentence to sentence?",
+            "coherence": (
+                "does it follow from the opening line and make sense from sentence to sentence?"
+            ),
             "engagement": "does one want to read on, and is it well told?",
         },
     )
 
     def __init__(self, judge: Judge | None = None, flags=None, reference=(None, None), **_):
-        """judge: by default the one that main.py's flags name. reference: the run's (frozen model or None, tokenizer).
+        """Take a judge, or make the one that the flags of main.py name.
 
-        Raises ValueError for flags that name no judge, OSError where it cannot be reached.
+        reference: the (frozen model or None, tokenizer) of the run.
+
+        Raises ValueError for flags that name no usable judge, and OSError where it cannot be
+        reached.
         """
-        self.max_judge_failures = 0.5  # share of the stories of a batch that may lack a score
         if judge is None:
             self.check_flags(flags, "story")
-            judge, self.max_judge_failures = (
-                get_judge(flags, self.rubric, reference),
-                flags.max_judge_failures,
-            )
+            judge = get_judge(flags, self.rubric, reference)
+            max_judge_failures = flags.max_judge_failures
+        else:
+            max_judge_failures = 0.5
         self.judge = judge
+        self.max_judge_failures = max_judge_failures  # share of a batch that may lack a score
 
     @classmethod
     def check_flags(cls, args, prompt):
@@ -310,54 +372,79 @@ class CreativeWritingEvaluator(RewardEvaluator):
         check_judge_flags(args)
 
     def before_training(self, args, run, sample):
-        """Measure the judge on the policy's stories; ValueError where it cannot tell them apart."""
-        judge_report.check_spread(judge_report.make(args, run, sample), args.min_judge_spread)
+        """Measure the judge on the policy's stories; ValueError if it cannot tell them apart."""
+        report = judge_report.make_judge_report(args, run, sample)
+        judge_report.check_spread(report, args.min_judge_spread)
 
     def compute_rewards(self, prompts, completions, answers):
-        """Raises Halted where the judge fails more than the set share of the stories."""
+        """Show the judge the texts above the floor, and return the Rewards of all N texts.
+
+        Raises Halted where more of the stories lack a score than --max_judge_failures allows.
+        """
         texts = [completion.strip() for completion in completions]
-        broken = [self.floor(*pair) for pair in zip(prompts, texts, strict=True)]
-        asked = [i for i, rule in enumerate(broken) if rule is None]
-        scores, sayings = self.judge.score([prompts[i] for i in asked], [texts[i] for i in asked])
-        judged = dict(zip(asked, zip(scores, sayings, strict=True), strict=True))
-        rows = []
-        for i, (text, rule) in enumerate(zip(texts, broken, strict=True)):
-            score, saying = judged.get(i, (math.nan, {}))
-            details = {
-                "parsed": None if math.isnan(score) else f"{score:.4f}",
-                "format": rule is None,
-                "correct_strict": not math.isnan(score),
-                "correct_flexible": rule is None,
-                "floor": rule,
+        broken_rules = [
+            self.floor(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        rows = [i for i, rule in enumerate(broken_rules) if rule is None]  # those for the judge
+        row_scores, row_details = self.judge.score(
+            [prompts[i] for i in rows], [texts[i] for i in rows]
+        )
+        scores = [math.nan] * len(texts)
+        judge_details = [{} for _ in texts]
+        for i, score, judge_detail in zip(rows, row_scores, row_details, strict=True):
+            scores[i] = score
+            judge_details[i] = judge_detail
+
+        reward_rows = []
+        details = []
+        for i, text in enumerate(texts):
+            above_floor = broken_rules[i] is None
+            is_scored = not math.isnan(scores[i])
+            reward_rows.append([scores[i], -float(not above_floor)])
+            detail = {
+                "parsed": f"{scores[i]:.4f}" if is_scored else None,
+                "format": above_floor,
+                "correct_strict": is_scored,
+                "correct_flexible": above_floor,
+                "floor": broken_rules[i],
                 "distinct_2": story_rules.distinct_n([text], 2),
             }
-            rows.append(([score, -float(rule is not None)], details | saying))
-        rewards = collect(rows, self.reward_names)
-        missing = sum(map(math.isnan, scores))
-        counts = self.judge.take_counts() | {"missing": missing}
-        rewards.counts = {f"judge/{name}": n for name, n in counts.items()}
-        rewards.means = {
-            "below_floor_fraction": 1 - len(asked) / max(1, len(texts)),
-            "distinct_2": torch.tensor([detail["distinct_2"] for detail in rewards.details])
-            .nanmean()
-            .item(),
-            "distinct_2_batch": story_rules.distinct_n(texts, 2),
-        }
-        if missing > self.max_judge_failures * len(asked):
-            errors = Counter(saying["judge_error"] for saying in sayings if "judge_error" in saying)
-            why = f" ({errors.most_common(1)[0][0]})" if errors else ""
-            raise Halted(
-                f"the judge gave no score for {missing} of {len(asked)} stories{why}, more than --max_judge_failures"
-                f" {self.max_judge_failures:g}"
-            )
-        return rewards
+            details.append(detail | judge_details[i])
+
+        num_missing = sum(math.isnan(score) for score in row_scores)
+        counts = self.judge.take_counts() | {"missing": num_missing}
+        if num_missing > self.max_judge_failures * len(rows):
+            raise Halted(self._too_many_failures(num_missing, row_details))
+        distinct_2 = torch.tensor([detail["distinct_2"] for detail in details])
+        return Rewards(
+            self.reward_matrix(reward_rows),
+            details,
+            counts={f"judge/{name}": count for name, count in counts.items()},
+            means={
+                "below_floor_fraction": 1 - len(rows) / max(1, len(texts)),
+                "distinct_2": distinct_2.nanmean().item(),
+                "distinct_2_batch": story_rules.distinct_n(texts, 2),
+            },
+        )
+
+    def _too_many_failures(self, num_missing: int, judge_details: list[dict]) -> str:
+        """The message that says how many stories have no score, with the most frequent error."""
+        errors = Counter(
+            detail["judge_error"] for detail in judge_details if "judge_error" in detail
+        )
+        most_frequent = f" ({errors.most_common(1)[0][0]})" if errors else ""
+        return (
+            f"the judge gave no score for {num_missing} of {len(judge_details)} stories"
+            f"{most_frequent}, more than --max_judge_failures {self.max_judge_failures:g}"
+        )
 
     def total(self, rewards):
-        judge, floor = rewards.per_function.unbind(1)
-        return torch.where(floor < 0, self.judge.lowest + floor, judge)
+        judge_scores, floor_rewards = rewards.per_function.unbind(1)
+        below_floor = floor_rewards < 0
+        return torch.where(below_floor, self.judge.lowest + floor_rewards, judge_scores)
 
     def floor(self, prompt: str, story: str) -> str | None:
-        """The rule that a text breaks; None if it is above the floor."""
+        """Return the rule that puts a text below the floor; None for a text above it."""
         return story_rules.broken_rule(prompt, story, self.min_words)
 
 
@@ -365,8 +452,9 @@ EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": Creati
 
 
 def get_evaluator(name: str, **context) -> RewardEvaluator:
-    """The evaluator called `name`; of the context each takes what it needs.
+    """Return the evaluator called `name`, which takes from the context what it needs.
 
-    prompt: the prompt's name; flags: main.py's; reference: (the run's frozen model or None, tokenizer).
+    prompt: the name of the prompt format. flags: those of main.py. reference: the (frozen model or
+    None, tokenizer) of the run.
     """
     return EVALUATORS[name](**context)

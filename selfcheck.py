@@ -18,7 +18,7 @@ import flags
 import main
 import utils
 from evaluator import CreativeWritingEvaluator
-from judges import report as judge_report
+from judges import judge_report
 from sampling import decoding, generation
 from training.lock import Lock
 
@@ -219,7 +219,7 @@ def check_judge(args):
             f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative"
         )
     lock = Lock(args.output_dir)  # the report of a run that lives is not written over
-    judge_report.make(args, prepared, main.sample, args.check_judge)
+    judge_report.make_judge_report(args, prepared, main.sample, args.check_judge)
     lock.release()
     print(f"kept in {args.output_dir / 'judge_report.json'}")
 

@@ -1,1 +1,1 @@
-"""What grades a text: reading answers, equality of MATH answers, the rules and the judges of stories."""
+"""Read the answer in a text, and decide whether it equals the gold answer."""

@@ -1,132 +1,180 @@
-"""Reading an answer in a text: numbers, tags, boxes.
+"""Find the answer in a text: a number, or what stands in tags or in a box.
 
-A completion may be megabytes of anything, so: str.find and str.count over the whole of it, and regular expressions only
-where the length is bounded.
+A completion may be megabytes of anything. So the whole text is only searched with `str.find` and
+`str.count`, which take linear time; a regular expression only ever sees text of bounded length.
 """
 
 import re
 from fractions import Fraction
-from functools import partial
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-MAX_DIGITS = 50  # characters of one number; longer ones are not read
+MAX_DIGITS = 50  # characters of one number; a longer one is not read
+MAX_PHRASE = 1000  # characters of an answer in words; a number in a longer one is not read
 TAIL = 20_000  # characters at the end of a text in which a \boxed{} is looked for
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+BRACE = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace matches too, as a whole: it opens nothing
 
-# A sign counts where nothing it could be subtracted from stands before it: -5, $-5 and -$5, but in 10-5 the last is 5.
+# A minus belongs to the number where nothing stands before it that the number could be subtracted
+# from: it does in -5, $-5 and -$5, but the last number of 10-5 is 5.
 ANY_NUMBER = re.compile(
     r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?"
 )
+# Commas, if there are any, separate groups of three digits.
 WELL_WRITTEN = re.compile(
-    r"(?:-[$€£]?|[$€£]-?)?(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"  # the comma in its place
+    r"(?:-[$€£]?|[$€£]-?)?(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"
 )
-
-
-def to_number(text: str) -> Fraction | None:
-    """The exact value of `-1,234.50`, also with $ or %; None for anything else (`1,00`, `1.2.3`, `72 eggs`, ``)."""
-    text = text.replace("−", "-") if len(text) <= MAX_DIGITS else ""
-    return Fraction(re.sub("[,$€£%]", "", text)) if WELL_WRITTEN.fullmatch(text) else None
-
-
-# What makes another number of the one that is written: `- 5` (-5, or a list of one), 72k, 72!, √72, 72², 72 thousand.
-CHANGED = re.compile(
-    r"[-−]\s+[$€£]?\.?[0-9]|[0-9](?:[^\W\d_]|!)|[^\W\d_][0-9]|[√^~]|\b(?:hundred|thousand|million|billion|trillion|dozen"
-    r"|hal(?:f|ve)|third|quarter|squared|cubed|factorial|times|plus|minus|point|negative)s?\b",
+# Text that makes another number of the one that is written: `- 5` (which is -5, or an item of a
+# list), 72k, 72!, x72, √72, 72^2, 72 thousand, half of 72.
+CHANGES_VALUE = re.compile(
+    r"[-−]\s+[$€£]?\.?[0-9]|[0-9](?:[^\W\d_]|!)|[^\W\d_][0-9]|[√^~]"
+    r"|\b(?:hundred|thousand|million|billion|trillion|dozen|hal(?:f|ve)|third|quarter"
+    r"|squared|cubed|factorial|times|plus|minus|point|negative)s?\b",
     re.IGNORECASE,
 )
 
 
-def only_number(text: str) -> Fraction | None:
-    """The value of the number in `text` if it holds exactly one, with words around it that leave it what it is."""
-    numeric = sum(c.isnumeric() for c in text)
-    if (
-        len(text) > 1000 or CHANGED.search(text) or numeric > sum(c in "0123456789" for c in text)
-    ):  # ² ½ and ７ too
+def to_number(text: str) -> Fraction | None:
+    """Return the exact value of a number such as `-1,234.50`, also with a $ or %.
+
+    Anything else gives None: `1,00`, `1.2.3`, `72 eggs`, the empty text.
+    """
+    if len(text) > MAX_DIGITS:
         return None
-    found = ANY_NUMBER.findall(text)
-    return to_number(found[0]) if len(found) == 1 else None
+    text = text.replace("−", "-")
+    if WELL_WRITTEN.fullmatch(text) is None:
+        return None
+    return Fraction(re.sub("[,$€£%]", "", text))
+
+
+def only_number(text: str) -> Fraction | None:
+    """Return the value of the number in a text that holds exactly one; otherwise None.
+
+    There may be words around the number, but none that change its value (`half of 72`).
+    """
+    if len(text) > MAX_PHRASE or CHANGES_VALUE.search(text):
+        return None
+    num_digits = sum(character in "0123456789" for character in text)
+    num_numerals = sum(character.isnumeric() for character in text)  # counts ², ½ and ７ too
+    if num_numerals > num_digits:
+        return None
+    numbers = ANY_NUMBER.findall(text)
+    return to_number(numbers[0]) if len(numbers) == 1 else None
 
 
 def last_number(text: str) -> str | None:
-    """The last number of `text` as it is written there, None without one."""
-    end = max(text.rfind(digit) for digit in "0123456789")
-    return (
-        ANY_NUMBER.findall(text[max(0, end - 2 * MAX_DIGITS) : end + 2])[-1] if end >= 0 else None
-    )
+    """Return the last number of a text as it is written there; None if there is no number."""
+    last_digit = max(text.rfind(digit) for digit in "0123456789")
+    if last_digit < 0:
+        return None
+    start = max(0, last_digit - 2 * MAX_DIGITS)
+    return ANY_NUMBER.findall(text[start : last_digit + 2])[-1]
 
 
 def tagged_answer(text: str) -> str | None:
-    """What stands in the answer tags; None unless both occur exactly once, in order, with no other tag between them."""
+    """Return what stands in the answer tags.
+
+    None unless both tags occur exactly once and in order, with no reasoning tag between them.
+    """
     if text.count("<answer>") != 1 or text.count("</answer>") != 1:
         return None
-    content, closing, _ = text.partition("<answer>")[2].partition("</answer>")
-    return content.strip() if closing and "reasoning>" not in content else None
+    content, closing_tag, _ = text.partition("<answer>")[2].partition("</answer>")
+    if not closing_tag or "reasoning>" in content:
+        return None
+    return content.strip()
 
 
 def soft_format(text: str) -> bool:
-    """Whether each of the four tags occurs exactly once and in order, with any text around and between them."""
+    """Whether each of the four tags occurs exactly once and in order, with any text around them."""
     positions = [text.find(tag) for tag in TAGS]
-    return (
-        positions[0] >= 0
-        and positions == sorted(positions)
-        and all(text.count(tag) == 1 for tag in TAGS)
-    )
+    all_present = min(positions) >= 0
+    in_order = positions == sorted(positions)
+    return all_present and in_order and all(text.count(tag) == 1 for tag in TAGS)
 
 
 def strict_format(text: str) -> bool:
-    """Whether the whole text is <reasoning>...</reasoning> <answer>...</answer>, with only white space around them."""
+    """Whether a text is <reasoning>...</reasoning> <answer>...</answer> and nothing else.
+
+    White space may stand before, between and after the two pairs of tags.
+    """
     text = text.strip()
-    if not (text.startswith("<reasoning>") and text.endswith("</answer>") and soft_format(text)):
+    if not text.startswith("<reasoning>") or not text.endswith("</answer>"):
         return False
-    return not text[text.find("</reasoning>") + len("</reasoning>") : text.find("<answer>")].strip()
+    if not soft_format(text):
+        return False
+    reasoning_end = text.find("</reasoning>") + len("</reasoning>")
+    between = text[reasoning_end : text.find("<answer>")]
+    return not between.strip()
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last balanced \boxed{...} (or \fbox{...}, or \boxed 5 up to a $) of the last TAIL characters holds."""
+    r"""Return what the last balanced \boxed{...} in the last TAIL characters holds, or None.
+
+    \fbox{...} is a box as well, and so is `\boxed 5`, which ends at the next $.
+    """
     text = text[-TAIL:]
     end = len(text)
     for box in reversed(list(BOX.finditer(text))):
-        if text[box.end() : box.end() + 1] != "{":
-            content, dollar, _ = text[box.end() :].partition("$")
+        start = box.end()
+        if text[start : start + 1] != "{":
+            content, dollar, _ = text[start:].partition("$")
             if dollar:
                 return content.strip()
             continue
         depth = 0
-        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(
-            text, box.end(), end
-        ):  # \{ opens nothing
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        for brace in BRACE.finditer(text, start, end):
+            if brace[0] == "{":
+                depth += 1
+            elif brace[0] == "}":
+                depth -= 1
             if depth == 0:
-                return text[box.end() + 1 : brace.start()].strip()
-        # If this one is not closed, an earlier one that is still open here cannot be closed either: look no further.
+                return text[start + 1 : brace.start()].strip()
+        # This box is never closed. A box before it that is still open at this place cannot be
+        # closed either, so its closing brace is looked for only up to here.
         end = box.start()
     return None
 
 
 def last_tagged(text: str, closed: bool = True) -> str | None:
-    """What stands between the last <answer> and the </answer> that follows, or (not closed) the end of the text."""
-    _, opening, rest = text.rpartition("<answer>")
-    content, closing, _ = rest.partition("</answer>")
-    return content.strip() if opening and (closing or not closed) else None
+    """Return what follows the last <answer>, up to the next </answer>; None without these tags.
+
+    closed: whether a missing </answer> gives None; otherwise the answer runs to the end.
+    """
+    _, opening_tag, after_opening = text.rpartition("<answer>")
+    content, closing_tag, _ = after_opening.partition("</answer>")
+    if not opening_tag or (closed and not closing_tag):
+        return None
+    return content.strip()
 
 
-def answer_in_form(prompt: str, text: str) -> tuple[bool, str | None]:
-    """Whether the text holds the form that a prompt of this name asks for, and the answer in it."""
+def answer_in_format(prompt: str, text: str) -> tuple[bool, str | None]:
+    """Return whether a text has the format that a prompt asks for, and the answer in it.
+
+    prompt: the name of the prompt: "question_only", "r1_zero" or "reasoning_answer".
+    """
     if prompt == "question_only":
         answer = last_boxed(text)
         return answer is not None, answer
     if prompt == "r1_zero":
         start = text.find("</think> <answer>")
-        in_form = start >= 0 and text.find("</answer>", start) >= 0
+        has_format = start >= 0 and text.find("</answer>", start) >= 0
     else:
-        in_form = strict_format(text)
-    answer = last_tagged(text) if in_form else None
-    return in_form, answer and (last_boxed(answer) or answer)
+        has_format = strict_format(text)
+    answer = last_tagged(text) if has_format else None
+    if answer is None:
+        return has_format, None
+    boxed = last_boxed(answer)
+    return has_format, boxed if boxed else answer
 
 
 def final_answer(text: str) -> str | None:
-    """The answer of a text without the form: the last box's, else what follows the last <answer>, else a number."""
-    for read in (last_boxed, partial(last_tagged, closed=False), last_number):
-        if (answer := read(text)) is not None:
-            return answer
-    return None
+    """Return the answer of a text without the format; None if it holds no answer.
+
+    It is what the last box holds, otherwise what follows the last <answer>, otherwise the last
+    number.
+    """
+    answer = last_boxed(text)
+    if answer is None:
+        answer = last_tagged(text, closed=False)
+    if answer is None:
+        answer = last_number(text)
+    return answer

@@ -1,20 +1,31 @@
-r"""Is an answer equal to the gold answer as mathematics?
+r"""Decide whether an answer equals the gold answer as mathematics.
 
-`MathGrader().grade(gold, answer)` says "equal", "different", "timeout" or "failed". What is not equal may never score;
-a miss is the lesser evil. So what has a structure (tuples, intervals, sets, unions, matrices, units, assignments,
-words) is compared by the plain rules below, numbers exactly as fractions, and only single expressions such as `x^2+1`
-go to math-verify, whose "equal" must then hold numerically to 40 digits as well. The rules:
+`MathGrader().grade(gold, answer)` returns "equal", "different", "timeout" or "failed". A wrong
+answer must never score; to miss a right one is the lesser evil. So whatever has a structure
+(tuples, intervals, sets, unions, matrices, units, assignments, words) is compared by the plain
+rules below, and numbers are compared exactly, as fractions. Only single expressions such as
+`x^2+1` go to math-verify. What it calls equal must also agree numerically to 40 digits.
 
-- brackets count: (1,2) is neither [1,2] nor 1,2; tuples are ordered; `1,2`, `2 and 1` and `\{2,1\}` are the same set;
-- `x=5`, `x \in [1,2]`, `1 \le x \le 2` are their value or interval, but two different names are never equal;
-- a unit is a label: `5 cm` equals 5 and `5 centimeters`, never `5 m`; so 50\% equals 50 and not 0.5;
-- decimals are exact: 0.333 is not 1/3; words are compared as words; what reads in two ways (`1/2x`) equals only itself.
+The rules:
 
-Sympy can hang inside C code or eat all memory on a short input (`9^{9^{9^9}}`), and a signal stops it only in the main
-thread. So expressions are compared in another process: a server that has math-verify loaded, forks once per question,
-with an alarm that ends the fork in time, and ends when its input closes, as it does when its owner dies. POSIX only.
+- Brackets count: (1,2) is neither [1,2] nor 1,2.
+- Tuples are ordered, sets are not: `1,2`, `2 and 1` and `\{2,1\}` are the same set.
+- `x=5`, `x \in [1,2]` and `1 \le x \le 2` mean their value or interval. Two assignments to
+  different names are never equal.
+- A unit is a label: `5 cm` equals 5 and `5 centimeters`, but never `5 m`. So 50\% equals 50 and
+  not 0.5.
+- Decimals are exact: 0.333 is not 1/3.
+- Words are compared as words.
+- What can be read in two ways, such as `1/2x`, equals only itself.
+
+Sympy can hang inside C code or eat all memory on a short input (`9^{9^{9^9}}`), and a Python
+signal handler can stop it only in the main thread. So expressions are compared in another process:
+a server that has math-verify loaded. It forks once for each question, and an alarm ends the fork in
+time. The server ends when its input is closed, which also happens when its owner dies. This works
+only on POSIX systems.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -29,11 +40,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_LENGTH = 500  # characters; a longer answer equals the gold only if it is the same text
-MEMORY = 2 * 2**30  # bytes of address space for one question
+MAX_MEMORY = 2 * 2**30  # bytes of address space for one question
 
-# --- One notation: from the many ways to write an answer to one plain LaTeX without spaces; text stands in "quotes"
+# --- Normalization: the many ways to write an answer become one plain LaTeX -----------------------
 
-UNICODE = str.maketrans(
+# Normalized LaTeX has no spaces, and its text, such as \text{cm}, stands in "quotes".
+UNICODE_TO_LATEX = str.maketrans(
     {
         "−": "-",
         "–": "-",
@@ -60,7 +72,7 @@ UNICODE = str.maketrans(
     }
 )
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln"
-ONE = r"(\d|[a-zA-Z]|\\pi)"  # what LaTeX takes as an argument without braces
+ARGUMENT = r"(\d|[a-zA-Z]|\\pi)"  # what LaTeX takes as an argument without braces
 REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -71,10 +83,8 @@ REWRITES = [
         (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![a-zA-Z])", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:text|mbox|hbox|mathrm|textrm|textbf|textit|mathbf|mathit)\s*\{([^{}]*)\}", r'"\1"'),
-        (
-            r"\\(?:lbrace|rbrace)(?![a-zA-Z])",
-            lambda match: r"\{" if match[0] == r"\lbrace" else r"\}",
-        ),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|<=", r"\\le "),
@@ -90,80 +100,82 @@ REWRITES = [
         (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
         (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (rf"(\\sqrt(?:\[\d\])?)\s*{ONE}(?!\d)", r"\1{\2}"),
-        (rf"\\frac\s*{ONE}(?!\d\d)", r"\\frac{\1}"),
-        (rf"(\\frac\{{[^{{}}]*\}})\s*{ONE}(?!\d)", r"\1{\2}"),
+        (rf"(\\sqrt(?:\[\d\])?)\s*{ARGUMENT}(?!\d)", r"\1{\2}"),
+        (rf"\\frac\s*{ARGUMENT}(?!\d\d)", r"\\frac{\1}"),
+        (rf"(\\frac\{{[^{{}}]*\}})\s*{ARGUMENT}(?!\d)", r"\1{\2}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),
         (r"_\s*(\d+|[a-zA-Z])", r"_{\1}"),
         (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # a mixed number
         (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", r"(\1+\\frac{\2}{\3})"),
-        (
-            r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(\d)\s+(?=[\d.])",
-            r"\1\2\0",
-        ),  # the spaces that mean something
+        # All spaces go, except those that mean something: they are \0 meanwhile.
+        (r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(\d)\s+(?=[\d.])", r"\1\2\0"),
         (r"\s+", ""),
         (r"\0", " "),
         (r"(?<=[(\[,=])\+", ""),
     ]
 ]
+DOLLAR = re.compile(r"(?<!\\)\$")
+THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 INEQUALITY = re.compile(r"[<>≤≥]|\\(?:[lg]t|[lg]e|[lg]eq|[lg]eqslant)(?![a-zA-Z])")
 
 
-def normalize(text: str) -> str:
-    """`text` in one notation, so that answers which differ only in dress become the same string."""
-    either = r" \cup " if INEQUALITY.search(text) else ","
-    for word, separator in ("or", either), ("and", ","):
-        spelled = rf",?\s*(?:\\(?:text|mbox)\{{\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))"
-        text = re.sub(spelled, lambda _, separator=separator: separator, text)
-    dollars = re.compile(
-        r"(?<!\\)\$"
-    )  # an even number of them encloses mathematics, an odd one is money
-    text = dollars.sub("" if len(dollars.findall(text)) % 2 == 0 else r"\\$", text)
-    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)  # \( \) \[ \] enclose mathematics too
-    text = text.translate(UNICODE)
-    if not re.search(r"[(\[]|\\\{", text):  # inside brackets a comma separates
-        text = re.sub(
-            r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)",
-            lambda match: match[0].replace(",", ""),
-            text,
+def normalize_answer(text: str) -> str:
+    """Return `text` in one notation: answers that differ only in notation become equal strings."""
+    or_separator = r" \\cup " if INEQUALITY.search(text) else ","
+    for word, separator in ("or", or_separator), ("and", ","):
+        separating_word = (
+            rf",?\s*(?:\\(?:text|mbox)\{{\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))"
         )
+        text = re.sub(separating_word, separator, text)
+    # An even number of dollar signs encloses mathematics, an odd one is money.
+    num_dollars = len(DOLLAR.findall(text))
+    text = DOLLAR.sub("" if num_dollars % 2 == 0 else r"\\$", text)
+    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)  # \( \) \[ \] enclose mathematics too
+    text = text.translate(UNICODE_TO_LATEX)
+    has_brackets = re.search(r"[(\[]|\\\{", text)
+    if not has_brackets:  # inside brackets a comma separates items, elsewhere maybe thousands
+        text = THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
     return text.rstrip(".").removeprefix("+")
 
 
-# --- Words, numbers, units: what needs no algebra. From here on every text is normalized ----------
+# --- Words, numbers and units: what needs no algebra. From here on every text is normalized -------
 
 DECIMAL = r"[-+]?(?:\d+\.?\d*|\.\d+)"
 EXACT_NUMBER = re.compile(
-    rf"(?P<whole>{DECIMAL})(?:/(?P<below>{DECIMAL}))?"
-    rf"|(?P<sign>[-+]?)(?:\\frac\{{(?P<top>{DECIMAL})\}}\{{(?P<bottom>{DECIMAL})\}}"
-    r"|\((?P<integer>\d+)\+\\frac\{(?P<part>\d+)\}\{(?P<parts>\d+)\}\))",
+    rf"(?P<decimal>{DECIMAL})(?:/(?P<divisor>{DECIMAL}))?"
+    rf"|(?P<sign>[-+]?)(?:\\frac\{{(?P<numerator>{DECIMAL})\}}\{{(?P<denominator>{DECIMAL})\}}"
+    r"|\((?P<integer>\d+)\+\\frac\{(?P<mixed_numerator>\d+)\}\{(?P<mixed_denominator>\d+)\}\))",
     re.ASCII,
 )
 
 
 def exact_number(text: str) -> Fraction | None:
-    """The value of a decimal, fraction or mixed number, None for anything else."""
+    """Return the value of a decimal, a fraction or a mixed number; None for anything else."""
     match = EXACT_NUMBER.fullmatch(text)
     if match is None:
         return None
-    whole, below, sign, top, bottom, integer, part, parts = match.groups()
-    terms = (
-        [(whole, below or "1")]
-        if whole
-        else [(top, bottom)]
-        if top
-        else [(integer, "1"), (part, parts)]
-    )
-    if any(Fraction(denominator) == 0 for _, denominator in terms):
-        return None
-    value = sum(Fraction(numerator) / Fraction(denominator) for numerator, denominator in terms)
-    return -value if sign == "-" else value
+    if match["decimal"]:
+        quotients = [(match["decimal"], match["divisor"] or "1")]
+    elif match["numerator"]:
+        quotients = [(match["numerator"], match["denominator"])]
+    else:
+        quotients = [
+            (match["integer"], "1"),
+            (match["mixed_numerator"], match["mixed_denominator"]),
+        ]
+    value = Fraction(0)
+    for numerator, denominator in quotients:
+        if Fraction(denominator) == 0:
+            return None
+        value += Fraction(numerator) / Fraction(denominator)
+    return -value if match["sign"] == "-" else value
 
 
-# A line is a unit and its other names; what follows a bar is a unit only inside \text{}: a bare `5m` is 5 times m.
+# Each line lists the names of one unit, its own name first. Names after a bar are units only inside
+# \text{}: a bare `5m` is 5 times m.
 UNITS = [
     r"^\circ degrees degree deg",
     r"\% % percent",
@@ -193,57 +205,79 @@ UNITS = [
     "liters liter litres | L",
     "gallons gallon",
 ]
-UNIT_OF = {name: line.split()[0] for line in UNITS for name in line.replace("|", "").split()}
+UNIT_OF = {}  # {any name of a unit: its own name}
+BARE_UNITS = []  # the names that are units also outside of \text{}
+for names in UNITS:
+    bare_names, _, quoted_names = names.partition("|")
+    BARE_UNITS += bare_names.split()
+    for unit_name in bare_names.split() + quoted_names.split():
+        UNIT_OF[unit_name] = names.split()[0]
 
 
 def _any_of(names: Iterable[str]) -> str:
-    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    longest_first = sorted(names, key=len, reverse=True)
+    return "|".join(re.escape(name) for name in longest_first)
 
 
-POWER = r"(?:square|sq\.?|(?P<cubic{0}>cubic))"
+POWER = r"square|sq\.?|cubic"
 UNIT = re.compile(
     r'(?:(?:(?<![a-zA-Z\\"])|(?<=\\pi ))'
-    rf"(?P<power>{POWER.format('')})?(?P<bare>{_any_of(name for line in UNITS for name in line.split('|')[0].split())})"
-    rf'|"(?P<quoted_power>{POWER.format("_quoted")})?(?P<quoted>{_any_of(UNIT_OF)})\.?")'
+    rf"(?P<power>{POWER})?(?P<bare>{_any_of(BARE_UNITS)})"
+    rf'|"(?P<quoted_power>{POWER})?(?P<quoted>{_any_of(UNIT_OF)})\.?")'
     r"(?:\^\{(?P<exponent>[23])\})?$"
 )
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""`15"cm"^{2}` -> ("15", "cm^2"), `\$5` -> ("5", "dollars"), `x` -> ("x", "")."""
+    r"""Split a text into its value and its unit, which is "" where there is none.
+
+    `15"cm"^{2}` gives ("15", "cm^2"), `\$5` gives ("5", "dollars"), `x` gives ("x", "").
+    """
     if re.match(r"-?\\\$", text):
         value, unit = split_unit(text.replace(r"\$", "", 1))
         return value, unit or "dollars"
     match = UNIT.search(text)
     if match is None or match.start() == 0:
         return text, ""
-    power = match["power"] or match["quoted_power"]
-    exponent = match["exponent"] or ("" if not power else "3" if power == "cubic" else "2")
     unit = UNIT_OF[match["bare"] or match["quoted"]]
-    return text[: match.start()].rstrip(), f"{unit}^{exponent}" if exponent else unit
+    power = match["power"] or match["quoted_power"]
+    exponent = match["exponent"]
+    if power and not exponent:
+        exponent = "3" if power == "cubic" else "2"
+    if exponent:
+        unit = f"{unit}^{exponent}"
+    return text[: match.start()].rstrip(), unit
 
 
 def plain_verdict(gold: str, answer: str) -> bool | None:
-    """The verdict where plain means decide, None where structure or algebra must be looked at."""
+    """Whether two texts are equal, where words, numbers and units decide.
+
+    None where only structure or algebra can tell.
+    """
     if not gold or not answer:
         return False
-    words = [text.replace('"', "") for text in (gold, answer)]
-    if words[0] == words[1]:
+    unquoted = [text.replace('"', "") for text in (gold, answer)]
+    if unquoted[0] == unquoted[1]:
         return True
-    if all(re.fullmatch(r"\(?[A-Z]\)?", word) for word in words):  # a multiple choice
-        return words[0].strip("()") == words[1].strip("()")
-    if all(re.fullmatch(r"[a-zA-Z]{3,}|no", word, re.IGNORECASE) for word in words):
-        return words[0].lower() == words[1].lower()
-    (gold, gold_unit), (answer, answer_unit) = split_unit(gold), split_unit(answer)
+    if all(re.fullmatch(r"\(?[A-Z]\)?", text) for text in unquoted):  # letters of a multiple choice
+        return unquoted[0].strip("()") == unquoted[1].strip("()")
+    if all(re.fullmatch(r"[a-zA-Z]{3,}|no", text, re.IGNORECASE) for text in unquoted):
+        return unquoted[0].lower() == unquoted[1].lower()
+    gold_value, gold_unit = split_unit(gold)
+    answer_value, answer_unit = split_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return False
-    numbers = exact_number(gold), exact_number(answer)
-    return None if None in numbers else numbers[0] == numbers[1]
+    gold_number = exact_number(gold_value)
+    answer_number = exact_number(answer_value)
+    if gold_number is None or answer_number is None:
+        return None
+    return gold_number == answer_number
 
 
 # --- Structure: tuples, intervals, sets, unions, matrices, assignments ----------------------------
 
-NAMED = re.compile(
+# A name, "=" or "\in", and the value or range of the name: x=5, f(x)=x^2, (x,y)=(1,2), x \in [1,2].
+ASSIGNMENT = re.compile(
     r"(\\?[a-zA-Z]+(?:_\{\w+\})?(?:\([a-zA-Z]\))?|\([a-zA-Z](?:,[a-zA-Z])+\))(=|\\in ?)([^=]*)"
 )
 MATRIX = re.compile(r"\\begin\{([pbv])matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
@@ -252,118 +286,171 @@ GREEK = "alpha|beta|gamma|theta|lambda|mu|phi|omega"
 
 
 @dataclass
-class Form:
-    """An answer's shape: `kind` is "" for one expression (its only item), else "set", "union", "(]", "matrix 2x2"..."""
+class Structure:
+    """How an answer is built.
+
+    kind: "" for a single expression; otherwise "set", "union", "(]", "matrix 2x2" and the like.
+    items: what the kind is made of; for a single expression the expression itself.
+    name: the variable or function whose value or range this is, "" where there is none.
+    """
 
     kind: str
     items: list[str]
-    name: str = ""  # of the variable or function whose value or range this is
+    name: str = ""
 
 
-def split_top(text: str, separator: str) -> list[str] | None:
-    """The parts between separators that stand outside all brackets; None where brackets close that were not opened."""
-    parts, depth, start, position = [], 0, 0, 0
+def split_outside_brackets(text: str, separator: str) -> list[str] | None:
+    """Split a text at the separators that stand outside all brackets.
+
+    None where a bracket is closed that was never opened.
+    """
+    items = []
+    depth = 0
+    start = 0  # of the current item
+    position = 0
     while position < len(text):
-        depth += (text[position] in "([{") - (text[position] in ")]}")
+        if text[position] in "([{":
+            depth += 1
+        elif text[position] in ")]}":
+            depth -= 1
         if depth < 0:
             return None
         if depth == 0 and text.startswith(separator, position):
-            parts.append(text[start:position].strip())
-            start = position = position + len(separator)
+            items.append(text[start:position].strip())
+            position += len(separator)
+            start = position
         else:
             position += 1
-    return parts + [text[start:].strip()]
+    items.append(text[start:].strip())
+    return items
 
 
-def read_inequality(text: str) -> Form | None:
-    r"""`1\le x<2` or `x>1` as the interval of x, None for anything else."""
-    parts = [part.strip() for part in re.split(r"(<|>|\\[lg]e(?![a-zA-Z]))", text)]
-    if {">", r"\ge"} & set(parts):
-        parts = [{">": "<", r"\ge": r"\le", "<": ">"}.get(part, part) for part in reversed(parts)]
-    if len(parts) == 3:  # one-sided
-        parts = (
-            [r"-\infty", "<", *parts]
-            if re.fullmatch("[a-zA-Z]", parts[0])
-            else [*parts, "<", r"\infty"]
-        )
-    if (
-        len(parts) != 5
-        or not {parts[1], parts[3]} <= {"<", r"\le"}
-        or not re.fullmatch("[a-zA-Z]", parts[2])
-    ):
+def read_inequality(text: str) -> Structure | None:
+    r"""Return `1\le x<2` or `x>1` as the interval of x; None for anything else."""
+    terms = [term.strip() for term in re.split(r"(<|>|\\[lg]e(?![a-zA-Z]))", text)]
+    if ">" in terms or r"\ge" in terms:  # read it from right to left
+        mirrored = {">": "<", r"\ge": r"\le", "<": ">"}
+        terms = [mirrored.get(term, term) for term in reversed(terms)]
+    if len(terms) == 3:  # one-sided
+        if re.fullmatch("[a-zA-Z]", terms[0]):
+            terms = [r"-\infty", "<", *terms]
+        else:
+            terms = [*terms, "<", r"\infty"]
+    if len(terms) != 5:
         return None
-    low, opening, name, closing, high = parts
-    return Form(
-        ("(" if opening == "<" else "[") + (")" if closing == "<" else "]"), [low, high], name
-    )
+    low, low_relation, name, high_relation, high = terms
+    if not {low_relation, high_relation} <= {"<", r"\le"} or not re.fullmatch("[a-zA-Z]", name):
+        return None
+    opening = "(" if low_relation == "<" else "["
+    closing = ")" if high_relation == "<" else "]"
+    return Structure(opening + closing, [low, high], name)
 
 
-def read(text: str) -> Form:
-    """The shape of a text."""
-    name = ""
-    if match := NAMED.fullmatch(text):
-        letters = re.sub(rf"\\(?!{GREEK})[a-zA-Z]+", "", split_unit(match[3])[0])
-        # `x=5` is its value; `y=2x` stays an equation
-        if match[2] != "=" or "(" in match[1] or not re.search(r"[a-df-hj-zA-Z]|\\", letters):
-            name, text = match[1], match[3]
-    if form := read_inequality(text):
-        return form
-    if (match := MATRIX.fullmatch(text)) and r"\begin" not in match[2]:
-        rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row]
-        kind = ("determinant " if match[1] == "v" else "matrix ") + "x".join(
-            str(len(row)) for row in rows
-        )
-        return Form(kind, [cell for row in rows for cell in row], name)
+def _split_assignment(text: str) -> tuple[str, str]:
+    """Return the assigned name, "" where there is none, and the text that stands for its value."""
+    match = ASSIGNMENT.fullmatch(text)
+    if match is None:
+        return "", text
+    name, relation, value = match.groups()
+    symbols = re.sub(rf"\\(?!{GREEK})[a-zA-Z]+", "", split_unit(value)[0])
+    has_variables = re.search(r"[a-df-hj-zA-Z]|\\", symbols)  # any letter but e and i
+    if relation == "=" and "(" not in name and has_variables:  # `y=2x` stays an equation
+        return "", text
+    return name, value
+
+
+def _read_matrix(text: str, name: str) -> Structure | None:
+    """Return a matrix or determinant without another one inside; None for anything else."""
+    match = MATRIX.fullmatch(text)
+    if match is None or r"\begin" in match[2]:
+        return None
+    rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row]
+    kind = "determinant" if match[1] == "v" else "matrix"
+    size = "x".join(str(len(row)) for row in rows)
+    cells = list(itertools.chain.from_iterable(rows))
+    return Structure(f"{kind} {size}", cells, name)
+
+
+def read_structure(text: str) -> Structure:
+    """Return how a normalized text is built."""
+    name, text = _split_assignment(text)
+    structure = read_inequality(text) or _read_matrix(text, name)
+    if structure:
+        return structure
     match = BRACKETS.fullmatch(text)
-    inside = match and split_top(match[2], ",")
-    if inside and match[1] == r"\{" and match[3] == r"\}":
-        return _unordered("set", inside, name)
-    if inside and len(inside) > 1 and "\\" not in match[1] + match[3]:
-        return Form(match[1] + match[3], inside, name)
-    if inside and match[1] + match[3] == "()":
-        inner = read(match[2])
-        return Form(inner.kind, inner.items, name or inner.name)
-    for kind, separator in ("union", r"\cup"), ("set", ","):
-        parts = split_top(text, separator)
-        if parts and (len(parts) > 1 or kind == "set" and text.count(r"\pm") == 1):
-            return _unordered(kind, parts, name)
-    return Form("", [text], name)
+    items = split_outside_brackets(match[2], ",") if match else None
+    if items:
+        brackets = match[1] + match[3]
+        if brackets == r"\{\}":
+            return _read_unordered("set", items, name)
+        if len(items) > 1 and "\\" not in brackets:
+            return Structure(brackets, items, name)
+        if brackets == "()":  # they only group
+            inner = read_structure(match[2])
+            return Structure(inner.kind, inner.items, name or inner.name)
+    items = split_outside_brackets(text, r"\cup")
+    if items and len(items) > 1:
+        return _read_unordered("union", items, name)
+    items = split_outside_brackets(text, ",")
+    if items and (len(items) > 1 or text.count(r"\pm") == 1):
+        return _read_unordered("set", items, name)
+    return Structure("", [text], name)
 
 
-def _unordered(kind: str, items: list[str], name: str) -> Form:
-    r"""A set or union; `1 \pm x` is two items; `x=1,y=2` is not a set of values but of assignments."""
-    items = [
-        item.replace(r"\pm", sign).removeprefix("+")
-        for item in items
-        for sign in ("+-" if item.count(r"\pm") == 1 else [r"\pm"])
-    ]
-    names = {read(item).name for item in items} - {""}
-    return Form(kind + " of several names" * (len(names) > 1), items, name)
+def _read_unordered(kind: str, items: list[str], name: str) -> Structure:
+    r"""Return a set or union, in which `1 \pm x` counts as two items.
+
+    `x=1,y=2` is not a set of values but of assignments to several names, which is another kind.
+    """
+    signed_items = []
+    for item in items:
+        if item.count(r"\pm") == 1:
+            signed_items.append(item.replace(r"\pm", "+").removeprefix("+"))
+            signed_items.append(item.replace(r"\pm", "-"))
+        else:
+            signed_items.append(item.removeprefix("+"))
+    names = {read_structure(item).name for item in signed_items} - {""}
+    if len(names) > 1:
+        kind += " of several names"
+    return Structure(kind, signed_items, name)
 
 
-def equal(gold: str, answer: str) -> bool:
-    """Whether two normalized texts are equal; hands single expressions to math-verify, so call it where it may hang."""
+def equal_answers(gold: str, answer: str) -> bool:
+    """Whether two normalized texts are equal.
+
+    This hands single expressions to math-verify, so it must be called where it may hang.
+    """
     verdict = plain_verdict(gold, answer)
     if verdict is not None:
         return verdict
-    form, other = read(gold), read(answer)
-    if form.kind != other.kind or len(form.items) != len(other.items):
+    gold_structure = read_structure(gold)
+    answer_structure = read_structure(answer)
+    gold_items = gold_structure.items
+    answer_items = answer_structure.items
+    if gold_structure.kind != answer_structure.kind or len(gold_items) != len(answer_items):
         return False
-    if form.name and other.name and form.name != other.name:
+    names = {gold_structure.name, answer_structure.name} - {""}
+    if len(names) > 1:
         return False
-    if form.kind.startswith(("set", "union")):
-        unmatched = list(other.items)
-        for item in form.items:
-            match = next((candidate for candidate in unmatched if equal(item, candidate)), None)
-            if match is None:
-                return False
-            unmatched.remove(match)
-        return True
-    if form.kind or (form.items, other.items) != ([gold], [answer]):
-        return all(
-            equal(item, candidate) for item, candidate in zip(form.items, other.items, strict=True)
-        )
-    return same_expression(split_unit(gold)[0], split_unit(answer)[0])
+    if gold_structure.kind.startswith(("set", "union")):
+        return _equal_in_any_order(gold_items, answer_items)
+    if gold_structure.kind or gold_items != [gold] or answer_items != [answer]:
+        item_pairs = zip(gold_items, answer_items, strict=True)
+        return all(equal_answers(gold_item, item) for gold_item, item in item_pairs)
+    return equal_expressions(split_unit(gold)[0], split_unit(answer)[0])
+
+
+def _equal_in_any_order(gold_items: list[str], answer_items: list[str]) -> bool:
+    """Whether each gold item equals another one of the equally many items of the answer."""
+    unmatched = list(answer_items)
+    for gold_item in gold_items:
+        for item in unmatched:
+            if equal_answers(gold_item, item):
+                unmatched.remove(item)
+                break
+        else:
+            return False
+    return True
 
 
 # --- Algebra: math-verify, and a check of its "equal" ---------------------------------------------
@@ -371,31 +458,40 @@ def equal(gold: str, answer: str) -> bool:
 COMMAND = re.compile(rf"\\(?:frac|sqrt|binom|cdot|pi|{FUNCTIONS}|{GREEK})(?![a-zA-Z])")
 EXPRESSION = re.compile(r"[a-zA-Z0-9.+\-^_{}()\[\]|/!= ]+", re.ASCII)
 UNCLEAR = re.compile(
-    r"\d [\d.]|\d\.(?!\d)|\)\d|\}(?<!_\{\w\})(?<!_\{\d\d\})\d|[\d)}]_|\^(?!\{)"  # 1 2, 3., (x)2 but not \log_{2}8, 52_8
-    r"|(?<!\\sqrt)\[|\\(?:sqrt|frac)(?![{\[])"  # [x], \sqrt13
+    # 1 2 and 3. and (x)2, but not \log_{2}8 nor 52_8
+    r"\d [\d.]|\d\.(?!\d)|\)\d|\}(?<!_\{\w\})(?<!_\{\d\d\})\d|[\d)}]_|\^(?!\{)"
+    r"|(?<!\\sqrt)\[|\\(?:sqrt|frac)(?![{\[])"  # [x] and \sqrt13
     rf"|\\(?:{FUNCTIONS})\^\{{-"  # \sin^{-1}
-    r"|/(?:\d+(?!\d)|[a-zA-Z]|\([^()]*\)|\\[a-z]+(?![a-z])(?:\{[^{}]*\})*)(?:\^\{[^{}]*\})?(?=[^-+)}\]=|])"  # 1/2x
+    # 1/2x
+    r"|/(?:\d+(?!\d)|[a-zA-Z]|\([^()]*\)|\\[a-z]+(?![a-z])(?:\{[^{}]*\})*)"
+    r"(?:\^\{[^{}]*\})?(?=[^-+)}\]=|])"
 )
 
 
 def is_clear(gold: str, answer: str) -> bool:
-    """Whether both are expressions in known commands that every reader would read in the same way."""
-    bare = [COMMAND.sub(" ", text) for text in (gold, answer)]
-    if not all(map(EXPRESSION.fullmatch, bare)) or any(map(UNCLEAR.search, (gold, answer))):
+    """Whether both are expressions in known commands, which every reader reads in the same way."""
+    without_commands = [COMMAND.sub(" ", text) for text in (gold, answer)]
+    for text in without_commands:
+        if not EXPRESSION.fullmatch(text) or text.count("{") != text.count("}"):
+            return False
+        if re.search(r"[a-zA-Z]{4,}|[a-zA-Z]\d", text):
+            return False
+    if UNCLEAR.search(gold) or UNCLEAR.search(answer):
         return False
-    if any(
-        text.count("{") != text.count("}") or re.search(r"[a-zA-Z]{4,}|[a-zA-Z]\d", text)
-        for text in bare
-    ):
+    if gold.count("=") != answer.count("=") or gold.count("=") > 1:
         return False
-    letters = set(re.findall("[a-zA-Z]", "".join(bare)))
-    one_case = len({letter.lower() for letter in letters}) == len(
-        letters
-    )  # math-verify takes R and r for one
-    return one_case and gold.count("=") == answer.count("=") < 2
+    letters = set(re.findall("[a-zA-Z]", "".join(without_commands)))
+    lower_case_letters = {letter.lower() for letter in letters}
+    return len(lower_case_letters) == len(letters)  # math-verify takes R and r for one variable
 
 
-def same_expression(gold: str, answer: str) -> bool:
+def _decimal_as_fraction(match: re.Match) -> str:
+    """Return the LaTeX of a decimal such as 0.25 as the exact fraction 025/100."""
+    integer_digits, decimals = match.groups()
+    return rf"\frac{{{integer_digits}{decimals}}}{{1{'0' * len(decimals)}}}"
+
+
+def equal_expressions(gold: str, answer: str) -> bool:
     """Whether two expressions or equations are equal, numerically and by math-verify."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
@@ -407,53 +503,62 @@ def same_expression(gold: str, answer: str) -> bool:
     )
     parsed = []
     for text in gold, answer:
-        text = re.sub(
-            r"(\d*)\.(\d+)",
-            lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}",
-            text,
-        )
-        text = re.sub(
-            r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text
-        )  # math-verify takes 4(3) for a mixed number, 7
+        text = re.sub(r"(\d*)\.(\d+)", _decimal_as_fraction, text)
+        # math-verify would take 4(3) for a mixed number, 7.
+        text = re.sub(r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text)
         parsed.append(
             parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
         )
-    return (
-        all(parsed) and _agree(parsed[0][0], parsed[1][0]) and verify(*parsed, timeout_seconds=None)
-    )
+    if not all(parsed):
+        return False
+    agree = _agree_numerically(parsed[0][0], parsed[1][0])
+    return agree and verify(*parsed, timeout_seconds=None)
 
 
-def _agree(left, right) -> bool:
-    """Whether two sympy expressions agree at three points to 40 digits: math-verify itself is content with 15."""
+def _agree_numerically(gold, answer) -> bool:
+    """Whether two sympy expressions agree at three points to 40 digits; math-verify asks for 15."""
     from sympy import Eq
 
-    if isinstance(left, Eq) and isinstance(
-        right, Eq
-    ):  # equations are equal where their residuals are proportional
-        ratios = _values((left.lhs - left.rhs) / (right.lhs - right.rhs))
-        return all(
-            ratio.is_finite and ratio != 0 and abs(ratio / ratios[0] - 1) < 1e-40
-            for ratio in ratios
-        )
-    return all(
-        gap == 0 or gap.is_number and gap.is_finite and abs(gap) < 1e-40 * max(1, abs(value))
-        for gap, value in zip(_values(left - right), _values(left), strict=True)
-    )
+    if isinstance(gold, Eq) and isinstance(answer, Eq):
+        # Equations are equal where their residuals are proportional.
+        ratios = _values_at_points((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
+        return all(_is_same_ratio(ratio, ratios[0]) for ratio in ratios)
+    gaps = _values_at_points(gold - answer)
+    gold_values = _values_at_points(gold)
+    return all(_is_rounding(gap, value) for gap, value in zip(gaps, gold_values, strict=True))
 
 
-def _values(expression) -> list:
-    """A sympy expression at three points, to 50 digits."""
+def _is_same_ratio(ratio, first_ratio) -> bool:
+    if not ratio.is_finite or ratio == 0:
+        return False
+    return abs(ratio / first_ratio - 1) < 1e-40
+
+
+def _is_rounding(gap, value) -> bool:
+    """Whether the difference between two values is 0 but for rounding."""
+    if gap == 0:
+        return True
+    if not gap.is_number or not gap.is_finite:
+        return False
+    return abs(gap) < 1e-40 * max(1, abs(value))
+
+
+def _values_at_points(expression) -> list:
+    """Return the values of a sympy expression at three points, to 50 digits."""
     from sympy import Rational
 
     symbols = sorted(expression.free_symbols, key=str)
-    points = [
-        {symbol: Rational(7 * k + 5, 2 * i + 9) for i, symbol in enumerate(symbols)}
-        for k in (-2, 0, 1)
-    ]
-    return [expression.subs(point).evalf(50) for point in points]
+    values = []
+    for k in (-2, 0, 1):
+        point = {symbol: Rational(7 * k + 5, 2 * i + 9) for i, symbol in enumerate(symbols)}
+        values.append(expression.subs(point).evalf(50))
+    return values
 
 
-# What each fork would otherwise load and cache for itself: sympy's lazy imports, the parser's automaton.
+# --- The server, and the grader that asks it ------------------------------------------------------
+
+# These questions make the server load what each fork would otherwise load for itself: sympy's lazy
+# imports, and the parser's automaton.
 WARM_UP = [
     ("(a+5)(b-2)", r"ab+5b-2a-\frac{20}{2}"),
     (r"\frac{\sqrt{2}}{2}", r"2^{-1/2}"),
@@ -463,65 +568,78 @@ WARM_UP = [
     ("f(x_{1})+2i", r"6\theta-5i"),
 ]
 
-VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by a fork's exit code
+VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by the exit code of a fork
 
 
 def serve() -> None:
-    """Answer questions, one JSON line [gold, answer, seconds] each on standard input, until it closes."""
-    replies = os.fdopen(os.dup(1), "w")  # a channel of our own: libraries print to standard output
+    """Answer questions until standard input closes; each is a JSON line [gold, answer, seconds]."""
+    # Libraries print to standard output, so the replies get a channel of their own.
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    signal.signal(
-        signal.SIGPIPE, signal.SIG_DFL
-    )  # end in silence when nobody wants the reply any more
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the owner was started with
-    logging.disable()  # math-verify warns that its timeouts are off
-    for question in WARM_UP:
-        equal(*question)
+    # The server ends in silence when nobody wants its reply any more.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # The owner may have been started with another setting, which would be inherited.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    logging.disable()  # math-verify warns that its own timeouts are off
+    for gold, answer in WARM_UP:
+        equal_answers(gold, answer)
     for line in sys.stdin.buffer:
-        *question, seconds = json.loads(line)
+        gold, answer, seconds = json.loads(line)
         child = os.fork()
         if child == 0:
-            code = 2
+            exit_code = 2
             try:
-                signal.setitimer(
-                    signal.ITIMER_REAL, seconds
-                )  # without a handler SIGALRM ends also what hangs in C
+                # Without a handler SIGALRM ends even a process that hangs in C code.
+                signal.setitimer(signal.ITIMER_REAL, seconds)
                 if sys.platform == "linux":
-                    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-                code = 0 if equal(*question) else 1
+                    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+                exit_code = 0 if equal_answers(gold, answer) else 1
             finally:
-                os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(VERDICTS.get(code, "failed"), file=replies, flush=True)
+                os._exit(exit_code)
+        exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(VERDICTS.get(exit_code, "failed"), file=replies, flush=True)
 
 
 class MathGrader:
-    """Compares answers; may be shared by threads. Its server starts at once and loads while the caller goes on.
+    """Compares answers; threads may share one grader.
 
-    seconds: wall time for one question.
+    Its server starts at once, and loads its libraries while the caller goes on.
+
+    seconds: wall time that one question may take.
     """
 
     def __init__(self, seconds: float = 1.7):
         self.seconds = seconds
         self._lock = threading.Lock()
-        self._start()
+        self._start_server()
 
     def grade(self, gold: str, answer: str) -> str:
-        """Return "equal", "different", "timeout" or "failed" (out of memory, too deeply nested)."""
+        """Compare an answer with the gold answer.
+
+        Returns "equal", "different", "timeout", or "failed" where memory ran out or the answer is
+        nested too deeply. Raises ChildProcessError where the server does not start.
+        """
         if len(gold) > MAX_LENGTH or len(answer) > MAX_LENGTH:
-            return "equal" if gold.strip() and gold.strip() == answer.strip() else "different"
-        gold, answer = normalize(gold), normalize(answer)
+            same_text = gold.strip() == answer.strip()
+            return "equal" if same_text and gold.strip() else "different"
+        gold = normalize_answer(gold)
+        answer = normalize_answer(answer)
         verdict = plain_verdict(gold, answer)
         if verdict is not None:
             return "equal" if verdict else "different"
         with self._lock:
-            return self._ask(json.dumps([gold, answer, self.seconds]).encode() + b"\n")
+            question = json.dumps([gold, answer, self.seconds])
+            return self._ask(question.encode() + b"\n")
 
-    def _start(self) -> None:
-        command = [sys.executable, os.path.abspath(__file__)]
-        # A session of its own, so that Ctrl-C in a terminal does not reach it. It ends when these pipes are closed.
+    def _start_server(self) -> None:
+        # The server gets a session of its own, so that Ctrl-C in a terminal does not reach it. It
+        # ends when these pipes are closed.
         self._server = subprocess.Popen(
-            command, stdin=-1, stdout=-1, bufsize=0, start_new_session=True
+            [sys.executable, os.path.abspath(__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
         )
 
     def _ask(self, question: bytes) -> str:
@@ -531,14 +649,14 @@ class MathGrader:
                 reply = self._server.stdout.readline().decode().strip()
             except BrokenPipeError:
                 reply = ""
-            except (
-                BaseException
-            ):  # interrupted before the reply, which must not answer the next question
-                self._start()
+            except BaseException:
+                # The caller was interrupted before the reply came. That reply must never be taken
+                # for the reply to the next question, so the next question gets a new server.
+                self._start_server()
                 raise
             if reply:
                 return reply
-            self._start()
+            self._start_server()
         raise ChildProcessError(
             "the grading process ends at once, for the reason above (is math-verify installed?)"
         )

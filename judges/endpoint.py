@@ -1,4 +1,7 @@
-"""An OpenAI-compatible endpoint: its key, time-outs, retries and bounded concurrency, for gold data and the judge."""
+"""An OpenAI-compatible endpoint, for gold data and for the judge.
+
+This module knows its key, its time-outs, its retries and how many requests may wait at a time.
+"""
 
 import asyncio
 import os
@@ -11,37 +14,51 @@ import openai
 
 
 class NoReply(Exception):
-    """The endpoint gave no usable reply, whatever the retries; says why in a few words, its cause in more."""
+    """The endpoint gave no usable reply, in spite of all retries; `str` says why in a few words.
+
+    refused: whether the endpoint refused the request itself, so that no retry can help.
+    message: a longer reason, in which the key is blanked out.
+    """
 
     def __init__(self, reason, cause=None, key=""):
         super().__init__(reason)
-        # the request itself, not its time
         self.refused = isinstance(cause, openai.BadRequestError | openai.UnprocessableEntityError)
-        self.message = str(cause or reason).replace(key or "\0", "***")[:300]
+        message = str(cause or reason)
+        if key:
+            message = message.replace(key, "***")
+        self.message = message[:300]
 
 
 class Unreadable(ValueError):
-    """A reply came and cannot be used; says why in a few words."""
+    """A reply came but cannot be used; `str` says why in a few words."""
 
 
 class Halted(OSError):
-    """What the run depends on has failed, not the run: it is saved and ends with this message; --resume continues."""
+    """Something that a training run depends on has failed, and not the run itself.
+
+    The run is saved and ends with this message; --resume continues it.
+    """
 
 
 class Endpoint(AbstractAsyncContextManager):
-    """A model behind an OpenAI-compatible endpoint, for one event loop. Raises ValueError where a key is missing.
+    """A model behind an OpenAI-compatible endpoint, for one event loop.
 
-    The client backs off exponentially and waits as long as Retry-After says (up to two minutes; longer is a failure).
+    The openai client repeats failed requests. It backs off exponentially, or waits as long as the
+    header Retry-After says if that is at most two minutes; a longer time is a failure.
 
-    failures: how many single requests failed, by kind, those included that a retry made good.
+    failures: how many single requests failed, by kind, with those that a later retry made good.
+
+    Raises ValueError where a key is needed and missing.
     """
 
     def __init__(self, model, base_url=None, *, timeout=120.0, max_retries=5):
-        self.model, self.max_retries, self.key = model, max_retries, get_api_key(base_url)
+        self.model = model
+        self.max_retries = max_retries
+        self.key = get_api_key(base_url)
         self.failures = Counter()
 
         async def count_request(request):
-            self.failures["no reply"] += 1  # until it comes
+            self.failures["no reply"] += 1  # count_reply takes it back when the reply comes
 
         async def count_reply(response):
             self.failures["no reply"] -= 1
@@ -71,47 +88,51 @@ class Endpoint(AbstractAsyncContextManager):
                 f"cannot reach {self.client.base_url}; is the server running? ({explain(error)})"
             ) from error
         except openai.APIError as error:
-            explain(
-                error
-            )  # an answer that refuses no key will do: somebody is there, if without a list of models
+            # Any answer that does not refuse the key will do: some endpoints cannot list models.
+            explain(error)
 
     async def ask(self, messages, read, **options):
-        """read(the reply's text) of one chat completion.
+        """Return read(JSON text of the reply) for the chat completion of some messages.
 
-        A reply that `read` raises for is asked for again, as failed requests are by the client. Raises NoReply.
+        read: raises ValueError, LookupError, TypeError or AttributeError for a reply that cannot be
+            used. The request is then repeated, up to `max_retries` times.
+        options: further fields of the request.
+
+        Raises NoReply where nothing that can be used comes.
         """
         create = self.client.chat.completions.with_raw_response.create
         for retry in range(self.max_retries + 1):
-            await asyncio.sleep(min(8.0, 0.5 * 2 ** (retry - 1)) if retry else 0)
+            if retry > 0:
+                await asyncio.sleep(min(8.0, 0.5 * 2 ** (retry - 1)))
             try:
                 reply = await create(model=self.model, messages=messages, **options)
             except openai.APIError as error:
                 raise NoReply(explain(error), error, self.key) from error
             try:
                 return read(reply.text)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                # cut JSON, no choices, a page of HTML
-                reason = str(error) if isinstance(error, Unreadable) else "broken reply"
-                self.failures[reason] += 1
-        said = ascii(reply.text.partition('"message"')[2] or reply.text)[
-            1:200
-        ]  # no escapes for the terminal
-        raise NoReply(reason, f"{reason}; the last reply: {said}", self.key)
+            except Unreadable as error:
+                reason = str(error)
+            except (ValueError, LookupError, TypeError, AttributeError):
+                reason = "broken reply"  # cut JSON, JSON without choices, a page of HTML
+            self.failures[reason] += 1
+        message = reply.text.partition('"message"')[2] or reply.text
+        excerpt = ascii(message)[1:200]  # ascii lets no control character reach the terminal
+        raise NoReply(reason, f"{reason}; the last reply: {excerpt}", self.key)
 
 
 async def for_each(work, items, concurrency):
-    """Await work(item) for each item, at most so many at a time, in their order."""
-    waiting = iter(items)
+    """Await work(item) for every item: they start in order, at most `concurrency` at a time."""
+    queue = iter(items)  # all workers take their next item from the same iterator
 
     async def worker():
-        for item in waiting:
+        for item in queue:
             await work(item)
 
     await asyncio.gather(*(worker() for _ in range(concurrency)))
 
 
 def explain(error):
-    """An error of the openai client in a few words. Raises ValueError where it is a refused key."""
+    """Return an error of the openai client in a few words. Raises ValueError for a refused key."""
     if isinstance(error, openai.AuthenticationError):
         raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
     if isinstance(error, openai.APIStatusError):
@@ -120,16 +141,19 @@ def explain(error):
 
 
 def get_api_key(base_url):
-    """From the environment variable OPENAI_API_KEY; a server on loopback needs none."""
+    """Return the key in the environment variable OPENAI_API_KEY.
+
+    Raises ValueError without a key, unless the endpoint is on this machine and so needs none.
+    """
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    if not key and not re.fullmatch(
-        r"localhost|::1|127(\.\d+){3}", urlsplit(base_url or "").hostname or ""
-    ):
+    host = urlsplit(base_url or "").hostname or ""
+    is_local = re.fullmatch(r"localhost|::1|127(\.\d+){3}", host)
+    if not key and not is_local:
         raise ValueError("set the environment variable OPENAI_API_KEY to the key of the endpoint")
     return key or "none"
 
 
 def check_base_url(flag, url):
-    """Raise ValueError for what is not the address of an endpoint."""
+    """Raise ValueError, which names the flag, for a URL that cannot be an endpoint's."""
     if url and not re.fullmatch(r"https?://([^/:]+|\[.+\])(:\d+)?(/.*)?", url):
         raise ValueError(f"{flag} {url} must look like http://127.0.0.1:8000/v1")

@@ -1,15 +1,16 @@
-"""The rules of stories: what falls below the floor, and how varied texts are."""
+"""The rules of stories: which texts fall below the floor, and how varied texts are."""
 
 import math
 import re
 from collections import Counter
 
-SPECIAL = re.compile(
+SPECIAL_TOKEN = re.compile(
     r"</?s>|<\|[^|<>\s]{1,40}\|>|<(?:pad|unk|eos|bos|end_of_turn|start_of_turn)>|\[/?INST\]"
 )
 PREAMBLE = re.compile(
     r"\W*(?:sure\b|certainly\b|of course[,!]|here(?:['’]s| is) (?:a|the|your|my)\b|as an ai\b"
-    r"|i (?:cannot|can['’]t) (?:write|help)|(?:story|title|continuation|opening line|answer|rating|grade)\s*:)",
+    r"|i (?:cannot|can['’]t) (?:write|help)"
+    r"|(?:story|title|continuation|opening line|answer|rating|grade)\s*:)",
     re.IGNORECASE,
 )
 
@@ -19,32 +20,59 @@ def words_of(text: str) -> list[str]:
 
 
 def n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
-    return list(zip(*(words[i:] for i in range(n)), strict=False))
+    starts = range(len(words) - n + 1)
+    return [tuple(words[start : start + n]) for start in starts]
 
 
 def distinct_n(texts: list[str], n: int) -> float:
-    """Distinct word n-grams over all word n-grams of some texts (arXiv:1510.03055); NaN without any."""
-    grams = [gram for text in texts for gram in n_grams(words_of(text), n)]
+    """Return the share of distinct word n-grams among all word n-grams of some texts.
+
+    This is distinct-n of arXiv:1510.03055. It is NaN where there are no n-grams.
+    """
+    grams = []
+    for text in texts:
+        grams += n_grams(words_of(text), n)
     return len(set(grams)) / len(grams) if grams else math.nan
 
 
 def broken_rule(prompt: str, story: str, min_words: int) -> str | None:
-    """The rule that puts a text below the floor; None if it is above it. CreativeWritingEvaluator names the rules."""
-    words, prompt_grams = words_of(story), set(n_grams(words_of(prompt), 4))
-    letters, marks = (
-        sum(c.isalpha() for c in story),
-        sum(not c.isalpha() and not c.isspace() for c in story),
-    )
-    four, three = n_grams(words, 4), n_grams(words, 3)
-    sentences = Counter(tuple(words_of(sentence)) for sentence in re.split(r"[.!?\n]+", story))
+    """Return the name of the rule that puts a text below the floor; None for a text above it.
+
+    The docstring of CreativeWritingEvaluator lists the rules.
+    """
+    words = words_of(story)
     if len(words) < min_words:
         return "empty"
-    if SPECIAL.search(story) or PREAMBLE.match(story) or letters < marks:
+    if SPECIAL_TOKEN.search(story) or PREAMBLE.match(story) or has_more_marks_than_letters(story):
         return "no continuation"
-    if sum(gram in prompt_grams for gram in four) > 0.3 * len(four):
+    if copies_prompt(words, words_of(prompt)):
         return "copied prompt"
-    if len(set(three)) < 0.6 * len(three) or any(
-        n > 2 and len(sentence) > 2 for sentence, n in sentences.items()
-    ):
+    if repeats_phrases(words) or repeats_a_sentence(story):
         return "loop"
     return None
+
+
+def has_more_marks_than_letters(story: str) -> bool:
+    num_letters = sum(character.isalpha() for character in story)
+    num_spaces = sum(character.isspace() for character in story)
+    num_marks = len(story) - num_letters - num_spaces
+    return num_marks > num_letters
+
+
+def copies_prompt(words: list[str], prompt_words: list[str]) -> bool:
+    grams = n_grams(words, 4)
+    prompt_grams = set(n_grams(prompt_words, 4))
+    num_copied = sum(gram in prompt_grams for gram in grams)
+    return num_copied > 0.3 * len(grams)
+
+
+def repeats_phrases(words: list[str]) -> bool:
+    grams = n_grams(words, 3)
+    return len(set(grams)) < 0.6 * len(grams)
+
+
+def repeats_a_sentence(story: str) -> bool:
+    """Whether a sentence of at least three words occurs at least three times."""
+    sentences = [tuple(words_of(sentence)) for sentence in re.split(r"[.!?\n]+", story)]
+    counts = Counter(sentence for sentence in sentences if len(sentence) >= 3)
+    return any(count >= 3 for count in counts.values())

@@ -1,11 +1,11 @@
-"""An OpenAI-compatible server on 127.0.0.1 that behaves as it is told, for tests of what talks to one.
+"""An OpenAI-compatible server on 127.0.0.1 that behaves as a test tells it to.
 
     with FakeOpenAIServer([status(429, retry_after=2), ok("Paris")]) as server:
         OpenAI(base_url=server.base_url, api_key="none").chat.completions.create(...)
     assert len(server.requests) == 2
 
-The behaviour of each request comes from a callable of its JSON body, or from a list in the order of arrival, whose last
-one is repeated. A behaviour is a function of the request handler.
+The behaviour for each request comes from a callable of its JSON body, or from a list in the order
+of arrival, whose last one is repeated. A behaviour is a function of the request handler.
 """
 
 import json
@@ -16,25 +16,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def ok(text, *, finish_reason="stop", prompt_tokens=10, completion_tokens=5, logprobs=None):
-    """A chat completion. logprobs: per token a dict {token: log-prob}, the sampled one first."""
+    """A chat completion. logprobs: per token a dict {token: log-prob}, the sampled token first."""
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": text},
         "finish_reason": finish_reason,
     }
     if logprobs is not None:
-        ranked = [
-            [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in top.items()]
-            for top in logprobs
-        ]
-        choice["logprobs"] = {"content": [top[0] | {"top_logprobs": top} for top in ranked]}
+        choice["logprobs"] = {"content": [sampled_token(top) for top in logprobs]}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     usage["total_tokens"] = prompt_tokens + completion_tokens
     return body(completion([choice]) | {"usage": usage})
 
 
-def rating(grades, logprobs=True):
-    """A judge's reply in the JSON that was asked for. grades: per criterion {grade: probability}, the written first."""
+def sampled_token(top):
+    """One token in the protocol's format. top: {token: log-prob}, the sampled token first."""
+    candidates = [
+        {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+        for token, logprob in top.items()
+    ]
+    return candidates[0] | {"top_logprobs": candidates}
+
+
+def rating_reply(grades, logprobs=True):
+    """A judge's reply in the JSON that was asked for.
+
+    grades: per criterion {grade: probability}, the written grade first.
+    """
     tokens = []
     for name, probabilities in grades.items():
         tokens += [{", " if tokens else "{": 0.0}, {f'"{name}"': 0.0}, {": ": 0.0}]
@@ -60,7 +68,7 @@ def completion(choices):
 
 
 def body(value, code=200, headers=(), content_type="application/json", cut=0):
-    """Any JSON value (or bytes), as a reply. cut: leave out so many bytes at its end."""
+    """A reply of any JSON value or bytes. cut: how many bytes to leave out at its end."""
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     data = data[: len(data) - cut]
 
@@ -114,17 +122,17 @@ def drop(handler):
 class FakeOpenAIServer:
     """Serves POST /v1/chat/completions by the behaviour, and GET /v1/models.
 
-    behaviour: a callable (request body: dict) -> behaviour, called in a thread of its own for each request, or a list.
-    models: the behaviour of GET /v1/models.
-    requests: the chat requests so far, {"body", "headers"} each, with the headers' names in lower case.
+    behaviour: a callable (request body: dict) -> behaviour, called in a thread of its own for each
+        request, or a list of behaviours.
+    models: the behaviour for GET /v1/models.
+    requests: the chat requests so far, as {"body", "headers"}, the names of the headers in lower
+        case.
     """
 
     def __init__(self, behaviour, models=None):
-        self.behaviour, self.models, self.requests = (
-            behaviour,
-            models or body({"object": "list", "data": []}),
-            [],
-        )
+        self.behaviour = behaviour
+        self.models = models or body({"object": "list", "data": []})
+        self.requests = []
         self.lock = threading.Lock()
         fake = self
 
@@ -132,15 +140,16 @@ class FakeOpenAIServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                (fake.models if self.path == "/v1/models" else status(404))(self)
+                behave = fake.models if self.path == "/v1/models" else status(404)
+                behave(self)
 
             def do_POST(self):
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                (
-                    fake.next_behaviour(request, self.headers)
-                    if self.path == "/v1/chat/completions"
-                    else status(404)
-                )(self)
+                if self.path == "/v1/chat/completions":
+                    behave = fake.next_behaviour(request, self.headers)
+                else:
+                    behave = status(404)
+                behave(self)
 
             def log_message(self, *args):
                 pass
@@ -151,19 +160,15 @@ class FakeOpenAIServer:
             closing = threading.Event()
 
             def handle_error(self, request, client_address):
-                pass  # clients that are killed in the middle of a request are part of the game
+                pass  # some tests kill their client in the middle of a request
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.base_url = f"http://127.0.0.1:{self.server.server_port}/v1"
 
     def next_behaviour(self, request, headers):
         with self.lock:
-            self.requests.append(
-                {
-                    "body": request,
-                    "headers": {name.lower(): value for name, value in headers.items()},
-                }
-            )
+            lower_headers = {name.lower(): value for name, value in headers.items()}
+            self.requests.append({"body": request, "headers": lower_headers})
             if not callable(self.behaviour):
                 return self.behaviour.pop(0) if len(self.behaviour) > 1 else self.behaviour[0]
         return self.behaviour(request)

@@ -1,5 +1,7 @@
-"""Reading answers (numbers, boxes), the GSM8K rewards case by case, and what must hold for any text."""
+"""Reading numbers and boxes, the GSM8K rewards case by case, and what must hold for any text."""
 
+import itertools
+import math
 import re
 import time
 from fractions import Fraction
@@ -25,8 +27,6 @@ NUMBERS = {
     "$-5": -5,
     "3.5": Fraction(7, 2),
     "50%": 50,
-}
-NUMBERS |= {
     ".5": Fraction(1, 2),
     "0012": 12,
     "1,234,567.25": Fraction(4938269, 4),
@@ -47,8 +47,14 @@ NOT_NUMBERS = [
     "٣",
     "1_000",
     "inf",
+    "nan",
+    "0x10",
+    "1/2",
+    "--5",
+    "5 %",
+    "9" * 51,
+    "$" + "9" * 60,
 ]
-NOT_NUMBERS += ["nan", "0x10", "1/2", "--5", "5 %", "9" * 51, "$" + "9" * 60]
 
 
 @pytest.mark.parametrize("text", [*NUMBERS, *NOT_NUMBERS], ids=lambda text: text[:20])
@@ -60,38 +66,27 @@ BOXES = {
     r"so $\boxed{5}$": "5",
     r"\boxed{1} then \boxed{2} end": "2",
     r"\boxed{\frac{1}{2}}.": r"\frac{1}{2}",
-}
-BOXES |= {
     r"\boxed{\{1, 2\}}": r"\{1, 2\}",
     r"\boxed{\left\{ x \right.}": r"\left\{ x \right.",
     r"\boxed{\}}": r"\}",
-}
-BOXES |= {
     r"\boxed{a \\} b}": r"a \\",
     "\\boxed{a\nb}": "a\nb",
     r"\fbox{9}": "9",
     r"\boxed {9}": "9",
     r"\boxed{}": "",
-}
-BOXES |= {
     r"\boxed{7} and \boxed{8": "7",
     r"\boxed{1 \boxed{3}": "3",
     r"\boxed{1 \boxed{3}}": "3",
     r"\boxed{1": None,
-}
-BOXES |= {
     r"is $\boxed 2$ or so": "2",
     r"\boxed{1} or \boxed 2": "1",
     r"\boxed 2": None,
     r"$\boxedsize 2$": None,
-}
-BOXES |= {"no box": None, "": None}
-BOXES |= {
+    "no box": None,
+    "": None,
     r"\boxed{1}" + r"\boxed{" * 2500: "1",
     r"\boxed{1}" + r"\boxed " * 2500: "1",
     r"\boxed{" * 10**6: None,
-}
-BOXES |= {
     r"\boxed{" + "{" * 9000 + "}" * 9001: "{" * 9000 + "}" * 9000,
     r"\boxed{1}" + "x" * 10**6: None,
 }
@@ -105,55 +100,65 @@ def test_last_boxed(text):
 
 
 def score(completion, gold):
-    """(five rewards, strict, flexible)"""
+    """The five rewards and the two verdicts: (rewards, strict, flexible)."""
     rewards = gsm8k.compute_rewards([""], [completion], [gold])
     details = rewards.details[0]
     return rewards.per_function[0].tolist(), details["correct_strict"], details["correct_flexible"]
 
 
 MORE_ROWS = r"""
-    | `<reasoning>a</reasoning><answer>$18.00</answer>`             | 18   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>-$5</answer>`                | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>1/2</answer>`                | 2    | 0 0 0.5 0.5 0.5             | no yes      |
-    | `<reasoning>72</reasoning><answer></answer>`                  | 72   | 0 0 0.5 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>71</answer><answer>72</answer>` | 72 | 0 0 0 0 0.25               | no yes      |
-    | `<reasoning>a</reasoning><answer>72`                          | 72   | 0 0 0 0 0.375               | no yes      |
-    | `<reasoning>6*12</reasoning><answer>72</answer>`              | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `\n <reasoning>6*12</reasoning> <answer> 72 </answer> \n`     | 72   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>1000</answer>`               | 1,000 | 2 0.5 0.5 0.5 0.5          | yes yes     |
-    | `<reasoning>a</reasoning><answer>-5</answer>`                 | -5   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>- 5</answer>`                | 5    | 0 0 0.5 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3.5  | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>3.5</answer>`                | 3    | 0 0.5 0.5 0.5 0.5           | no no       |
-    | `<reasoning>a</reasoning><answer>50%</answer>`                | 50   | 2 0.5 0.5 0.5 0.5           | yes yes     |
-    | `<reasoning>a</reasoning><answer>7</answer>`                  | 72   | 0 0.5 0.5 0.5 0.5           | no no       |
-    | `<reasoning>a</reasoning><answer>72 or 71</answer>`           | 72   | 0 0 0.5 0.5 0.5             | no no       |
-    | `<reasoning>a</reasoning> so <answer>72</answer>`             | 72   | 2 0.5 0 0.5 0.5             | no yes      |
-    | `<reasoning>a</reasoning><answer>72</answer> Or 73?`          | 72   | 2 0.5 0 0.5 0.5             | no no       |
-    | `<reasoning>a</reasoning><answer><answer>72</answer></answer>` | 72  | 0 0 0 0 0.25                | no yes      |
-    | `<answer><reasoning>a</reasoning>72</answer>`                 | 72   | 0 0 0 0 0.5                 | no yes      |
-    | `<answer>72</answer><reasoning>a</reasoning>`                 | 72   | 2 0.5 0 0 0.5               | no yes      |
-    | `<reasoning><reasoning>a</reasoning></reasoning><answer>72</answer>` | 72 | 2 0.5 0 0 0.25         | no yes      |
-    | `<reasoning></reasoning><reasoning></reasoning><answer></answer><answer></answer>` | 72 | 0 0 0 0 0 | no no      |
-    | `<reasoning>a<answer>72</answer>`                             | 72   | 2 0.5 0 0 0.375             | no yes      |
-    | `</answer>72<answer>`                                         | 72   | 0 0 0 0 0.25                | no yes      |
-    | `72`                                                          | 72   | 0 0 0 0 0                   | no yes      |
+    2 0.5 0.5 0.5 0.5 | yes yes  | 18    | `<reasoning>a</reasoning><answer>$18.00</answer>`
+    2 0.5 0.5 0.5 0.5 | yes yes  | -5    | `<reasoning>a</reasoning><answer>-$5</answer>`
+    0 0 0.5 0.5 0.5   | no yes   | 2     | `<reasoning>a</reasoning><answer>1/2</answer>`
+    0 0 0.5 0.5 0.5   | no yes   | 72    | `<reasoning>72</reasoning><answer></answer>`
+    0 0 0 0 0.375     | no yes   | 72    | `<reasoning>a</reasoning><answer>72`
+    2 0.5 0.5 0.5 0.5 | yes yes  | 72    | `<reasoning>6*12</reasoning><answer>72</answer>`
+    2 0.5 0.5 0.5 0.5 | yes yes  | 72    | `\n <reasoning>6*12</reasoning> <answer> 72 </answer> \n`
+    2 0.5 0.5 0.5 0.5 | yes yes  | 1,000 | `<reasoning>a</reasoning><answer>1000</answer>`
+    2 0.5 0.5 0.5 0.5 | yes yes  | -5    | `<reasoning>a</reasoning><answer>-5</answer>`
+    0 0 0.5 0.5 0.5   | no yes   | 5     | `<reasoning>a</reasoning><answer>- 5</answer>`
+    2 0.5 0.5 0.5 0.5 | yes yes  | 3.5   | `<reasoning>a</reasoning><answer>3.5</answer>`
+    0 0.5 0.5 0.5 0.5 | no no    | 3     | `<reasoning>a</reasoning><answer>3.5</answer>`
+    2 0.5 0.5 0.5 0.5 | yes yes  | 50    | `<reasoning>a</reasoning><answer>50%</answer>`
+    0 0.5 0.5 0.5 0.5 | no no    | 72    | `<reasoning>a</reasoning><answer>7</answer>`
+    0 0 0.5 0.5 0.5   | no no    | 72    | `<reasoning>a</reasoning><answer>72 or 71</answer>`
+    2 0.5 0 0.5 0.5   | no yes   | 72    | `<reasoning>a</reasoning> so <answer>72</answer>`
+    2 0.5 0 0.5 0.5   | no no    | 72    | `<reasoning>a</reasoning><answer>72</answer> Or 73?`
+    0 0 0 0 0.5       | no yes   | 72    | `<answer><reasoning>a</reasoning>72</answer>`
+    2 0.5 0 0 0.5     | no yes   | 72    | `<answer>72</answer><reasoning>a</reasoning>`
+    2 0.5 0 0 0.375   | no yes   | 72    | `<reasoning>a<answer>72</answer>`
+    0 0 0 0 0.25      | no yes   | 72    | `</answer>72<answer>`
+    0 0 0 0 0         | no yes   | 72    | `72`
 """
 
 
+def rows_of(table):
+    return [line.strip() for line in table.splitlines() if " | `" in line]
+
+
 def test_every_row_of_the_evaluators_table():
-    """The table that documents the rewards is run as a doctest is: a row that is untrue, or cannot be read, fails."""
-    rows = [
-        line.strip(" |")
-        for line in (GSM8kEvaluator.__doc__ + MORE_ROWS).splitlines()
-        if line.lstrip().startswith("| `")
-    ]
-    assert rows
-    for row in rows:
-        completion, gold, rewards, verdicts = map(str.strip, row.split("|"))
-        strict, flexible = (verdict == "yes" for verdict in verdicts.split())
+    """The table that documents the rewards is run as a doctest is.
+
+    A row that is untrue, or that cannot be read, fails.
+    """
+    documented_rows = rows_of(GSM8kEvaluator.__doc__)
+    assert len(documented_rows) == 10
+    for row in documented_rows + rows_of(MORE_ROWS):
+        rewards, verdicts, gold, completion = [cell.strip() for cell in row.split("|")]
+        strict, flexible = [verdict == "yes" for verdict in verdicts.split()]
         expected = [float(reward) for reward in rewards.split()], strict, flexible
         assert score(completion.strip("`").replace(r"\n", "\n"), gold) == expected, row
+
+
+def test_repeated_tags():
+    two_answers = "<reasoning>a</reasoning><answer>71</answer><answer>72</answer>"
+    nested_answer = "<reasoning>a</reasoning><answer><answer>72</answer></answer>"
+    nested_reasoning = "<reasoning><reasoning>a</reasoning></reasoning><answer>72</answer>"
+    all_twice = "<reasoning></reasoning>" * 2 + "<answer></answer>" * 2
+    assert score(two_answers, "72") == ([0, 0, 0, 0, 0.25], False, True)
+    assert score(nested_answer, "72") == ([0, 0, 0, 0, 0.25], False, True)
+    assert score(nested_reasoning, "72") == ([2, 0.5, 0, 0, 0.25], False, True)
+    assert score(all_twice, "72") == ([0, 0, 0, 0, 0], False, False)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +171,6 @@ def test_every_row_of_the_evaluators_table():
         ("v1.2.3", None),
         ("so...72", 72),
         ("a.5", 5),
-    ]
-    + [
         ("cost: -$1,250.50!", Fraction(-2501, 2)),
         ("x" * 10**6 + " 42 " + "y" * 10**6, 42),
         ("9" * 10**6, None),
@@ -187,19 +190,19 @@ def test_details_and_breakdown():
     assert [detail["format"] for detail in rewards.details] == [True, False, False]
     assert rewards.per_function.dtype == torch.float32 and rewards.per_function.shape == (3, 5)
     breakdown = gsm8k.get_reward_breakdown(rewards)
-    assert breakdown == pytest.approx(
-        {
-            "rewards/correctness": 2 / 3,
-            "rewards/number_format": 1 / 6,
-            "rewards/strict_format": 1 / 6,
-        }
-        | {"rewards/soft_format": 1 / 6, "rewards/tag_count": 1 / 6}
-    )
+    expected = {
+        "rewards/correctness": 2 / 3,
+        "rewards/number_format": 1 / 6,
+        "rewards/strict_format": 1 / 6,
+        "rewards/soft_format": 1 / 6,
+        "rewards/tag_count": 1 / 6,
+    }
+    assert breakdown == pytest.approx(expected)
     assert gsm8k.compute_rewards([], [], []).per_function.shape == (0, 5)
 
 
 def test_breakdown_leaves_missing_rewards_out():
-    """A reward that could not be given is NaN, not 0: the mean is over the completions that have it."""
+    """A reward that could not be given is NaN, not 0, and counts in no mean."""
 
     class Judge(RewardEvaluator):
         reward_names = ("grade", "length")
@@ -211,10 +214,8 @@ def test_breakdown_leaves_missing_rewards_out():
     breakdown = Judge().get_reward_breakdown(
         Rewards(torch.tensor([[1.0, nan], [3.0, nan], [nan, nan]]), [])
     )
-    assert (
-        breakdown["rewards/grade"] == 2.0
-        and breakdown["rewards/length"] != breakdown["rewards/length"]
-    )
+    assert breakdown["rewards/grade"] == 2.0
+    assert math.isnan(breakdown["rewards/length"])
     assert Judge.reward_weights == (1.0, 1.0) and gsm8k.reward_weights == (1.0,) * 5
     assert MathEvaluator.reward_weights == (0.0, 1.0)
 
@@ -231,19 +232,25 @@ def test_every_gold_answer_of_gsm8k_gets_everything(data_folder):
     files = [
         jsonl.read(data_folder / "data" / "gsm8k" / f"{split}.jsonl") for split in ("train", "test")
     ]
-    rows = [row["answer"].split("####") for rows in files for row in rows]
-    rows = [(solution.strip(), gold.strip()) for solution, gold in rows]
-    assert len(rows) == 7473 + 1319 and sum("," in gold for _, gold in rows) == 93
-    completions = [PROMPTS["reasoning_answer"].format_solution(*row) for row in rows]
-    for golds in ([gold for _, gold in rows], [gold.replace(",", "") for _, gold in rows]):
-        rewards = gsm8k.compute_rewards(completions, completions, golds)
+    golds = []
+    completions = []
+    for row in itertools.chain.from_iterable(files):
+        solution, gold = row["answer"].split("####")
+        golds.append(gold.strip())
+        prompt = PROMPTS["reasoning_answer"]
+        completions.append(prompt.format_solution(solution.strip(), gold.strip()))
+    assert len(golds) == 7473 + 1319
+    assert sum("," in gold for gold in golds) == 93
+    golds_without_commas = [gold.replace(",", "") for gold in golds]
+    for answers in golds, golds_without_commas:
+        rewards = gsm8k.compute_rewards(completions, completions, answers)
         assert (rewards.per_function == torch.tensor([2.0, 0.5, 0.5, 0.5, 0.5])).all()
-        assert all(
-            detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details
-        )
+        assert all(detail["correct_strict"] for detail in rewards.details)
+        assert all(detail["correct_flexible"] for detail in rewards.details)
 
 
-# Pieces that a completion is made of: tags whole and broken, numbers in every dress, hostile runs, any unicode.
+# Pieces that a completion is made of: tags whole and broken, numbers in any notation, long
+# repetitions, any unicode.
 TAG = st.sampled_from(
     "<reasoning> </reasoning> <answer> </answer> <answer </think> \\boxed{ } { \\{ \\boxed".split(
         " "

@@ -1,6 +1,10 @@
-"""MATH rewards: the form of each prompt, which answers are equal as mathematics, and that no input hangs or kills."""
+"""MATH rewards: the format of each prompt, and which answers are equal as mathematics.
+
+No input may make the grader hang, nor harm the process that asks it.
+"""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,61 +17,70 @@ from hypothesis import strategies as st
 
 from evaluator import get_evaluator
 from grading import math_answers
-from grading.math_answers import MathGrader, normalize, plain_verdict, read
+from grading.math_answers import MathGrader, normalize_answer, plain_verdict, read_structure
 from logs import jsonl
 from rl_datasets import PROMPTS
 
-FORMS = ("r1_zero", "question_only", "reasoning_answer")
+PROMPT_NAMES = ("r1_zero", "question_only", "reasoning_answer")
 
-# gold | answer, pairs four spaces apart
+# Pairs of `gold | answer`; four spaces separate them.
 EQUAL = r"""
-    \frac{1}{2} | \frac12    \frac12 | 0.5    0.5 | 1/2    \dfrac{3}{4} | 0.75    -\frac{1}{2} | \frac{-1}{2}
-    .0000672 | 0.0000672    1,000 | 1000    1{,}000 | 1000    10,\!080 | 10080
-    11,\! 111,\! 111,\! 100 | 11,111,111,100    1\frac{4}{5} | 9/5    137 \frac{1}{2} | 137.5    1 4/5 | 1.8
-    -1\frac12 | -1.5    2^{10} | 1024    5! | 120    12 | 4(3)    \binom{5}{2} | 10    \log_2 8 | 3    x^2+1 | 1+x^2
-    x^{10} | x^10    (a+5)(b+2) | ab+2a+5b+10    2k+2 | 2(k+1)    p - q | -(q-p)    0.5x | \frac{x}{2}
-    0.1x | \frac{x}{10}    \frac{11+9a}{20} | \frac{9a+11}{20}    \cot x | \frac{1}{\tan x}    6 - 5i | -5i+6
-    2\sqrt{5} | \sqrt{20}    \frac{\sqrt{3}}{3} | \frac{1}{\sqrt{3}}    \sqrt{2}/2 | 2^{-1/2}    3\sqrt{13} | 3√13
-    3\sqrt{13} | 3*sqrt(13)    \sqrt{51} | \sqrt51    18+2\pi | 2π+18    \frac{\pi}{2} | pi/2
-    \frac{20000}{\pi} | 20000/\pi    90^\circ | 90    90^\circ | 90 degrees    5.4 \text{ cents} | 5.4
-    12 cm | 12\text{ centimeters}    15\mbox{ cm}^2 | 15 square centimeters    864 \mbox{ inches}^2 | 864 \text{ in}^2
-    288 \pi | 288\pi \text{ cubic inches}    \frac{270}7\text{ degrees} | \frac{270}{7}    \$32,\!348 | 32348
-    \$36 | $36    \$18.90 | 18.9 dollars    50\% | 50    42 | $42$.    3, 5, 7 | 7,5,3    1,-2 | -2 \text{ or } 1
-    \{1,2,3\} | \{3,2,1\}    \{1,2\} | 1 and 2    1 \pm \sqrt{19} | 1+\sqrt{19}, 1-\sqrt{19}
-    \{1\pm\sqrt{5},-2\} | \{-2, 1-\sqrt{5}, 1+\sqrt{5}\}    \left( 3, \frac{\pi}{2} \right) | (3, \pi/2)
-    (6,31,-1) | \left(6, 31, -1\right)    (1,2) | (x,y) = (1,2)    (1,200) | (1, 200)
-    (3,4] | \left(3, \frac{8}{2}\right]    (2,\infty) | (2, ∞)    (2,\infty) | x > 2    x \in [-2,7] | [-2, 7]
+    \frac{1}{2} | \frac12    \frac12 | 0.5    0.5 | 1/2    \dfrac{3}{4} | 0.75
+    -\frac{1}{2} | \frac{-1}{2}    .0000672 | 0.0000672    1,000 | 1000    1{,}000 | 1000
+    10,\!080 | 10080    11,\! 111,\! 111,\! 100 | 11,111,111,100    1\frac{4}{5} | 9/5
+    137 \frac{1}{2} | 137.5    1 4/5 | 1.8    -1\frac12 | -1.5    2^{10} | 1024    5! | 120
+    12 | 4(3)    \binom{5}{2} | 10    \log_2 8 | 3    x^2+1 | 1+x^2    x^{10} | x^10
+    (a+5)(b+2) | ab+2a+5b+10    2k+2 | 2(k+1)    p - q | -(q-p)    0.5x | \frac{x}{2}
+    0.1x | \frac{x}{10}    \frac{11+9a}{20} | \frac{9a+11}{20}    \cot x | \frac{1}{\tan x}
+    6 - 5i | -5i+6    2\sqrt{5} | \sqrt{20}    \frac{\sqrt{3}}{3} | \frac{1}{\sqrt{3}}
+    \sqrt{2}/2 | 2^{-1/2}    3\sqrt{13} | 3√13    3\sqrt{13} | 3*sqrt(13)    \sqrt{51} | \sqrt51
+    18+2\pi | 2π+18    \frac{\pi}{2} | pi/2    \frac{20000}{\pi} | 20000/\pi    90^\circ | 90
+    90^\circ | 90 degrees    5.4 \text{ cents} | 5.4    12 cm | 12\text{ centimeters}
+    15\mbox{ cm}^2 | 15 square centimeters    864 \mbox{ inches}^2 | 864 \text{ in}^2
+    288 \pi | 288\pi \text{ cubic inches}    \frac{270}7\text{ degrees} | \frac{270}{7}
+    \$32,\!348 | 32348    \$36 | $36    \$18.90 | 18.9 dollars    50\% | 50    42 | $42$.
+    3, 5, 7 | 7,5,3    1,-2 | -2 \text{ or } 1    \{1,2,3\} | \{3,2,1\}    \{1,2\} | 1 and 2
+    1 \pm \sqrt{19} | 1+\sqrt{19}, 1-\sqrt{19}
+    \{1\pm\sqrt{5},-2\} | \{-2, 1-\sqrt{5}, 1+\sqrt{5}\}
+    \left( 3, \frac{\pi}{2} \right) | (3, \pi/2)    (6,31,-1) | \left(6, 31, -1\right)
+    (1,2) | (x,y) = (1,2)    (1,200) | (1, 200)    (3,4] | \left(3, \frac{8}{2}\right]
+    (2,\infty) | (2, ∞)    (2,\infty) | x > 2    x \in [-2,7] | [-2, 7]
     x \in [-2,7] | -2 \le x \leq 7    (-\infty, 2) \cup (3, \infty) | (3,+\infty)\cup(-\infty,2)
     (-\infty, 2) \cup (3, \infty) | x<2 \text{ or } x>3
-    \begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix} | \begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}    x=5 | 5
-    x=1,y=2 | y=2, x=1    x^2 | f(x) = x^2    y = 2x + 3 | 2x - y + 3 = 0    5x - 7y + 11z + 4 = 0 | 7y = 5x + 11z + 4
-    \text{Evelyn} | evelyn    \text{even} | \textbf{Even}    \text{(C)} | C    4210_{5} | 4210_5
+    \begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix} | \begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}
+    x=5 | 5    x=1,y=2 | y=2, x=1    x^2 | f(x) = x^2    y = 2x + 3 | 2x - y + 3 = 0
+    5x - 7y + 11z + 4 = 0 | 7y = 5x + 11z + 4    \text{Evelyn} | evelyn
+    \text{even} | \textbf{Even}    \text{(C)} | C    4210_{5} | 4210_5
 """
 
 NOT_EQUAL = r"""
-    1/3 | 0.333    \frac13 | 0.33333333333333333333    \pi | 3.14159265358979    \sqrt{2} | 1.41421356237
-    \sqrt2 | \sqrt2+10^{-30}    3.21 | 3.2    3 | 3.0000001    5 | -5    \frac{1}{2} | -\frac{1}{2}    \frac{1}{2} | 2
-    1 | \frac{0}{0}    10 | \frac{10}{0}    2\frac{1}{2} | 1    7 | 4(3)    -\frac{32}{5} | (-2)\frac{12}{5}-2
-    12 | 1 2    12 | 21    2^{10} | 210    1,234 | 1, 234    x^2+1 | x^2-1    x-1 | 1-x    2x | x^2    x | X    x | x1
-    3R^2 | 3r^2    Rr^2 | rR^2    (a+b)^2 | a^2+b^2    \sqrt{x^2} | x    \frac{1}{2x} | 1/2x    \frac{x}{2} | 1/2x
-    \frac{1}{23} | \frac123    \sqrt{13} | \sqrt{1}3    \sin^2 x | \sin x^2    \log_2 x | \log_3 x    \ln x | \log x
-    f(x) | g(x)    6-5i | 6+5i    6-5i | 6-5    2\pi | 2\pi r    \infty | -\infty    (1,2) | (2,1)    (1,2) | (1,-2)
-    (1,2) | [1,2]    (1,2) | 1,2    (1,2) | \{1,2\}    (1,2,3) | (1,2)    (3,4] | [3,4)    (3,4] | (3,4)
-    (2,\infty) | [2,\infty)    (2,\infty) | (-\infty,2)    (2,\infty) | x \ge 2    x > 2 | y > 2    x > 2 | x < 2
-    x \in [-2,7] | -2 < x < 7    (-\infty, 2) \cup (3, \infty) | (-\infty, 2] \cup (3, \infty)
-    (0,9) \cup (9,36) | (0,36)    (1,2) \cup (3,4) | (1,2),(3,4)    1,2 | 1,2,3    1,1,2 | 1,2,2    \{1\} | 1
-    5 | \pm 5    5 | 5 or 6    5 | 5, 6    1 \pm \sqrt{19} | 1+\sqrt{19}    5 \text{ cm} | 5 m
-    5 \text{ cm} | 5 \text{ m}    15\mbox{ cm}^2 | 15 \text{ cm}    5 | 5 million    5 | 5 dozen    50\% | 0.50
-    90^\circ | 90\%    52_8 | 52    52_8 | 52_9    x=5 | y=5    x=1,y=2 | x=2,y=1    x=1,y=2 | 2,1    y=2x+3 | y=2x-3
-    y=2x+3 | 2x+3    y=2x | x=2y    x^2=4 | x=2    \text{even} | \text{odd}    \text{even} | \text{not even}
-    \text{(C)} | \text{(B)}    east | seat    7 | seven    0 | \text{no}
+    1/3 | 0.333    \frac13 | 0.33333333333333333333    \pi | 3.14159265358979
+    \sqrt{2} | 1.41421356237    \sqrt2 | \sqrt2+10^{-30}    3.21 | 3.2    3 | 3.0000001    5 | -5
+    \frac{1}{2} | -\frac{1}{2}    \frac{1}{2} | 2    1 | \frac{0}{0}    10 | \frac{10}{0}
+    2\frac{1}{2} | 1    7 | 4(3)    -\frac{32}{5} | (-2)\frac{12}{5}-2    12 | 1 2    12 | 21
+    2^{10} | 210    1,234 | 1, 234    x^2+1 | x^2-1    x-1 | 1-x    2x | x^2    x | X    x | x1
+    3R^2 | 3r^2    Rr^2 | rR^2    (a+b)^2 | a^2+b^2    \sqrt{x^2} | x    \frac{1}{2x} | 1/2x
+    \frac{x}{2} | 1/2x    \frac{1}{23} | \frac123    \sqrt{13} | \sqrt{1}3    \sin^2 x | \sin x^2
+    \log_2 x | \log_3 x    \ln x | \log x    f(x) | g(x)    6-5i | 6+5i    6-5i | 6-5
+    2\pi | 2\pi r    \infty | -\infty    (1,2) | (2,1)    (1,2) | (1,-2)    (1,2) | [1,2]
+    (1,2) | 1,2    (1,2) | \{1,2\}    (1,2,3) | (1,2)    (3,4] | [3,4)    (3,4] | (3,4)
+    (2,\infty) | [2,\infty)    (2,\infty) | (-\infty,2)    (2,\infty) | x \ge 2    x > 2 | y > 2
+    x > 2 | x < 2    x \in [-2,7] | -2 < x < 7
+    (-\infty, 2) \cup (3, \infty) | (-\infty, 2] \cup (3, \infty)    (0,9) \cup (9,36) | (0,36)
+    (1,2) \cup (3,4) | (1,2),(3,4)    1,2 | 1,2,3    1,1,2 | 1,2,2    \{1\} | 1    5 | \pm 5
+    5 | 5 or 6    5 | 5, 6    1 \pm \sqrt{19} | 1+\sqrt{19}    5 \text{ cm} | 5 m
+    5 \text{ cm} | 5 \text{ m}    15\mbox{ cm}^2 | 15 \text{ cm}    5 | 5 million    5 | 5 dozen
+    50\% | 0.50    90^\circ | 90\%    52_8 | 52    52_8 | 52_9    x=5 | y=5    x=1,y=2 | x=2,y=1
+    x=1,y=2 | 2,1    y=2x+3 | y=2x-3    y=2x+3 | 2x+3    y=2x | x=2y    x^2=4 | x=2
+    \text{even} | \text{odd}    \text{even} | \text{not even}    \text{(C)} | \text{(B)}
+    east | seat    7 | seven    0 | \text{no}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 2 \\ 1 \end{pmatrix}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 1 & 2 \end{pmatrix}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | (1,2)
     \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}
 """
 
-# Each would hang, exhaust memory or overflow a stack if it were simply given to a computer algebra system.
+# Each of these would hang, exhaust the memory or overflow a stack in a computer algebra system.
 HOSTILE = {
     "tower": "9^{9^{9^{9}}}",
     "python tower": "9**9**9**9",
@@ -87,11 +100,9 @@ HOSTILE = {
 
 
 def pairs(table):
-    return [
-        tuple(pair.split(" | "))
-        for line in table.strip().splitlines()
-        for pair in line.strip().split("    ")
-    ]
+    """The (gold, answer) pairs of a table."""
+    texts = re.split(r"\n| {4}", table)
+    return [tuple(text.split(" | ")) for text in texts if text]
 
 
 @pytest.fixture(scope="module")
@@ -101,25 +112,22 @@ def grader():
 
 @pytest.fixture(scope="module")
 def evaluators(grader):
-    return {form: get_evaluator("math", prompt=form, grader=grader) for form in FORMS}
+    return {name: get_evaluator("math", prompt=name, grader=grader) for name in PROMPT_NAMES}
 
 
 @pytest.fixture
 def hasty(grader, monkeypatch):
-    """The same grader with little patience, for what is known to take for ever."""
+    """The same grader with a short time limit, for questions that would take for ever."""
     monkeypatch.setattr(grader, "seconds", 0.1)
 
 
 def grade(evaluator, completion, gold):
-    """(format, answer, strict, flexible)"""
+    """The two rewards and the two verdicts: (format, answer, strict, flexible)."""
     rewards = evaluator.compute_rewards([""], [completion], [gold])
     details = rewards.details[0]
-    assert details["format"] == rewards.per_function[0, 0]
-    return (
-        *map(int, rewards.per_function[0].tolist()),
-        details["correct_strict"],
-        details["correct_flexible"],
-    )
+    format_reward, answer_reward = rewards.per_function[0].tolist()
+    assert details["format"] == format_reward
+    return format_reward, answer_reward, details["correct_strict"], details["correct_flexible"]
 
 
 def test_equal_pairs(grader):
@@ -128,49 +136,43 @@ def test_equal_pairs(grader):
 
 
 def test_near_misses(grader):
-    accepted = [
-        pair
-        for pair in pairs(NOT_EQUAL)
-        if {grader.grade(*pair), grader.grade(*pair[::-1])} != {"different"}
-    ]
-    assert accepted == []
+    for gold, answer in pairs(NOT_EQUAL):
+        assert grader.grade(gold, answer) == "different", (gold, answer)
+        assert grader.grade(answer, gold) == "different", (answer, gold)
 
 
 def test_nothing_equals_an_empty_answer(grader):
-    assert {grader.grade(*pair) for pair in (("", ""), ("5", ""), ("", "5"), (" ", "$$"))} == {
-        "different"
-    }
+    for gold, answer in ("", ""), ("5", ""), ("", "5"), (" ", "$$"):
+        assert grader.grade(gold, answer) == "different"
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_gold_answer_of_math500_equals_itself(form, evaluators, data_folder):
+@pytest.mark.parametrize("prompt_name", PROMPT_NAMES)
+def test_every_gold_answer_of_math500_equals_itself(prompt_name, evaluators, data_folder):
     golds = [row["answer"] for row in jsonl.read(data_folder / "data" / "math" / "math500.jsonl")]
     assert len(golds) == 500
-    for wrap in "%s", r"\boxed{%s}", r"$\boxed{ %s }$.":
-        completions = [
-            PROMPTS[form].format_solution("So \\boxed{1}.", wrap.replace("%s", gold))
-            for gold in golds
-        ]
-        rewards = evaluators[form].compute_rewards(completions, completions, golds)
+    prompt = PROMPTS[prompt_name]
+    for template in "%s", r"\boxed{%s}", r"$\boxed{ %s }$.":
+        answers = [template.replace("%s", gold) for gold in golds]
+        completions = [prompt.format_solution("So \\boxed{1}.", answer) for answer in answers]
+        rewards = evaluators[prompt_name].compute_rewards(completions, completions, golds)
         assert (rewards.per_function == 1).all()
-        assert all(
-            detail["correct_strict"] and detail["correct_flexible"] for detail in rewards.details
-        )
+        assert all(detail["correct_strict"] for detail in rewards.details)
+        assert all(detail["correct_flexible"] for detail in rewards.details)
 
 
 def test_r1_zero(evaluators):
     r1_zero = evaluators["r1_zero"]
-    right = (1, 1, True, True)
-    assert grade(r1_zero, "a</think> <answer>5</answer>", "5") == right
-    assert grade(r1_zero, "a</think> <answer>\n\\boxed{5}\n</answer> and 6", "5") == right
+    all_right = (1, 1, True, True)
+    assert grade(r1_zero, "a</think> <answer>5</answer>", "5") == all_right
+    assert grade(r1_zero, "a</think> <answer>\n\\boxed{5}\n</answer> and 6", "5") == all_right
     assert (
         grade(
             r1_zero, "a</think> <answer>it is \\boxed{4}, no, \\boxed{\\frac{10}{2}}</answer>", "5"
         )
-        == right
+        == all_right
     )
-    assert grade(r1_zero, "\\boxed{4}</think> <answer>5</answer>", "5") == right
-    assert grade(r1_zero, "a</think> <answer>4</answer> <answer>5</answer>", "5") == right
+    assert grade(r1_zero, "\\boxed{4}</think> <answer>5</answer>", "5") == all_right
+    assert grade(r1_zero, "a</think> <answer>4</answer> <answer>5</answer>", "5") == all_right
     assert grade(r1_zero, "a</think> <answer>5</answer> <answer>4</answer>", "5") == (
         1,
         0,
@@ -180,7 +182,7 @@ def test_r1_zero(evaluators):
     assert grade(r1_zero, "a</think> <answer>5</answer> <answer>6", "6") == (1, 0, False, True)
     assert grade(r1_zero, "a</think> <answer></answer>", "5") == (1, 0, False, False)
     assert grade(r1_zero, "5</think> <answer> </answer>", "5") == (1, 0, False, False)
-    # not the form: never an answer reward, but perhaps the flexible verdict
+    # Without the format there is no answer reward, but there may be the flexible verdict.
     for text in (
         "a</think><answer>5</answer>",
         "a <answer>5</answer>",
@@ -199,12 +201,8 @@ def test_question_only(evaluators):
     assert grade(question_only, "\\boxed{4} or \\boxed{5}.", "5") == (1, 1, True, True)
     assert grade(question_only, "\\boxed{5} or \\boxed{4}.", "5") == (1, 0, False, False)
     assert grade(question_only, "\\boxed{\\{1,\\frac{1}{2}\\}}", "1, 0.5") == (1, 1, True, True)
-    assert grade(question_only, "\\boxed{5} and \\boxed{6", "5") == (
-        1,
-        1,
-        True,
-        True,
-    )  # the last that is balanced
+    last_is_not_balanced = "\\boxed{5} and \\boxed{6"
+    assert grade(question_only, last_is_not_balanced, "5") == (1, 1, True, True)
     assert grade(question_only, "\\boxed{5", "5") == (0, 0, False, True)
     assert grade(question_only, "<answer>5</answer> 6", "5") == (0, 0, False, True)
     assert grade(question_only, "5", "5") == (0, 0, False, True)
@@ -212,10 +210,10 @@ def test_question_only(evaluators):
 
 def test_reasoning_answer(evaluators):
     reasoning_answer = evaluators["reasoning_answer"]
-    right = "<reasoning>a</reasoning>\n<answer>$\\frac12$</answer>"
-    assert grade(reasoning_answer, right, "0.5") == (1, 1, True, True)
-    assert grade(reasoning_answer, right + " ok", "0.5") == (0, 0, False, True)
-    assert grade(reasoning_answer, right + right, "0.5") == (0, 0, False, True)
+    completion = "<reasoning>a</reasoning>\n<answer>$\\frac12$</answer>"
+    assert grade(reasoning_answer, completion, "0.5") == (1, 1, True, True)
+    assert grade(reasoning_answer, completion + " ok", "0.5") == (0, 0, False, True)
+    assert grade(reasoning_answer, completion + completion, "0.5") == (0, 0, False, True)
 
 
 def test_parsed_and_reasons_in_details(evaluators, hasty):
@@ -225,16 +223,11 @@ def test_parsed_and_reasons_in_details(evaluators, hasty):
         "",
         "\\boxed{9^{9^{9^{9}}}}",
     ]
-    details = (
-        evaluators["r1_zero"].compute_rewards([""] * 4, completions, ["5", "5", "5", "x+1"]).details
-    )
+    golds = ["5", "5", "5", "x+1"]
+    details = evaluators["r1_zero"].compute_rewards([""] * 4, completions, golds).details
     assert [detail["parsed"] for detail in details] == ["5", "7.50", None, "9^{9^{9^{9}}}"]
-    assert [detail["grading"] for detail in details] == [
-        "equal",
-        "different",
-        "different",
-        "timeout",
-    ]
+    gradings = [detail["grading"] for detail in details]
+    assert gradings == ["equal", "different", "different", "timeout"]
 
 
 def test_unknown_prompt():
@@ -249,7 +242,7 @@ def test_hostile_input_is_wrong_and_does_no_harm(answer, grader, evaluators, has
         completion = PROMPTS[evaluator.prompt].format_solution("", answer)
         assert grade(evaluator, completion, "x+1")[2:] == (False, False)
     monkeypatch.undo()
-    assert grader.grade("x+1", "1+x") == "equal"  # as before
+    assert grader.grade("x+1", "1+x") == "equal"  # the grader still works
 
 
 def test_any_thread_may_ask(grader, monkeypatch):
@@ -269,7 +262,10 @@ def test_a_killed_server_is_replaced(grader):
 
 
 def test_a_reply_never_answers_the_next_question(grader, monkeypatch):
-    """Interrupted between question and reply, the grader once would have read the old "equal" as the next verdict."""
+    """A grader that is interrupted between question and reply forgets the reply that is under way.
+
+    Otherwise it would take the old "equal" for the verdict on the next question.
+    """
     pipe = grader._server.stdin
 
     class Interrupted:
@@ -305,7 +301,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("end", ["normally", "killed"])
 def test_the_server_does_not_outlive_its_owner(end):
-    """The server shares its owner's standard error, which is at its end only when both are gone."""
+    """The server shares its owner's standard error, which ends only when both are gone."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True
     )
@@ -316,8 +312,9 @@ def test_the_server_does_not_outlive_its_owner(end):
 
 
 PIECES = st.sampled_from(
-    r"\frac { } ( ) [ ] \{ \} , ; \cup \pm = < \le \in x y 1 23 4.5 1,000 ^ _ / - + * ! | \text{ cm \% $ \$ or".split()
-    + r"and \sqrt \begin{pmatrix} \end{pmatrix} \\ & \infty \pi sin \log_ ^\circ".split()
+    r"\frac { } ( ) [ ] \{ \} , ; \cup \pm = < \le \in x y 1 23 4.5 1,000 ^ _ / - + * ! |".split()
+    + r"\text{ cm \% $ \$ or and \sqrt \begin{pmatrix} \end{pmatrix} \\ & \infty \pi".split()
+    + r"sin \log_ ^\circ".split()
     + [" ", "\0", "√", "−", '"', "٣"]
 )
 ANSWER = st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=100))
@@ -326,8 +323,11 @@ ANSWER = st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=
 @settings(max_examples=200, deadline=None)
 @given(gold=ANSWER, answer=ANSWER)
 def test_plain_reading_never_raises(gold, answer):
-    """What runs in the caller's process, and the reading of structure; equality is symmetric, and holds with itself."""
-    gold, answer = normalize(gold), normalize(answer)
+    """Neither what runs in the caller's process nor the reading of a structure may raise.
+
+    The verdict is also symmetric, and every text equals itself.
+    """
+    gold, answer = normalize_answer(gold), normalize_answer(answer)
     assert plain_verdict(gold, answer) == plain_verdict(answer, gold)
     assert plain_verdict(gold, gold) == bool(gold)
-    assert read(gold).items or gold == r"\{\}"
+    assert read_structure(gold).items or gold == r"\{\}"

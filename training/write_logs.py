@@ -97,7 +97,7 @@ def save_iteration(args, run, metrics: dict, records: list[dict]) -> None:
     columns = [
         f"step {run.step:4d}",
         f"reward {metrics['reward']:.3f}",
-        run.evaluator.said_of_shares.format(strict, flexible),
+        run.evaluator.verdict_shares_text.format(strict, flexible),
         f"length {metrics['response_length']:.1f}",
         f"gradient norm {metrics['grad_norm']:.3f}",
         f"{seconds['time/total']:.2f} s",
@@ -129,7 +129,7 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
     strict = with_interval(metrics, "accuracy")
     flexible = with_interval(metrics, "accuracy_flexible")
     tqdm.write(
-        f"evaluation at step {run.step}: {run.evaluator.said_of_shares.format(strict, flexible)}"
+        f"evaluation at step {run.step}: {run.evaluator.verdict_shares_text.format(strict, flexible)}"
         f" (n = {metrics['n']}, {args.eval_split}, {decoding}, {metrics['time/total']:.1f} s)"
     )
 
