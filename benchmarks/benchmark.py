@@ -101,7 +101,9 @@ def run_grpo(args, output_dir):
 
 def run_trl(args, output):
     """The same iterations on the same prompts by trl_step.py, in the environment that --trl_python belongs to."""
-    loader, _ = get_dataloaders("arithmetic", AutoTokenizer.from_pretrained(args.model_name))
+    loader, _ = get_dataloaders(
+        "arithmetic", AutoTokenizer.from_pretrained(args.model_name), eval_split="validation"
+    )
     batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
     settings = vars(args) | {
         "examples": [{"prompt": e["prompt"], "answer": e["answer"]} for e in batch],
@@ -118,7 +120,7 @@ def sampling(args, folder):
     """From prompts to texts, in one process."""
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
     model = llms.get_sampler(policy).eval()
-    loader, _ = get_dataloaders("arithmetic", tokenizer)
+    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
     prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
     options = dict(num_samples=args.group_size, max_new_tokens=args.max_completion_length)
     natural = generation.eos_token_ids(model, tokenizer)

@@ -552,7 +552,7 @@ def test_opening_lines_are_100_and_varied():
 
 
 def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
-    train, test = rl_datasets.get_dataloaders("creative", demo[1])
+    train, test = rl_datasets.get_dataloaders("creative", demo[1], eval_split="test")
     assert (len(train), len(test), train.default_evaluator, train.prompt.name) == (
         80,
         20,
@@ -563,11 +563,15 @@ def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
     assert example["prompt"].endswith("assistant\n") and example["question"] in example["prompt"]
     assert rl_datasets.Story.task in example["prompt"] and example["answer"] == ""
     assert (
-        rl_datasets.get_dataloaders("creative", small_tokenizer())[0].examples[0]["prompt"]
+        rl_datasets.get_dataloaders("creative", small_tokenizer(), eval_split="test")[0].examples[
+            0
+        ]["prompt"]
         == example["question"]
     )
     bare = AutoTokenizer.from_pretrained(data_folder / "models" / "stories260K")
-    prompt = rl_datasets.get_dataloaders("creative", bare)[0].examples[0]["prompt"]
+    prompt = rl_datasets.get_dataloaders("creative", bare, eval_split="test")[0].examples[0][
+        "prompt"
+    ]
     assert prompt == "<s>" + example["question"]
     assert (
         bare(prompt, add_special_tokens=False)["input_ids"]
@@ -577,7 +581,9 @@ def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
 
 def test_other_opening_lines(tmp_path):
     (tmp_path / "test.jsonl").write_text('{"opening": " It rained. "}\n')
-    train, test = rl_datasets.get_dataloaders("creative", small_tokenizer(), dataset_path=tmp_path)
+    train, test = rl_datasets.get_dataloaders(
+        "creative", small_tokenizer(), eval_split="test", dataset_path=tmp_path
+    )
     assert len(train) == 0 and test.examples[0]["question"] == "It rained."
     for text, error in (
         ('{"line": "It rained."}', "no column 'opening'"),
@@ -586,7 +592,9 @@ def test_other_opening_lines(tmp_path):
     ):
         (tmp_path / "train.jsonl").write_text(text + "\n")
         with pytest.raises(ValueError, match=f"train.jsonl, (line|row) 1: .*{error}"):
-            rl_datasets.get_dataloaders("creative", small_tokenizer(), dataset_path=tmp_path)
+            rl_datasets.get_dataloaders(
+                "creative", small_tokenizer(), eval_split="test", dataset_path=tmp_path
+            )
 
 
 # The judge's report
@@ -928,7 +936,9 @@ def test_the_documents_judged_task_works(tmp_path, monkeypatch):
     new = (set(rl_datasets.DATASETS) - before).pop()
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text('{"opening": "old age"}\n')
-    loader, _ = rl_datasets.get_dataloaders(new, small_tokenizer(), dataset_path=tmp_path)
+    loader, _ = rl_datasets.get_dataloaders(
+        new, small_tokenizer(), eval_split="test", dataset_path=tmp_path
+    )
     judge_evaluator = get_evaluator(loader.default_evaluator, judge=ScriptedJudge(len))
     text = "Old age is a house with the lights going out one by one."
     assert judge_evaluator.compute_rewards(["old age"], [text], [""]).per_function[0, 0] == len(
