@@ -562,16 +562,11 @@ def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
     example = train.examples[0]
     assert example["prompt"].endswith("assistant\n") and example["question"] in example["prompt"]
     assert rl_datasets.Story.task in example["prompt"] and example["answer"] == ""
-    assert (
-        rl_datasets.get_dataloaders("creative", small_tokenizer(), eval_split="test")[0].examples[
-            0
-        ]["prompt"]
-        == example["question"]
-    )
+    train, _ = rl_datasets.get_dataloaders("creative", small_tokenizer(), eval_split="test")
+    assert train.examples[0]["prompt"] == example["question"]
     bare = AutoTokenizer.from_pretrained(data_folder / "models" / "stories260K")
-    prompt = rl_datasets.get_dataloaders("creative", bare, eval_split="test")[0].examples[0][
-        "prompt"
-    ]
+    train, _ = rl_datasets.get_dataloaders("creative", bare, eval_split="test")
+    prompt = train.examples[0]["prompt"]
     assert prompt == "<s>" + example["question"]
     assert (
         bare(prompt, add_special_tokens=False)["input_ids"]
@@ -799,7 +794,7 @@ def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(tmp_path, 
 def test_a_judge_can_be_checked_without_training(model_folder, tmp_path, lenient, capsys):
     with FakeOpenAIServer(likes_vowels) as server:
         flags = small_flags(model_folder, tmp_path / "run", server)
-        assert not selfcheck.run([*flags, "--check_judge", "2"])
+        assert not selfcheck.run_selfcheck([*flags, "--check_judge", "2"])
     out = capsys.readouterr().out
     assert "the judge on 8 stories in 2 groups" in out and out.count("the judge on") == 1
     assert (
