@@ -75,20 +75,20 @@ def test_the_chat_template_opens_the_assistants_turn(tokenizer):
 def test_every_prompt_format_has_something_to_sample(prompt):
     """In each format tiny/1m samples strictly right answers and others, so groups have spread."""
     model, tokenizer = llms.get_llm_tokenizer(str(ROOT / "tiny" / "1m"))
-    _, test_loader = get_dataloaders(
+    _, eval_loader = get_dataloaders(
         "arithmetic", tokenizer, eval_split="validation", prompt=prompt, eval_size=16
     )
     torch.manual_seed(0)
     rollout = generation.generate(
         model,
         tokenizer,
-        [example["prompt"] for example in test_loader],
+        [example["prompt"] for example in eval_loader],
         num_samples=8,
         max_new_tokens=160,
         stop_strings=PROMPTS[prompt].stop_strings,
     )
     evaluator = get_evaluator("gsm8k" if prompt == "reasoning_answer" else "math", prompt=prompt)
-    examples = utils.repeat_each(test_loader.examples, 8)
+    examples = utils.repeat_each(eval_loader.examples, 8)
     rewards = evaluator.compute_rewards(
         [example["question"] for example in examples],
         rollout.texts,
