@@ -141,9 +141,9 @@ def check_graphs(args, run, sampled):
         )
     prompts = [example["prompt"] for example in sampled.examples]
 
-    def sample_with(works):
+    def sample_with(use_graphs):
         """The completion ids that are drawn with or without graphs, and the seconds it took."""
-        decoder.works = works
+        decoder.works = use_graphs
         with utils.isolated_seed(0):
             start = time.perf_counter()
             # 150 steps are enough for rows to end and the cache to grow.
