@@ -1,14 +1,21 @@
-"""Make gold.jsonl, the verified solutions that sft.py learns from, out of the training split of a data set.
+"""Make gold.jsonl, the verified solutions to a training split that sft.py learns from.
 
-    python generate_gold.py --from_reference                                      the data set's own human solutions
-    python generate_gold.py --api_model NAME --base_url http://127.0.0.1:8000/v1  any OpenAI-compatible endpoint
-    python generate_gold.py --model_name tiny/1m --dataset_name arithmetic        a local model
+The solutions come from one of three sources: the data set's own human solutions, any
+OpenAI-compatible endpoint, or a local model.
 
-A solution is kept where the evaluator's strict verdict holds: the required form, and an answer that equals the gold.
-Rows: id, question, completion (in the form of prompt_name, without EOS), answer (gold), source, attempt (from 1 on),
-correct, prompt_name. They stand in the order in which they were finished, quick ones first: draw subsets at random.
-The other attempts go to the file's sibling .rejected.jsonl, with a reason. A second start needs only these two files to
-go on: problems that are solved or out of attempts are skipped, those that got no reply are tried again.
+    python generate_gold.py --from_reference
+    python generate_gold.py --api_model NAME --base_url http://127.0.0.1:8000/v1
+    python generate_gold.py --model_name tiny/1m --dataset_name arithmetic
+
+A solution is kept if the evaluator's strict verdict holds: it has the required format, and its
+answer equals the gold answer. Every row has an id, the question, the completion (in the format of
+prompt_name, without EOS), the gold answer, the source, the number of the attempt (from 1 on),
+whether it is correct, and prompt_name. Rows stand in the order in which they were finished, so
+quick ones come first: whoever needs a subset should draw it at random.
+
+The other attempts go to the file's sibling .rejected.jsonl, with a reason. A second start needs
+only these two files to continue. It skips problems that are solved or out of attempts, and tries
+those again that got no reply.
 """
 
 import asyncio
@@ -35,50 +42,64 @@ from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS
 from sampling import generation
 
-CHAT = PROMPTS["reasoning_answer"]  # the form that an endpoint is asked for
-SPECIAL_TOKEN = re.compile(
-    r"<\|[^|<>\s]+\|>"
-)  # in training it would end a turn in the middle of the text
-MAX_FAILURES_IN_A_ROW = (
-    20  # problems without a reply: the endpoint is gone, or the account is empty
-)
+# An endpoint is always asked for this format; `read_sample` then rewrites the reply in the format
+# of --prompt.
+ENDPOINT_PROMPT = PROMPTS["reasoning_answer"]
+# In training, a special token inside a completion would end a turn in the middle of the text.
+SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")
+# After so many problems in a row without a reply, the endpoint is gone or the account is empty.
+MAX_FAILURES_IN_A_ROW = 20
+# So many reference solutions are graded and written together.
+REFERENCE_BATCH_SIZE = 500
+
+# Every row of the output begins with these bytes and has at least these keys.
+ROW_START = b'{"id": '
+REQUIRED_KEYS = {"id", "question", "source", "attempt", "correct", "prompt_name"}
 
 
 class JsonlFile:
-    """Rows that this process alone appends to, and that are on disk when `append` returns.
+    """A file of rows that only this process appends to; rows are on disk when `append` returns.
 
-    Opening it reads the rows of earlier runs and drops a last line that a kill has torn. Raises ValueError, OSError.
+    Opening it reads the rows of earlier runs into `rows`, and drops a last line that a kill has
+    left incomplete.
+
+    Raises:
+        ValueError: Another process has the file open, or it holds something else than such rows.
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path):
+        self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab+")
-            fcntl.flock(
-                self.file, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # held until this process ends, however it ends
+            # The lock lasts until this process ends, however it ends.
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{path} is in use by another process") from None
         except OSError as error:
             raise OSError(f"--output: cannot write {path} ({error.strerror})") from error
         self.file.seek(0)
-        whole, newline, torn = self.file.read().rpartition(b"\n")
-        start, keys = b'{"id": ', {"id", "question", "source", "attempt", "correct", "prompt_name"}
+        self.rows = self._read_rows(self.file.read())
+
+    def _read_rows(self, content):
+        """The rows of the file's content; an incomplete last line is cut off the file."""
+        complete_lines, newline, last_line = content.rpartition(b"\n")
         try:
-            self.rows = [jsonl.parse(line, path) for line in whole.splitlines()]
-            ours = (
-                all(keys <= row.keys() for row in self.rows)
-                and torn[: len(start)] == start[: len(torn)]
-            )
+            rows = [jsonl.parse(line, self.path) for line in complete_lines.splitlines()]
+            have_keys = all(REQUIRED_KEYS <= row.keys() for row in rows)
         except ValueError:
-            ours = False
-        if not ours:
+            have_keys = False
+        may_begin_a_row = last_line.startswith(ROW_START) or ROW_START.startswith(last_line)
+        if not have_keys or not may_begin_a_row:
             raise ValueError(
-                f"{path} holds lines that are not rows of generate_gold.py; name another --output"
+                f"{self.path} holds lines that are not rows of generate_gold.py; "
+                "name another --output"
             )
-        if torn:
-            self.file.truncate(len(whole + newline))
-            print(f"{path}: dropped a last line that was not written to its end")
+        if last_line:
+            self.file.truncate(len(complete_lines + newline))
+            print(f"{self.path}: dropped a last line that was not written to its end")
+        return rows
 
     def append(self, rows):
         self.file.write("".join(jsonl.dumps(row) + "\n" for row in rows).encode())
@@ -86,187 +107,263 @@ class JsonlFile:
         os.fsync(self.file.fileno())
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sample:
-    """One attempt: the completion's text, whether it was cut at the maximum length, and the tokens that it took."""
+    """The completion of one attempt at a problem."""
 
     text: str
-    cut: bool = False
-    tokens_in: int = 0
-    tokens_out: int = 0
+    truncated: bool = False  # whether it was cut at the maximum length
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
-class Gold:
-    """Grades the attempts at some problems, keeps them on disk, and knows which problems are still open."""
+@dataclass(frozen=True)
+class Outcome:
+    """What this run has made of a problem so far."""
+
+    kind: str  # "accepted", "rejected", "no reply", or "unfinished" while attempts are left
+    reason: str | None  # why there is no solution; None if the problem is accepted
+
+
+class GoldCollector:
+    """Grades the attempts at some problems, writes them to disk, and knows which problems are still
+    open.
+
+    Raises:
+        ValueError: The output file was made from other problems or for another prompt, or it is
+            not one of this script's.
+        OSError: The output file cannot be written.
+    """
 
     def __init__(self, args, problems, evaluator):
-        self.args, self.problems, self.evaluator = args, problems, evaluator
+        self.args = args
+        self.problems = problems
+        self.evaluator = evaluator
         self.source = args.api_model or args.model_name or "reference"
-        self.accepted = JsonlFile(args.output)
-        self.rejected = JsonlFile(Path(str(args.output).removesuffix(".jsonl") + ".rejected.jsonl"))
-        self.solved, self.attempts = (
-            set(),
-            Counter(),
-        )  # ids of solved problems; attempts of this source, by id
-        questions = {problem["id"]: problem["question"] for problem in problems}
-        for row in self.accepted.rows + self.rejected.rows:
-            if (
-                row["prompt_name"] != args.prompt
-                or questions.get(row["id"], row["question"]) != row["question"]
-            ):
+        rejected_path = Path(str(args.output).removesuffix(".jsonl") + ".rejected.jsonl")
+        self.accepted_file = JsonlFile(args.output)
+        self.rejected_file = JsonlFile(rejected_path)
+        self.solved_ids = set()
+        self.num_attempts = Counter()  # problem id -> attempts that this source has made
+        self._count_earlier_rows(self.accepted_file.rows + self.rejected_file.rows)
+        self.open_problems = [problem for problem in problems if self.attempts_left(problem)]
+        self.outcomes = {}  # problem id -> Outcome, of the problems that this run tries
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.failures_in_a_row = 0
+        # An error before the first problem is done should be one line alone: the delay keeps the
+        # bar away until then.
+        self.progress_bar = tqdm(
+            total=len(self.open_problems),
+            desc="gold",
+            dynamic_ncols=True,
+            leave=False,
+            delay=0.1,
+            disable=None,
+        )
+
+    def _count_earlier_rows(self, rows):
+        """Note what earlier runs have solved, and how often this source has tried."""
+        questions = {problem["id"]: problem["question"] for problem in self.problems}
+        for row in rows:
+            has_same_prompt = row["prompt_name"] == self.args.prompt
+            # A row whose problem is not among --num_problems of this run has nothing to be compared
+            # with.
+            has_same_question = questions.get(row["id"], row["question"]) == row["question"]
+            if not has_same_prompt or not has_same_question:
                 raise ValueError(
-                    f"{args.output} was made from other problems or for another prompt; name another"
+                    f"{self.args.output} was made from other problems or for another prompt; "
+                    "name another --output"
                 )
             if row["correct"]:
-                self.solved.add(row["id"])
+                self.solved_ids.add(row["id"])
             if row["source"] == self.source:
-                self.attempts[row["id"]] = max(self.attempts[row["id"]], row["attempt"])
-        self.open_problems = [problem for problem in problems if self.attempts_left(problem)]
-        self.outcomes = {}  # of each problem that this run tries: (accepted | rejected | no reply | unfinished, reason)
-        self.tokens_in = self.tokens_out = self.failures_in_a_row = 0
-        # The delay keeps the bar away until the first problem is done: what is wrong before that is one line alone.
-        n = len(self.open_problems)
-        self.bar = tqdm(
-            total=n, desc="gold", dynamic_ncols=True, leave=False, delay=0.1, disable=None
-        )
+                attempt = max(self.num_attempts[row["id"]], row["attempt"])
+                self.num_attempts[row["id"]] = attempt
 
     def attempts_left(self, problem):
-        most = 1 if self.args.from_reference else self.args.num_attempts
-        return 0 if problem["id"] in self.solved else max(0, most - self.attempts[problem["id"]])
+        """How many more attempts this source may make at a problem: 0 once it is solved."""
+        if problem["id"] in self.solved_ids:
+            return 0
+        # A second reading of the data set's own solution would not differ from the first.
+        max_attempts = 1 if self.args.from_reference else self.args.num_attempts
+        return max(0, max_attempts - self.num_attempts[problem["id"]])
 
     def record(self, problems, samples):
-        """Grade one sample for each of the problems and write it down."""
-        questions, answers = (
-            [problem[key] for problem in problems] for key in ("question", "answer")
+        """Grade one sample for each of the problems and write it to disk."""
+        rewards = self.evaluator.compute_rewards(
+            [problem["question"] for problem in problems],
+            [sample.text for sample in samples],
+            [problem["answer"] for problem in problems],
         )
-        details = self.evaluator.compute_rewards(
-            questions, [sample.text for sample in samples], answers
-        ).details
-        accepted, rejected = [], []
-        for problem, sample, detail in zip(problems, samples, details, strict=True):
-            reason = reason_against(sample, detail)
-            self.attempts[problem["id"]] += 1
-            if not reason:
-                self.solved.add(problem["id"])
-            kind = (
-                "accepted"
-                if not reason
-                else "unfinished"
-                if self.attempts_left(problem)
-                else "rejected"
-            )
-            self.outcomes[problem["id"]] = (kind, reason)
-            self.bar.update(kind != "unfinished")
-            self.tokens_in, self.tokens_out = (
-                self.tokens_in + sample.tokens_in,
-                self.tokens_out + sample.tokens_out,
-            )
+        accepted_rows = []
+        rejected_rows = []
+        for problem, sample, detail in zip(problems, samples, rewards.details, strict=True):
+            reason = rejection_reason(sample, detail)
+            self._count_attempt(problem, sample, reason)
             row = {
                 "id": problem["id"],
                 "question": problem["question"],
                 "completion": sample.text,
                 "answer": problem["answer"],
                 "source": self.source,
-                "attempt": self.attempts[problem["id"]],
-                "correct": not reason,
+                "attempt": self.num_attempts[problem["id"]],
+                "correct": reason is None,
                 "prompt_name": self.args.prompt,
             }
-            if reason and not self.args.keep_incorrect:
-                rejected.append(row | {"reason": reason})
+            if reason is None or self.args.keep_incorrect:
+                accepted_rows.append(row)
             else:
-                accepted.append(row)
-        self.accepted.append(accepted)
-        self.rejected.append(rejected)
+                rejected_rows.append({**row, "reason": reason})
+        self.accepted_file.append(accepted_rows)
+        self.rejected_file.append(rejected_rows)
         self.failures_in_a_row = 0
-        self.bar.set_postfix_str(f"{len(self.solved)} solved, {self.usage()}", refresh=False)
+        postfix = f"{len(self.solved_ids)} solved, {self.token_usage()}"
+        self.progress_bar.set_postfix_str(postfix, refresh=False)
 
-    def no_reply(self, problem, reason, message):
-        """The endpoint has failed this problem. Nothing is written, so that a second start tries it again."""
-        if ("no reply", reason) not in self.outcomes.values():
-            self.bar.write(f"no reply: {message}")  # once for each reason
-        self.outcomes[problem["id"]] = ("no reply", reason)
-        self.bar.update()
+    def _count_attempt(self, problem, sample, reason):
+        """Count one graded sample, and note what it makes of its problem."""
+        self.prompt_tokens += sample.prompt_tokens
+        self.completion_tokens += sample.completion_tokens
+        self.num_attempts[problem["id"]] += 1
+        if reason is None:
+            self.solved_ids.add(problem["id"])
+            kind = "accepted"
+        elif self.attempts_left(problem):
+            kind = "unfinished"
+        else:
+            kind = "rejected"
+        self.outcomes[problem["id"]] = Outcome(kind, reason)
+        if kind != "unfinished":
+            self.progress_bar.update()
+
+    def record_no_reply(self, problem, reason, message):
+        """Note that the endpoint has failed this problem.
+
+        Nothing is written, so that a second start tries it again. Failures are counted by their
+        reason, a few words; the message says more, and is shown once for each reason.
+
+        Raises:
+            OSError: So many problems in a row have failed that the endpoint must be gone.
+        """
+        outcome = Outcome("no reply", reason)
+        if outcome not in self.outcomes.values():
+            self.progress_bar.write(f"no reply: {message}")
+        self.outcomes[problem["id"]] = outcome
+        self.progress_bar.update()
         self.failures_in_a_row += 1
         if self.failures_in_a_row == MAX_FAILURES_IN_A_ROW:
             raise OSError(
                 f"{MAX_FAILURES_IN_A_ROW} problems in a row got no reply ({reason}): stopped"
             )
 
-    def usage(self):
-        return f"{self.tokens_in:,} + {self.tokens_out:,} tokens"
+    def token_usage(self):
+        return f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
 
     def report(self):
-        """Print what came of the problems, unless an error has ended the run before its first attempt."""
-        self.bar.close()
+        """Print what came of the problems, unless an error came before the first attempt."""
+        self.progress_bar.close()
         if self.open_problems and not self.outcomes:
             return
-        solved = sum(problem["id"] in self.solved for problem in self.problems)
+        num_solved = sum(problem["id"] in self.solved_ids for problem in self.problems)
         print(
-            f"{self.args.output}: {solved:,} of {len(self.problems):,} problems solved; {self.usage()}"
+            f"{self.args.output}: {num_solved:,} of {len(self.problems):,} problems solved; "
+            f"{self.token_usage()}"
         )
-        done_before = len(self.problems) - len(self.open_problems)
-        print(f"{'done before':12} {done_before:7,}\n{'tried':12} {len(self.outcomes):7,}")
+        num_done_before = len(self.problems) - len(self.open_problems)
+        print(f"{'done before':12} {num_done_before:7,}")
+        print(f"{'tried':12} {len(self.outcomes):7,}")
         for kind in ("accepted", "rejected", "no reply", "unfinished"):
-            reasons = Counter(reason for k, reason in self.outcomes.values() if k == kind)
-            why = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common() if reason)
-            why += "; start again to try them" if kind == "no reply" and reasons else ""
-            print(f"- {kind:10} {sum(reasons.values()):7,}  {why}".rstrip(), flush=True)
+            self._report_kind(kind)
+
+    def _report_kind(self, kind):
+        """Print how many problems have an outcome of this kind, and why, in one line."""
+        reasons = Counter(
+            outcome.reason for outcome in self.outcomes.values() if outcome.kind == kind
+        )
+        explanation = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common() if reason)
+        if kind == "no reply" and reasons:
+            explanation += "; start again to try them"
+        print(f"- {kind:10} {reasons.total():7,}  {explanation}".rstrip(), flush=True)
 
 
-def reason_against(sample, detail):
-    """Why an attempt is rejected; None if it is not."""
+def rejection_reason(sample, detail):
+    """Why a sample is rejected, in a few words; None if it is accepted.
+
+    detail: the evaluator's verdict on its text.
+    """
     if not sample.text.strip():
         return "empty"
     if SPECIAL_TOKEN.search(sample.text):
         return "special token"
     if detail["correct_strict"]:
         return None
-    return "truncated" if sample.cut else "wrong answer" if detail["format"] else "format"
+    if sample.truncated:
+        return "truncated"
+    if detail["format"]:
+        return "wrong answer"
+    return "format"
 
 
 # --- The three sources ----------------------------------------------------------------------------
 
 
-def use_reference(args, gold):
-    form = PROMPTS[args.prompt].format_solution
-    for start in range(0, len(gold.open_problems), 500):
-        batch = gold.open_problems[start : start + 500]
-        gold.record(
-            batch,
-            [Sample(form(p["solution"], p["answer"]) if p["solution"] else "") for p in batch],
-        )
-
-
-def use_local_model(args, gold, model, tokenizer):
+def collect_references(args, collector):
+    """Grade the data set's own solutions; a missing one counts as an empty completion."""
     prompt = PROMPTS[args.prompt]
-    utils.seed_everything(
-        args.seed + sum(gold.attempts.values())
-    )  # so that a second start draws other samples
-    for start in range(0, len(gold.open_problems), args.concurrency):
-        batch = gold.open_problems[start : start + args.concurrency]
-        while batch := [problem for problem in batch if gold.attempts_left(problem)]:
-            rollout = generation.generate(
-                model,
-                tokenizer,
-                [prompt.render(tokenizer, problem["question"]) for problem in batch],
-                max_new_tokens=args.max_completion_length,
-                temperature=1.0 if args.temperature is None else args.temperature,
-                stop_strings=prompt.stop_strings,
-            )
-            lengths, totals = rollout.lengths.tolist(), rollout.attention_mask.sum(1).tolist()
-            rows = zip(rollout.texts, rollout.finished.tolist(), lengths, totals, strict=True)
-            gold.record(
-                batch,
-                [Sample(text.rstrip(), not finished, T - C, C) for text, finished, C, T in rows],
-            )
+    for start in range(0, len(collector.open_problems), REFERENCE_BATCH_SIZE):
+        batch = collector.open_problems[start : start + REFERENCE_BATCH_SIZE]
+        samples = []
+        for problem in batch:
+            if problem["solution"]:
+                text = prompt.format_solution(problem["solution"], problem["answer"])
+            else:
+                text = ""
+            samples.append(Sample(text))
+        collector.record(batch, samples)
 
 
-async def use_endpoint(args, gold):
+def sample_local_model(args, collector, model, tokenizer):
+    """Sample until every problem is solved or out of attempts, --concurrency problems at a time."""
+    # The seed counts the attempts of earlier runs, so that a second start draws other samples.
+    utils.seed_everything(args.seed + collector.num_attempts.total())
+    for start in range(0, len(collector.open_problems), args.concurrency):
+        batch = collector.open_problems[start : start + args.concurrency]
+        while batch:
+            collector.record(batch, sample_batch(args, batch, model, tokenizer))
+            batch = [problem for problem in batch if collector.attempts_left(problem)]
+
+
+def sample_batch(args, problems, model, tokenizer):
+    """One Sample for each problem."""
+    prompt = PROMPTS[args.prompt]
+    rollout = generation.generate(
+        model,
+        tokenizer,
+        [prompt.render(tokenizer, problem["question"]) for problem in problems],
+        max_new_tokens=args.max_completion_length,
+        temperature=1.0 if args.temperature is None else args.temperature,
+        stop_strings=prompt.stop_strings,
+    )
+    finished = rollout.finished.tolist()
+    completion_tokens = rollout.lengths.tolist()
+    prompt_tokens = (rollout.attention_mask.sum(1) - rollout.lengths).tolist()
+    return [
+        Sample(text.rstrip(), not finished[i], prompt_tokens[i], completion_tokens[i])
+        for i, text in enumerate(rollout.texts)
+    ]
+
+
+async def ask_endpoint(args, collector):
     """Solve the open problems with at most --concurrency requests at a time."""
-    options = {"max_tokens": args.max_completion_length} if args.max_completion_length else {}
-    options |= {"temperature": args.temperature} if args.temperature is not None else {}
-    read = partial(read_solution, prompt=PROMPTS[args.prompt])
-    # asyncio's own handler does not wake a loop that has just gone to sleep: Ctrl-C would wait for the next reply.
+    options = {}
+    if args.max_completion_length:
+        options["max_tokens"] = args.max_completion_length
+    if args.temperature is not None:
+        options["temperature"] = args.temperature
+    read_reply = partial(read_sample, prompt=PROMPTS[args.prompt])
+    # asyncio's own handler does not wake a loop that has just gone to sleep: Ctrl-C would wait for
+    # the next reply.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
     async with Endpoint(
         args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries
@@ -274,29 +371,41 @@ async def use_endpoint(args, gold):
         await endpoint.check()
 
         async def solve(problem):
+            messages = ENDPOINT_PROMPT.messages(problem["question"])
             try:
-                while gold.attempts_left(problem):
-                    gold.record(
-                        [problem],
-                        [await endpoint.ask(CHAT.messages(problem["question"]), read, **options)],
-                    )
+                while collector.attempts_left(problem):
+                    sample = await endpoint.ask(messages, read_reply, **options)
+                    collector.record([problem], [sample])
             except NoReply as error:
-                gold.no_reply(problem, str(error), error.message)
+                collector.record_no_reply(problem, str(error), error.message)
 
-        await for_each(solve, gold.open_problems, args.concurrency)
+        await for_each(solve, collector.open_problems, args.concurrency)
 
 
-def read_solution(text, prompt):
-    """The Sample in an endpoint's JSON, put in the prompt's form where it holds to the form that was asked for."""
-    reply = jsonl.parse(text, "a reply")
-    choice, usage = reply["choices"][0], reply.get("usage") or {}
+def read_sample(reply_text, prompt):
+    """The Sample in an endpoint's JSON.
+
+    If the text keeps to ENDPOINT_PROMPT's format, it is rewritten in that of `prompt`. Whatever
+    this function raises, the endpoint takes for a broken reply and asks again.
+    """
+    reply = jsonl.parse(reply_text, "a reply")
+    choice = reply["choices"][0]
     text = (choice["message"]["content"] or "").rstrip()
-    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be tokenized
-    if prompt is not CHAT and strict_format(text):
+    # Half of a surrogate pair becomes "?": a tokenizer would refuse it, in the middle of training.
+    text = text.encode(errors="replace").decode()
+    if prompt is not ENDPOINT_PROMPT and strict_format(text):
         solution = text.partition("<reasoning>")[2].partition("</reasoning>")[0].strip()
         text = prompt.format_solution(solution, tagged_answer(text))
-    tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
-    return Sample(text, choice.get("finish_reason") == "length", *tokens)
+    usage = reply.get("usage") or {}
+    return Sample(
+        text,
+        truncated=choice.get("finish_reason") == "length",
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+    )
+
+
+# --- The command line -----------------------------------------------------------------------------
 
 
 def parse_args(argv=None):
@@ -304,60 +413,94 @@ def parse_args(argv=None):
         description="Collect verified solutions for supervised fine-tuning."
     )
     add = parser.add_argument_group("source, one of three").add_argument
-    add("--from_reference", action="store_true", help="the data set's own solutions")
-    add("--model_name", help="a local model: hub name or directory with safetensors weights")
+    add(
+        "--from_reference",
+        action="store_true",
+        help="take the data set's own solutions",
+    )
+    add(
+        "--model_name",
+        help="sample from this local model: a hub name, or a directory with safetensors weights",
+    )
     add(
         "--api_model",
-        help="a model of an OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY",
+        help="ask the model of this name at an OpenAI-compatible endpoint, whose key is read from "
+        "the environment variable OPENAI_API_KEY",
     )
-    add("--base_url", help="the endpoint, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)")
+    add(
+        "--base_url",
+        help="address of the endpoint, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)",
+    )
 
     add = flags.add_data(parser)
     add(
         "--num_problems",
         type=int,
-        help="so many, at random; fewer are always among more (default: all)",
+        help="number of training problems, drawn at random by --seed; a smaller draw is always "
+        "part of a larger one (default: all)",
     )
 
     add = parser.add_argument_group("sampling").add_argument
-    add("--num_attempts", type=int, default=1, help="per problem, until one is right")
-    add("--temperature", type=float, help="(default: the endpoint's own; 1 for a local model)")
     add(
-        "--max_completion_length", type=int, default=512, help="tokens; 0 leaves it to the endpoint"
+        "--num_attempts",
+        type=int,
+        default=1,
+        help="samples at most for each problem; the first correct one is the last",
+    )
+    add(
+        "--temperature",
+        type=float,
+        help="sampling temperature (default: the endpoint's own; 1 for a local model)",
+    )
+    add(
+        "--max_completion_length",
+        type=int,
+        default=512,
+        help="tokens at most in a completion; 0 leaves the limit to the endpoint",
     )
     add(
         "--concurrency",
         type=int,
         default=16,
-        help="requests at a time, or prompts per batch of a local model",
+        help="requests at a time to an endpoint, or prompts in a batch of a local model",
     )
     add(
         "--timeout",
         type=float,
         default=120.0,
-        help="seconds without a sign of the endpoint until a retry",
+        help="seconds without a sign of life from the endpoint after which a request is repeated",
     )
-    add("--max_retries", type=int, default=5, help="of a failed request, with exponential back-off")
+    add(
+        "--max_retries",
+        type=int,
+        default=5,
+        help="how often a failed request is repeated, with exponential back-off",
+    )
 
     add = parser.add_argument_group("output").add_argument
     add(
         "--output",
         type=Path,
         default=Path("gold.jsonl"),
-        help="appended to; start again to continue",
+        help="file that solutions are appended to; start again with the same file to continue",
     )
     add(
         "--keep_incorrect",
         action="store_true",
-        help='keep the other attempts here too, marked "correct": false',
+        help='write the other attempts to the same file too, marked "correct": false',
     )
     flags.add_runtime(parser)
     return parser.parse_args(argv)
 
 
 def check_args(args):
-    """Raise ValueError, in one line, for flags that cannot work together; fill in the data set's own defaults."""
-    if bool(args.from_reference) + bool(args.model_name) + bool(args.api_model) != 1:
+    """Fill in the data set's own defaults.
+
+    Raises:
+        ValueError: Flags cannot work together, or are out of range; the message is one line.
+    """
+    sources = [args.from_reference, args.model_name, args.api_model]
+    if sum(bool(source) for source in sources) != 1:
         raise ValueError("name one source: --from_reference, --model_name or --api_model")
     if args.base_url and not args.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
@@ -368,12 +511,17 @@ def check_args(args):
         zero_is_fine.append("max_completion_length")
     flags.check_numbers(args, zero_is_fine)
     flags.check_names(args)
-    args.prompt = args.prompt or DATASETS[args.dataset_name].default_prompt
-    args.evaluator = args.evaluator or DATASETS[args.dataset_name].default_evaluator
+    data_set = DATASETS[args.dataset_name]
+    args.prompt = args.prompt or data_set.default_prompt
+    args.evaluator = args.evaluator or data_set.default_evaluator
 
 
 def choose_problems(args):
-    """--num_problems of the training split, in an order drawn from --seed."""
+    """--num_problems of the training split, in an order drawn from --seed.
+
+    Raises:
+        ValueError: There is no training split.
+    """
     examples = DATASETS[args.dataset_name].read("train", args.dataset_path)
     if not examples:
         raise ValueError(f"{args.dataset_path or args.dataset_name} has no training split")
@@ -381,24 +529,33 @@ def choose_problems(args):
     return examples[: args.num_problems]
 
 
+def collect(args):
+    """Collect solutions from the source that the flags name, and print a report even after an
+    error.
+    """
+    check_args(args)
+    problems = choose_problems(args)
+    if args.model_name:
+        model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+    evaluator = get_evaluator(args.evaluator, prompt=args.prompt)
+    evaluator.check_gold(problems)
+    collector = GoldCollector(args, problems, evaluator)
+    try:
+        if args.from_reference:
+            collect_references(args, collector)
+        elif args.model_name:
+            sample_local_model(args, collector, model, tokenizer)
+        elif collector.open_problems:
+            asyncio.run(ask_endpoint(args, collector))
+    finally:
+        collector.report()
+
+
 def main(argv=None):
+    """The command line; returns its exit code."""
     args = parse_args(argv)
     try:
-        check_args(args)
-        problems = choose_problems(args)
-        local = llms.get_llm_tokenizer(args.model_name, args.device) if args.model_name else ()
-        evaluator = get_evaluator(args.evaluator, prompt=args.prompt)
-        evaluator.check_gold(problems)
-        gold = Gold(args, problems, evaluator)
-        try:
-            if args.from_reference:
-                use_reference(args, gold)
-            elif args.model_name:
-                use_local_model(args, gold, *local)
-            elif gold.open_problems:
-                asyncio.run(use_endpoint(args, gold))
-        finally:
-            gold.report()
+        collect(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

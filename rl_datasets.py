@@ -1,7 +1,14 @@
-"""Prompts and data: how a question becomes a prompt, and the data sets `arithmetic`, `gsm8k`, `math` and `creative`.
+"""Prompts, and the data sets `arithmetic`, `gsm8k`, `math` and `creative`.
 
-An example is a plain dict: id, question, answer (gold), solution (worked steps, without the answer line), prompt
-(rendered: tokenize it with add_special_tokens=False), and where the data has them level and subject.
+An example is a plain dict with these keys:
+
+    id         data set, split and row, such as "gsm8k/train/0"
+    question   the text of the problem
+    answer     the gold answer
+    solution   worked steps, without the line of the answer
+    prompt     the question in a prompt format, special tokens included: tokenize it with
+               add_special_tokens=False
+    level, subject   of the problem, if the data set has them
 """
 
 import random
@@ -22,42 +29,54 @@ your steps
 only the final answer
 </answer>"""
 
-R1_ZERO_PROMPT = """\
-A conversation between User and Assistant. The User asks a question. The Assistant first reasons, then gives the User \
-the final answer, in this form: <think> the reasoning </think> <answer> the answer </answer>.
-User: """
+R1_ZERO_PROMPT = (
+    "A conversation between User and Assistant. The User asks a question. The Assistant first "
+    "reasons, then gives the User the final answer, in this form: <think> the reasoning </think> "
+    "<answer> the answer </answer>.\nUser: "
+)
 
 
 class Prompt(ABC):
-    """A form of prompt and answer. Questions are joined to it, never formatted into it, so that braces survive."""
+    """A format of prompt and completion.
+
+    Questions are joined to the prompt's text and never formatted into it, so that braces survive.
+    """
 
     name: str
-    before, after = "", ""  # what stands around the question in plain text
-    stop_strings: tuple[
-        str, ...
-    ] = ()  # generation ends after any of these, which stays in the text; always at EOS
+    # In plain text, these stand directly before and after the question.
+    prefix = ""
+    suffix = ""
+    # Sampling ends after any of these, which stays in the text. It always ends at EOS.
+    stop_strings: tuple[str, ...] = ()
 
     def render(self, tokenizer, question: str) -> str:
-        """The text of the prompt, with its special tokens: a chat where form and tokenizer have one, else plain."""
+        """The text of the prompt, with its special tokens.
+
+        It is a chat if both the prompt format and the tokenizer have one, and plain text otherwise.
+        """
         messages = self.messages(question)
         if messages is None or not tokenizer.chat_template:
-            return f"{opening(tokenizer)}{self.before}{question}{self.after}"
+            return f"{bos_text(tokenizer)}{self.prefix}{question}{self.suffix}"
         return render_chat(tokenizer, messages)
 
     @abstractmethod
     def format_solution(self, solution: str, answer: str) -> str:
-        """The completion, without EOS, that gives this solution and answer in this form."""
+        """The completion, without EOS, that gives this solution and answer in this format."""
 
     def messages(self, question: str) -> list[dict] | None:
-        """The chat before its template, which an OpenAI-compatible endpoint takes; None for a form of plain text."""
+        """The chat before any template, as an OpenAI-compatible endpoint takes it.
+
+        None for a format of plain text.
+        """
         return None
 
 
 class ReasoningAnswer(Prompt):
-    """A chat whose system prompt asks for the tags; plain text where the tokenizer has no chat template."""
+    """A chat whose system prompt asks for tags; plain text without a chat template."""
 
     name = "reasoning_answer"
-    before, after = f"{SYSTEM_PROMPT}\n\n", "\n"
+    prefix = f"{SYSTEM_PROMPT}\n\n"
+    suffix = "\n"
 
     def messages(self, question: str) -> list[dict]:
         return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
@@ -67,10 +86,11 @@ class ReasoningAnswer(Prompt):
 
 
 class R1Zero(Prompt):
-    """Plain text for a base model, after the prompt of DeepSeek-R1-Zero (arXiv 2501.12948, table 1)."""
+    """Plain text for a base model, with the prompt of DeepSeek-R1-Zero (arXiv:2501.12948)."""
 
     name = "r1_zero"
-    before, after = R1_ZERO_PROMPT, "\nAssistant: <think>"
+    prefix = R1_ZERO_PROMPT
+    suffix = "\nAssistant: <think>"
     stop_strings = ("</answer>",)
 
     def format_solution(self, solution: str, answer: str) -> str:
@@ -80,19 +100,23 @@ class R1Zero(Prompt):
 class QuestionOnly(Prompt):
     """The bare question; the answer is boxed."""
 
-    name, after = "question_only", "\n"
+    name = "question_only"
+    suffix = "\n"
 
     def format_solution(self, solution: str, answer: str) -> str:
         return f"{solution}\nThe answer is \\boxed{{{answer}}}."
 
 
 class Story(Prompt):
-    """A chat that asks for a one-paragraph story; without a chat template the opening line alone, to be continued."""
+    """A chat that asks for a story of one paragraph.
+
+    Without a chat template the prompt is the opening line alone, which the model continues.
+    """
 
     name = "story"
     task = (
-        "Continue this opening line into a short story of one paragraph. Do not repeat the line, and write nothing but"
-        " the story."
+        "Continue this opening line into a short story of one paragraph. "
+        "Do not repeat the line, and write nothing but the story."
     )
     stop_strings = ("\n",)  # the end of the paragraph
 
@@ -103,17 +127,28 @@ class Story(Prompt):
         return solution
 
 
-def opening(tokenizer) -> str:
-    """What the tokenizer itself puts before a text: its BOS, or nothing; never the EOS that some put behind it."""
+def bos_text(tokenizer) -> str:
+    """The BOS token as text if the tokenizer itself puts it before a text, and otherwise nothing.
+
+    An EOS, which some tokenizers put behind a text, does not belong to a prompt.
+    """
     ids = tokenizer("")["input_ids"]
-    return tokenizer.bos_token if ids and ids[0] == tokenizer.bos_token_id else ""
+    starts_with_bos = bool(ids) and ids[0] == tokenizer.bos_token_id
+    return tokenizer.bos_token if starts_with_bos else ""
 
 
 def render_chat(tokenizer, messages: list[dict]) -> str:
-    """A chat by its template; where that takes no system role, its text opens the user's turn. Raises ValueError."""
+    """A chat, rendered by the tokenizer's template.
+
+    If the template takes no system role, the system's text opens the user's turn.
+
+    Raises:
+        ValueError: The template fails on both, or leaves text out.
+    """
     system = messages[0]["content"]
-    folded = [{"role": "user", "content": "\n\n".join(message["content"] for message in messages)}]
-    for chat in (messages, folded):
+    all_text = "\n\n".join(message["content"] for message in messages)
+    single_turn = [{"role": "user", "content": all_text}]
+    for chat in (messages, single_turn):
         try:
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         except (TemplateError, TypeError, ValueError) as error:
@@ -123,7 +158,7 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
                 return text
             reason = "it leaves out the system's text"
     raise ValueError(
-        f"the tokenizer's chat template fails ({reason}): take --prompt r1_zero or question_only"
+        f"the tokenizer's chat template fails ({reason}): use --prompt r1_zero or question_only"
     )
 
 
@@ -131,16 +166,21 @@ PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), Quest
 
 
 class DataLoader(ABC):
-    """One split of a data set, with its prompts rendered. A subclass says where the examples come from, in `load`.
+    """One split of a data set, with its prompts rendered.
 
-    split: "train", "validation" or "test". size: keep a fixed subset, the same for every seed, tokenizer and prompt.
-    Prompts of more than `max_prompt_length` tokens are left out and counted in `dropped`; ValueError where all are.
+    A subclass says in `load` where the examples come from.
+
+    Attributes:
+        examples: the examples whose prompts are short enough, in the data set's order.
+        dropped: how many prompts were longer than max_prompt_length, and are left out.
+        longest_prompt: tokens of the longest prompt in `examples`.
+        source: the folder or the name of the data set, for messages.
     """
 
     name: str
     default_evaluator: str
     default_prompt: str
-    splits: tuple[str, ...] = ("train", "test")  # what it has without --dataset_path
+    splits: tuple[str, ...] = ("train", "test")  # the splits that exist without --dataset_path
 
     def __init__(
         self,
@@ -153,7 +193,23 @@ class DataLoader(ABC):
         seed=0,
         size=None,
     ):
-        self.split, self.prompt, self.seed = split, prompt, seed
+        """
+        Args:
+            split: "train", "validation" or "test".
+            prompt: the Prompt that renders the questions.
+            dataset_path: a folder with splits, instead of the data set's own source.
+            max_prompt_length: in tokens; examples with longer prompts are left out.
+            seed: of the order in which next_batch gives the examples.
+            size: keep a subset of so many examples, which is the same for every seed, tokenizer
+                and prompt. None keeps all.
+
+        Raises:
+            ValueError: There is no such split, a row is wrong, or every prompt is too long.
+            OSError: The hub cannot be reached.
+        """
+        self.split = split
+        self.prompt = prompt
+        self.seed = seed
         self.source = dataset_path or self.name
         examples = self.read(split, dataset_path)
         if size is not None:
@@ -164,60 +220,76 @@ class DataLoader(ABC):
         self.dropped = len(examples) - len(self.examples)
         if self.dropped and not self.examples:
             raise ValueError(
-                f"all {self.dropped} prompts of {self.source} ({split}) are longer than {max_prompt_length} tokens; "
-                "raise --max_prompt_length"
+                f"all {self.dropped} prompts of {self.source} ({split}) are longer than "
+                f"{max_prompt_length} tokens; raise --max_prompt_length"
             )
         self.load_state_dict({"epoch": 0, "position": 0})
 
     @classmethod
     @abstractmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        """Example dicts without id and prompt, in a fixed order; empty where there is no such training split."""
+        """Examples without id and prompt, in a fixed order.
+
+        The list is empty for the training split of a folder that holds only test data.
+        """
 
     @classmethod
     def check_split(cls, split: str) -> None:
-        """Raise ValueError where the data set itself has no such split."""
+        """Raise ValueError if the data set itself, without a folder, has no such split."""
         if split not in cls.splits:
             raise ValueError(
-                f"--eval_split {split}: {cls.name} has no such split; a folder can (--dataset_path)"
+                f"--eval_split {split}: {cls.name} has no such split; "
+                "a folder can have one (--dataset_path)"
             )
 
     @classmethod
     def read(cls, split: str, dataset_path: str | None = None) -> list[dict]:
-        """Every example of the split, without its prompt: this needs no tokenizer. Raises ValueError."""
+        """Every example of the split with its id and without a prompt, which needs no tokenizer.
+
+        Raises:
+            ValueError: There is no such split, or a row is wrong.
+            OSError: The hub cannot be reached.
+        """
         if not dataset_path:
             cls.check_split(split)
-        return [
-            {"id": f"{cls.name}/{split}/{i}", **row}
-            for i, row in enumerate(cls.load(split, dataset_path))
-        ]
+        examples = cls.load(split, dataset_path)
+        return [{"id": f"{cls.name}/{split}/{i}", **row} for i, row in enumerate(examples)]
 
-    def next_batch(self, n: int) -> list[dict]:
-        """The next `n` examples of an endless stream: each epoch is a shuffle by (seed, epoch) of all examples.
+    def next_batch(self, num_examples: int) -> list[dict]:
+        """The next examples of an endless stream; every epoch is a shuffle of all examples.
 
-        No example comes twice within an epoch; a batch may reach over the end of one (or several) into the next.
+        The shuffle depends on the seed and the epoch alone. No example comes twice within an epoch.
+        A batch may reach over the end of an epoch, or of several, into the next.
+
+        Raises:
+            ValueError: This is the training split of a folder that holds only test data.
         """
         if not self.examples:
             raise ValueError(
                 f"{self.source} has no {self.split} split, only test data: it can only be evaluated"
             )
         batch = []
-        while len(batch) < n:
+        while len(batch) < num_examples:
             if self.position == len(self.examples):
                 self.load_state_dict({"epoch": self.epoch + 1, "position": 0})
-            indices = self.order[self.position : self.position + n - len(batch)]
+            num_missing = num_examples - len(batch)
+            indices = self.order[self.position : self.position + num_missing]
             batch += [self.examples[i] for i in indices]
             self.position += len(indices)
         return batch
 
     def state_dict(self) -> dict[str, int]:
+        """Where the stream of next_batch stands, for a checkpoint."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
+        """Continue the stream where state_dict says. Raises ValueError past the last example."""
+        self.epoch = state["epoch"]
+        self.position = state["position"]
         if self.position > len(self.examples):
             raise ValueError(
-                f"cannot resume at example {self.position} of {self.source}: it has {len(self.examples)}"
+                f"cannot resume at example {self.position} of {self.source}: "
+                f"it has {len(self.examples)}"
             )
         self.order = list(range(len(self.examples)))
         random.Random(f"{self.seed}/{self.epoch}").shuffle(self.order)
@@ -230,66 +302,94 @@ class DataLoader(ABC):
 
 
 class ArithmeticLoader(DataLoader):
-    """Generated word problems; the splits share no operands, and the solutions write every step directly."""
+    """Generated word problems, whose solutions write every step directly.
 
-    name, default_evaluator, default_prompt = "arithmetic", "gsm8k", "reasoning_answer"
-    splits, sizes = word_problems.SPLITS, {"train": 10_000, "validation": 2_000, "test": 2_000}
+    The splits share no operands.
+    """
+
+    name = "arithmetic"
+    default_evaluator = "gsm8k"
+    default_prompt = "reasoning_answer"
+    splits = word_problems.SPLITS
+    sizes = {"train": 10_000, "validation": 2_000, "test": 2_000}
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         if dataset_path:
             raise ValueError("the data set 'arithmetic' is generated; leave --dataset_path out")
         rows = word_problems.generate(split, cls.sizes[split])
-        return [
-            gsm8k_example(row, f"arithmetic, row {i}") | {"level": row["level"]}
-            for i, row in enumerate(rows, 1)
-        ]
+        examples = []
+        for number, row in enumerate(rows, start=1):
+            example = gsm8k_example(row, f"arithmetic, row {number}")
+            example["level"] = row["level"]
+            examples.append(example)
+        return examples
 
 
 class GSM8kLoader(DataLoader):
     """The official train and test splits, 7,473 and 1,319 problems."""
 
-    name, default_evaluator, default_prompt = "gsm8k", "gsm8k", "reasoning_answer"
+    name = "gsm8k"
+    default_evaluator = "gsm8k"
+    default_prompt = "reasoning_answer"
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        rows = (
-            read_folder(dataset_path, split)
-            if dataset_path
-            else read_hub("openai/gsm8k", ["main"], split)
-        )
-        return [gsm8k_example(row, where) for where, row in rows]
+        if dataset_path:
+            rows = read_folder(dataset_path, split)
+        else:
+            rows = read_hub("openai/gsm8k", ["main"], split)
+        return [gsm8k_example(row, location) for location, row in rows]
 
 
 class MathLoader(DataLoader):
-    """From the hub: the 7,500 official training problems of MATH, and MATH-500 (500 of its 5,000 test problems)."""
+    """Competition problems (MATH).
 
-    name, default_evaluator, default_prompt = "math", "math", "r1_zero"
-    subjects = "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus"
+    The hub has its 7,500 training problems, and MATH-500, which is 500 of its 5,000 test problems.
+    """
+
+    name = "math"
+    default_evaluator = "math"
+    default_prompt = "r1_zero"
+    subjects = [
+        "algebra",
+        "counting_and_probability",
+        "geometry",
+        "intermediate_algebra",
+        "number_theory",
+        "prealgebra",
+        "precalculus",
+    ]
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
         if dataset_path:
             rows = read_folder(dataset_path, split)
         elif split == "train":
-            rows = read_hub("EleutherAI/hendrycks_math", cls.subjects.split(), split)
+            rows = read_hub("EleutherAI/hendrycks_math", cls.subjects, split)
         else:
             rows = read_hub("HuggingFaceH4/MATH-500", ["default"], split)
-        return [math_example(row, where) for where, row in rows]
+        return [math_example(row, location) for location, row in rows]
 
 
 class CreativeLoader(DataLoader):
-    """Opening lines of stories, 80 and 20 of our own; a row needs only `opening`. There is no gold answer."""
+    """Opening lines of stories, without a gold answer. A row needs only the column `opening`.
 
-    name, default_evaluator, default_prompt = "creative", "creative", "story"
+    The repository carries 80 lines for training and 20 for testing.
+    """
+
+    name = "creative"
+    default_evaluator = "creative"
+    default_prompt = "story"
 
     @classmethod
     def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        rows = read_folder(dataset_path or Path(__file__).parent / "data" / "opening_lines", split)
-        return [
-            {"question": text_of(row, "opening", where).strip(), "answer": "", "solution": ""}
-            for where, row in rows
-        ]
+        folder = dataset_path or Path(__file__).parent / "data" / "opening_lines"
+        examples = []
+        for location, row in read_folder(folder, split):
+            opening_line = text_of(row, "opening", location).strip()
+            examples.append({"question": opening_line, "answer": "", "solution": ""})
+        return examples
 
 
 DATASETS = {
@@ -301,49 +401,66 @@ def get_dataloaders(
     name: str,
     tokenizer,
     *,
+    eval_split: str,
     prompt: str | None = None,
     dataset_path: str | None = None,
     max_prompt_length: int = 512,
     seed: int = 0,
-    eval_split: str | None = None,
     eval_size: int | None = None,
 ) -> tuple[DataLoader, DataLoader]:
-    """(train_loader, eval_loader). Raises ValueError, and OSError where the hub cannot be reached.
+    """The loaders of the training split and of the split that is evaluated.
 
-    prompt: a name in PROMPTS, by default the data set's own, as is eval_split, "validation" or "test". eval_size: how
-    many of its examples, a fixed subset. dataset_path: a folder with splits as .jsonl or .parquet, instead of the hub.
+    Args:
+        name: a name in DATASETS.
+        eval_split: "validation" or "test".
+        prompt: a name in PROMPTS; by default the data set's own.
+        dataset_path: a folder with splits as .jsonl or .parquet, instead of the hub.
+        max_prompt_length: in tokens; examples with longer prompts are left out.
+        seed: of the order of the training examples.
+        eval_size: evaluate a fixed subset of so many examples; None evaluates all.
+
+    Raises:
+        ValueError: There is no such split, a row is wrong, or every prompt is too long.
+        OSError: The hub cannot be reached.
     """
-    prompt = prompt or DATASETS[name].default_prompt
-    same = {"dataset_path": dataset_path, "max_prompt_length": max_prompt_length, "seed": seed}
-    train_loader = DATASETS[name]("train", tokenizer, PROMPTS[prompt], **same)
-    split = eval_split or default_eval_split(name, dataset_path)
-    return train_loader, DATASETS[name](split, tokenizer, PROMPTS[prompt], size=eval_size, **same)
+    loader_class = DATASETS[name]
+    options = {
+        "prompt": PROMPTS[prompt or loader_class.default_prompt],
+        "dataset_path": dataset_path,
+        "max_prompt_length": max_prompt_length,
+        "seed": seed,
+    }
+    train_loader = loader_class("train", tokenizer, **options)
+    eval_loader = loader_class(eval_split, tokenizer, size=eval_size, **options)
+    return train_loader, eval_loader
 
 
 def default_eval_split(name: str, dataset_path: str | None) -> str:
-    """Validation, where the data set itself has it, else test: its best checkpoint is then chosen on test."""
-    return (
-        "validation"
-        if name in DATASETS and "validation" in DATASETS[name].splits and not dataset_path
-        else "test"
-    )
+    """The validation split if the data set itself has one, and otherwise the test split.
+
+    In the latter case the best checkpoint is chosen on the problems that it is then reported on.
+    """
+    has_validation = name in DATASETS and "validation" in DATASETS[name].splits
+    return "validation" if has_validation and not dataset_path else "test"
 
 
 def _fixed_subset(examples, size):
+    """`size` examples in their order; a larger subset holds the smaller one."""
     indices = list(range(len(examples)))
     random.Random("evaluation subset").shuffle(indices)
     return [examples[i] for i in sorted(indices[:size])]
 
 
 def _drop_long(examples, tokenizer, max_length):
-    """The examples whose prompts are short enough, and the tokens of the longest of these."""
+    """The examples with short enough prompts, and the tokens of the longest of these prompts."""
+    if not examples:
+        return [], 0
     prompts = [example["prompt"] for example in examples]
-    lengths = (
-        [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
-        if prompts
-        else []
-    )
-    kept = [
-        example for example, length in zip(examples, lengths, strict=True) if length <= max_length
-    ]
-    return kept, max((length for length in lengths if length <= max_length), default=0)
+    token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    short_examples = []
+    longest = 0
+    for example, ids in zip(examples, token_ids, strict=True):
+        if len(ids) <= max_length:
+            short_examples.append(example)
+            longest = max(longest, len(ids))
+    return short_examples, longest

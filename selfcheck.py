@@ -1,15 +1,18 @@
-"""About a minute of checks on your own model, data and hardware, before hours are spent: main.py's flags, no training.
+"""About a minute of checks on your own model, data and hardware, before hours are spent.
 
     python selfcheck.py --model_name tiny/1m --dataset_name arithmetic
-    python selfcheck.py --check_judge 20 --dataset_name creative ...    the judge's report alone, on so many lines
+    python selfcheck.py --check_judge 20 --dataset_name creative ...
 
-Each check prints its figure, whether it holds, and what to do if not. Exit code 1 if one fails.
+It takes main.py's flags and trains nothing. Each check prints what it measured and whether it
+holds, and if not, what to do. The exit code is 1 if a check fails. --check_judge makes only the
+judge's report, on so many opening lines.
 """
 
 import os
 import resource
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -17,158 +20,218 @@ import distributed
 import flags
 import main
 import utils
-from evaluator import CreativeWritingEvaluator
+from evaluator import CreativeWritingEvaluator, Rewards
 from judges import judge_report
 from sampling import decoding, generation
+from sampling.rollout import Rollout, compute_rollout_logps
+from training import steps
 from training.lock import Lock
 
-PROMPTS = 4  # sampled in groups of --group_size
+NUM_PROMPTS = 4  # sampled in groups of --group_size
 
 
-def check_sampled_logps(args, run, sampled):
-    """What was sampled is what is trained: the sampler's log-probs are those that the loss computes."""
-    logps = main.frozen_logps(args, run.model, sampled.rollout)
-    gap = (logps - sampled.rollout.sampled_logps).abs()[sampled.rollout.completion_mask.bool()]
-    figure = f"mean gap {gap.mean():.1e} nats, worst {gap.max():.1e}"
-    # bfloat16 (a sampling copy, or autocast) has 8 bits of mantissa: it differs by some hundredths of a nat on average.
-    limit = 0.05 if run.sampler is not run.model or run.model.device.type == "cuda" else 1e-3
-    return (
-        gap.mean().item() < limit,
-        figure,
-        "sampling and loss see different models, temperatures or positions",
+@dataclass(frozen=True)
+class Sampled:
+    """A few groups of completions, as training would sample them."""
+
+    examples: list[dict]  # one for each group
+    rollout: Rollout
+    rewards: Rewards
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check has found."""
+
+    ok: bool
+    figure: str  # what was measured
+    advice: str = ""  # what to do if the check fails
+
+
+def sample_groups(args, run):
+    """Sample and reward the groups that the checks look at."""
+    examples = run.train_loader.next_batch(NUM_PROMPTS)
+    with utils.isolated_seed(args.seed):
+        rollout = steps.sample(args, run, examples, args.group_size, args.temperature)
+    repeated_examples = utils.repeat_each(examples, args.group_size)
+    rewards = steps.reward(run.evaluator, repeated_examples, rollout.texts)
+    return Sampled(examples, rollout, rewards)
+
+
+# --- The checks -----------------------------------------------------------------------------------
+# The docstring of a check says what should hold. It is printed if the check fails.
+
+
+def check_template(args, run, sampled):
+    """The prompt ends where the completion begins: a full chat starts with exactly the prompt."""
+    example = sampled.examples[0]
+    prompt = run.train_loader.prompt
+    messages = prompt.messages(example["question"])
+    if messages is None or not run.tokenizer.chat_template:
+        return CheckResult(True, f"prompt format {prompt.name} without a chat template")
+    reply = {"role": "assistant", "content": "ANSWER"}
+    chat = run.tokenizer.apply_chat_template([*messages, reply], tokenize=False)
+    return CheckResult(
+        ok=chat.startswith(example["prompt"] + "ANSWER"),
+        figure=f"prompt ends in {example['prompt'][-25:]!r}",
+        advice="use a tokenizer whose chat template opens an assistant's turn as its generation "
+        "prompt does",
     )
 
 
 def check_masks(args, run, sampled):
     """The EOS is inside the completion mask, where stopping is learnt, and nothing behind it is."""
-    rollout, eos_ids = (
-        sampled.rollout,
-        torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)),
-    )
-    inside = (
-        torch.isin(rollout.completion_ids, eos_ids.to(args.device)) & rollout.completion_mask.bool()
-    ).sum(1)
-    ended, finished = int((inside > 0).sum()), int(rollout.finished.sum())
+    rollout = sampled.rollout
+    eos_ids = torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)).to(args.device)
+    is_eos = torch.isin(rollout.completion_ids, eos_ids)  # (B, C)
+    eos_counts = (is_eos & rollout.completion_mask.bool()).sum(1)  # (B,)
+    num_completions = len(eos_counts)
+    num_with_eos = int((eos_counts > 0).sum())
+    num_finished = int(rollout.finished.sum())
     figure = (
-        f"{ended} of {len(inside)} completions end with an EOS, {len(inside) - finished} were cut"
+        f"{num_with_eos} of {num_completions} completions end with an EOS, "
+        f"{num_completions - num_finished} were cut"
     )
-    if not finished:
-        return (
+    if num_finished == 0:
+        return CheckResult(
             False,
             figure,
-            "no completion ended: raise --max_completion_length, or the model does not know its EOS",
+            "no completion ended: raise --max_completion_length, "
+            "or the model does not know its EOS",
         )
-    ok = inside.max() <= 1 and (ended == finished or run.train_loader.prompt.stop_strings)
-    return bool(ok), figure, "masks must run from the first completion token through the first EOS"
-
-
-def check_template(args, run, sampled):
-    """The prompt ends where the completion begins: a full chat starts with exactly the prompt."""
-    example, prompt = sampled.examples[0], run.train_loader.prompt
-    messages = prompt.messages(example["question"])
-    if messages is None or not run.tokenizer.chat_template:
-        return True, f"prompt form {prompt.name} without a chat template", ""
-    answer = {"role": "assistant", "content": "ANSWER"}
-    chat = run.tokenizer.apply_chat_template([*messages, answer], tokenize=False)
-    ok = chat.startswith(example["prompt"] + "ANSWER")
-    figure = f"prompt ends in {example['prompt'][-25:]!r}"
-    return (
-        ok,
+    at_most_one_eos = bool(eos_counts.max() <= 1)
+    # A completion that ends at a stop string is finished without an EOS.
+    finished_by_eos = num_with_eos == num_finished or bool(run.train_loader.prompt.stop_strings)
+    return CheckResult(
+        at_most_one_eos and finished_by_eos,
         figure,
-        "the chat template's generation prompt differs from how it opens an assistant's turn",
+        "masks must run from the first completion token through the first EOS",
     )
 
 
-def check_gold(args, run, sampled):
-    """The data set's own answers, written in the required form, get the full reward."""
-    examples = [example for example in run.train_loader.examples[:500] if example["answer"]]
-    if not examples:
-        return True, "the data set has no gold answers", ""
-    texts = [run.train_loader.prompt.format_solution(e["solution"], e["answer"]) for e in examples]
-    rewards = run.evaluator.compute_rewards(
-        [e["question"] for e in examples], texts, [e["answer"] for e in examples]
+def check_sampled_logps(args, run, sampled):
+    """What was sampled is what is trained: the sampler's log-probs are those of the loss."""
+    rollout = sampled.rollout
+    logps = compute_rollout_logps(
+        run.model,
+        rollout,
+        group_size=args.group_size,
+        temperature=args.temperature,
+        micro_batch_tokens=args.micro_batch_tokens,
     )
-    right = sum(detail["correct_strict"] for detail in rewards.details)
-    reward = run.evaluator.total(rewards).mean()
-    figure = (
-        f"{right} of {len(examples)} gold solutions are strictly correct, mean reward {reward:.3f}"
-    )
-    advice = "evaluator, prompt form and data do not fit together: look at --evaluator, --prompt and the answers"
-    return right == len(examples), figure, advice
-
-
-def check_spread(args, run, sampled):
-    """Rewards differ within groups: without spread there is no advantage and nothing to learn from."""
-    total = run.evaluator.total(sampled.rewards)
-    _, metrics = main.compute_group_normalized_rewards(total, args.group_size)
-    figure = f"mean reward {metrics['reward']:.3f}, std within groups {metrics['reward_std']:.3f},"
-    figure += f" {metrics['zero_std_fraction']:.0%} of groups flat"
-    advice = (
-        "easier problems, a larger --group_size or --temperature, or supervised fine-tuning first"
-    )
-    return metrics["zero_std_fraction"] < 0.9, figure, advice
-
-
-def check_memory(args, run, sampled):
-    """One iteration's peak, with the optimiser's states, leaves a tenth of the memory free."""
-    rows = list(range(len(sampled.rollout.texts)))
-    main.accumulate_gradient(
-        args, run, sampled.rollout, torch.ones(len(rows), device=args.device), rows
-    )
-    run.optimizer.zero_grad()
-    states = 8 * sum(
-        p.numel() for p in run.model.parameters()
-    )  # AdamW's two moments, which do not exist yet
-    peak, total = memory(args.device)
-    figure = f"peak {(peak + states) / 2**30:.1f} of {total / 2**30:.1f} GiB"
-    return (
-        peak + states < 0.9 * total,
-        figure,
-        "lower --micro_batch_tokens, or use --gradient_checkpointing",
+    gaps = (logps - rollout.sampled_logps).abs()[rollout.completion_mask.bool()]
+    # bfloat16, in a sampling copy or under autocast, has 8 bits of mantissa: its log-probs differ
+    # by some hundredths of a nat on average.
+    uses_bfloat16 = run.sampler is not run.model or run.model.device.type == "cuda"
+    limit = 0.05 if uses_bfloat16 else 1e-3
+    return CheckResult(
+        ok=gaps.mean().item() < limit,
+        figure=f"mean gap {gaps.mean():.1e} nats, worst {gaps.max():.1e}",
+        advice="make sampling and loss see the same model, temperature and positions",
     )
 
 
 def check_graphs(args, run, sampled):
-    """Decode steps that are captured in CUDA graphs draw what others draw, and sooner."""
-    decoder, drawn, seconds = decoding.CAPTURED_DECODERS.get(run.sampler), [], []
+    """Decode steps that are captured in CUDA graphs draw what ordinary steps draw, and sooner."""
+    decoder = decoding.CAPTURED_DECODERS.get(run.sampler)
     if decoder is None:
-        return (
+        return CheckResult(
             True,
-            "nothing is captured: no CUDA, float32 weights, or keys and values that would fill the memory",
-            "",
+            "nothing is captured: no CUDA, float32 weights, "
+            "or keys and values that would fill the memory",
         )
-    captures, settings = (
-        decoder.uses_graphs,
-        dict(num_samples=args.group_size, max_new_tokens=150),
-    )  # rows leave, room grows
-    for decoder.uses_graphs in (captures, captures, False):  # the first time, graphs may be made
+    prompts = [example["prompt"] for example in sampled.examples]
+
+    def sample_with(use_graphs):
+        """The completion ids that are drawn with or without graphs, and the seconds it took."""
+        decoder.uses_graphs = use_graphs
         with utils.isolated_seed(0):
-            start, prompts = (
-                time.perf_counter(),
-                [example["prompt"] for example in sampled.examples],
+            start = time.perf_counter()
+            # 150 steps are enough for rows to end and the cache to grow.
+            rollout = generation.generate(
+                run.sampler,
+                run.tokenizer,
+                prompts,
+                num_samples=args.group_size,
+                max_new_tokens=150,
             )
-            drawn.append(
-                generation.generate(
-                    run.sampler, run.tokenizer, prompts, **settings
-                ).completion_ids.tolist()
-            )
-            seconds.append(time.perf_counter() - start)
+            completion_ids = rollout.completion_ids.tolist()
+            return completion_ids, time.perf_counter() - start
+
+    captures = decoder.uses_graphs
+    sample_with(captures)  # untimed: graphs may be captured in this call
+    ids_with_graphs, seconds_with_graphs = sample_with(captures)
+    ids_without_graphs, seconds_without_graphs = sample_with(False)
     decoder.uses_graphs = captures
-    figure = (
-        f"{len(prompts)} prompts, 150 steps: {seconds[1]:.2f} s, without graphs {seconds[2]:.2f} s"
+    return CheckResult(
+        ok=captures and ids_with_graphs == ids_without_graphs,
+        figure=f"{len(prompts)} prompts, 150 steps: {seconds_with_graphs:.2f} s, "
+        f"without graphs {seconds_without_graphs:.2f} s",
+        advice="use --sampling_dtype float32, which samples without graphs: right, but slower",
     )
-    return captures and drawn[1] == drawn[2], figure, "without graphs sampling is right, but slow"
+
+
+def check_gold(args, run, sampled):
+    """The data set's own answers, written in the required format, are strictly correct."""
+    examples = [example for example in run.train_loader.examples[:500] if example["answer"]]
+    if not examples:
+        return CheckResult(True, "the data set has no gold answers")
+    prompt = run.train_loader.prompt
+    rewards = run.evaluator.compute_rewards(
+        [example["question"] for example in examples],
+        [prompt.format_solution(example["solution"], example["answer"]) for example in examples],
+        [example["answer"] for example in examples],
+    )
+    num_correct = sum(detail["correct_strict"] for detail in rewards.details)
+    mean_reward = run.evaluator.total(rewards).mean()
+    return CheckResult(
+        ok=num_correct == len(examples),
+        figure=f"{num_correct} of {len(examples)} gold solutions are strictly correct, "
+        f"mean reward {mean_reward:.3f}",
+        advice="evaluator, prompt format and data do not fit together: "
+        "look at --evaluator, --prompt and the answers",
+    )
+
+
+def check_spread(args, run, sampled):
+    """Rewards differ within groups: without spread there is nothing to learn from."""
+    total_rewards = run.evaluator.total(sampled.rewards)
+    _, metrics = main.compute_group_normalized_rewards(total_rewards, args.group_size)
+    flat_fraction = metrics["zero_std_fraction"]
+    return CheckResult(
+        ok=flat_fraction < 0.9,
+        figure=f"mean reward {metrics['reward']:.3f}, "
+        f"std within groups {metrics['reward_std']:.3f}, {flat_fraction:.0%} of groups flat",
+        advice="use easier problems, a larger --group_size or --temperature, "
+        "or supervised fine-tuning first",
+    )
+
+
+def check_memory(args, run, sampled):
+    """The peak of an iteration, with the optimiser's states, leaves a tenth of the memory free."""
+    num_completions = len(sampled.rollout.texts)
+    loss_weights = torch.ones(num_completions, device=args.device)
+    rows = list(range(num_completions))
+    main.accumulate_gradient(args, run, sampled.rollout, loss_weights, rows)
+    run.optimizer.zero_grad()
+    # AdamW's two moments, 4 bytes each, do not exist before the first update.
+    num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    peak_so_far, total = memory(args.device)
+    peak = peak_so_far + 8 * num_parameters
+    return CheckResult(
+        ok=peak < 0.9 * total,
+        figure=f"peak {peak / 2**30:.1f} of {total / 2**30:.1f} GiB",
+        advice="lower --micro_batch_tokens, or use --gradient_checkpointing",
+    )
 
 
 def memory(device):
-    """(peak bytes of this process so far, bytes in all) on the device."""
+    """(peak of this process so far, all memory) of the device, in bytes."""
     if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(
-            device
-        ).total_memory
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+        peak = torch.cuda.max_memory_allocated()
+        return peak, torch.cuda.get_device_properties(device).total_memory
+    bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
     return peak, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -183,70 +246,72 @@ CHECKS = (
 )
 
 
-class Sampled:
-    """A few groups of completions, as training would sample them, and their rewards."""
-
-    def __init__(self, args, run):
-        self.examples = run.train_loader.next_batch(PROMPTS)
-        with utils.isolated_seed(args.seed):
-            self.rollout = main.sample(args, run, self.examples, args.group_size, args.temperature)
-        repeated = [example for example in self.examples for _ in range(args.group_size)]
-        self.rewards = main.reward(run.evaluator, repeated, self.rollout)
+# --- The command line -----------------------------------------------------------------------------
 
 
 def run_checks(args, run):
-    """Print a line per check; returns the names of those that failed."""
-    sampled, failed = Sampled(args, run), []
+    """Print a line for each check; returns the names of those that failed."""
+    sampled = sample_groups(args, run)
+    failed = []
     for check in CHECKS:
         start = time.perf_counter()
-        ok, figure, advice = check(args, run, sampled)
+        result = check(args, run, sampled)
+        seconds = time.perf_counter() - start
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        print(
-            f"{'pass' if ok else 'FAIL'}  {name:16s} {figure} ({time.perf_counter() - start:.1f} s)"
-        )
-        if not ok:
-            print(f"      {check.__doc__} To do: {advice}.")
+        print(f"{'pass' if result.ok else 'FAIL'}  {name:16s} {result.figure} ({seconds:.1f} s)")
+        if not result.ok:
+            print(f"      {check.__doc__} To do: {result.advice}.")
             failed.append(name)
     return failed
 
 
-def check_judge(args):
-    """The report of main.py's judge on a group of stories for each of so many opening lines: printed, and kept."""
-    args.eval_only = True  # so that the setup of a training run makes no report of its own
-    prepared = main.setup(args)
-    if not isinstance(prepared.evaluator, CreativeWritingEvaluator):
+def check_judge(args, num_lines):
+    """Print and store the judge's report on a group of stories for each of so many opening lines.
+
+    Raises:
+        ValueError: The data set has no judge, or a run that lives has the output directory.
+    """
+    args.eval_only = True  # the setup of a training run would make a report of its own
+    run = main.setup(args)
+    if not isinstance(run.evaluator, CreativeWritingEvaluator):
         raise ValueError(
             f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative"
         )
-    lock = Lock(args.output_dir)  # the report of a run that lives is not written over
-    judge_report.make_judge_report(args, prepared, main.sample, args.check_judge)
+    lock = Lock(args.output_dir)  # protects the report of a run that is still going
+    judge_report.make_judge_report(args, run, steps.sample, num_lines)
     lock.release()
     print(f"kept in {args.output_dir / 'judge_report.json'}")
 
 
-def run(argv=None):
+def run_selfcheck(argv=None):
+    """The command line; returns its exit code."""
     parser = flags.ArgumentParser(
         description="Check a model, data and hardware; any other flag is one of main.py's."
     )
     parser.add_argument(
-        "--check_judge", type=int, metavar="LINES", help="only the report of the judge of stories"
+        "--check_judge",
+        type=int,
+        metavar="LINES",
+        help="make only the report of the judge of stories, on so many opening lines",
     )
-    own, rest = parser.parse_known_args(argv)
-    args = flags.parse_args(rest)
-    args.check_judge = own.check_judge
+    own_args, training_argv = parser.parse_known_args(argv)
+    args = flags.parse_args(training_argv)
     try:
-        distributed.init(args.device, allow_several=False)
-        if args.check_judge is not None:
-            return check_judge(args)
-        prepared = main.setup(args)
+        distributed.init(args.device, several=False)
+        if own_args.check_judge is not None:
+            check_judge(args, own_args.check_judge)
+            return 0
+        run = main.setup(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    failed = run_checks(args, prepared)
+    failed = run_checks(args, run)
     summary = f"{len(CHECKS) - len(failed)} of {len(CHECKS)} checks hold"
-    print(f"{summary}; failed: {', '.join(failed)}" if failed else summary)
+    if failed:
+        summary += f"; failed: {', '.join(failed)}"
+    print(summary)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run_selfcheck())

@@ -1,179 +1,243 @@
 """Word problems in GSM8K's schema, from a small closed vocabulary: the data set `arithmetic`.
 
-A family, a row of families.jsonl, is a question with blanks, a range for each blank, and the steps that solve it. Its
-level is its number of steps, 1 to 4. A problem is valid when every step gives a whole number from 1 to 999.
+A family is a row of families.jsonl: a question with blanks, the numbers that each blank may hold,
+and the steps that solve it. Its level is its number of steps, 1 to 4. A problem is valid if every
+step gives a whole number from 1 to 999.
 
-A step can be written directly (`33 * 4 = 132`) or carefully, in easier pieces (`33 * 4 = 120 + 12 = 132`).
+A step can be written directly (`33 * 4 = 132`) or carefully, in easier pieces
+(`33 * 4 = 120 + 12 = 132`).
 
-The splits share no tuple of operands within a family: a checksum of (family, operands) decides the split, so this
-holds for any size and seed. Only `random.Random(str).random()` is used, which Python promises never to change.
+Within a family, the splits share no operands. A checksum of the family's name and the operands
+decides the split, so this holds for any size and seed.
+
+The generator draws with `random.Random(str).random()` alone, which Python promises never to change.
 """
 
 import math
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from logs import jsonl
 
 NAMES = ("Ana", "Ben", "Eva", "Leo", "Lily", "Mia", "Sam", "Tom")
 THINGS = ("apples", "books", "cakes", "cards", "eggs", "pens", "shells", "toys")
 MAX_RESULT = 999
-SPLITS = ("test", "validation", "train")  # a tenth of the operands each, and the rest
-MAX_MISSES = (
-    1_000  # draws in a row that gave nothing new before `generate` says that there is no more
-)
+# A tenth of a family's operands are for test, a tenth for validation, and the others for training.
+SPLITS = ("test", "validation", "train")
+# After so many draws in a row that gave no new problem, `generate` reports that there are no more.
+MAX_MISSES_IN_A_ROW = 1_000
 
-# symbol: (how a step is written, its value as numerator and denominator)
+
+class Operator(NamedTuple):
+    """A step of two operands, `x operator y`."""
+
+    text: str  # how the step is written
+    fraction: Callable[[int, int], tuple[int, int]]  # its value as (numerator, denominator)
+
+
 OPERATORS = {
-    "+": ("{x} + {y}", lambda x, y: (x + y, 1)),
-    "-": ("{x} - {y}", lambda x, y: (x - y, 1)),
-    "*": ("{x} * {y}", lambda x, y: (x * y, 1)),
-    "/": ("{x} / {y}", lambda x, y: (x, y)),
-    "%": ("{x}% of {y}", lambda x, y: (x * y, 100)),
-    "part": ("1/{x} of {y}", lambda x, y: (y, x)),
+    "+": Operator("{x} + {y}", lambda x, y: (x + y, 1)),
+    "-": Operator("{x} - {y}", lambda x, y: (x - y, 1)),
+    "*": Operator("{x} * {y}", lambda x, y: (x * y, 1)),
+    "/": Operator("{x} / {y}", lambda x, y: (x, y)),
+    "%": Operator("{x}% of {y}", lambda x, y: (x * y, 100)),
+    "part": Operator("1/{x} of {y}", lambda x, y: (y, x)),
 }
 
 
-def easier_pieces(x, operator, y):
-    """What a careful solver writes between a step and its result: expressions of the same value; [] for easy steps."""
+def easier_pieces(x: int, operator: str, y: int) -> list[str]:
+    """What a careful solver writes between the step `x operator y` and its result.
+
+    These are expressions of the same value. A step that is easy as it stands has none.
+    """
     if operator == "+":
-        tens, units = x // 10 * 10 + y // 10 * 10, x % 10 + y % 10
+        tens = _tens(x) + _tens(y)
+        units = _units(x) + _units(y)
         return [f"{tens} + {units}"] if tens and units else []
     if operator == "-":
-        tens, units = y // 10 * 10, y % 10
+        tens = _tens(y)
+        units = _units(y)
         return [f"{x} - {tens} - {units}", f"{x - tens} - {units}"] if tens and units else []
     if operator == "*":
         small, large = sorted((x, y))
-        tens, units = large // 10 * 10, large % 10
-        return [f"{tens * small} + {units * small}"] if tens and units and small > 1 else []
+        tens = _tens(large)
+        units = _units(large)
+        is_hard = tens > 0 and units > 0 and small > 1
+        return [f"{tens * small} + {units * small}"] if is_hard else []
     if operator == "/":
-        tens, units = x // y // 10 * 10, x // y % 10
-        return (
-            [f"{tens * y} / {y} + {units * y} / {y}", f"{tens} + {units}"]
-            if tens and units and y > 1
-            else []
-        )
+        tens = _tens(x // y)
+        units = _units(x // y)
+        is_hard = tens > 0 and units > 0 and y > 1
+        return [f"{tens * y} / {y} + {units * y} / {y}", f"{tens} + {units}"] if is_hard else []
     if operator == "part":
         return [f"{y} / {x}", *easier_pieces(y, "/", x)]
-    parts, of = x // math.gcd(x, 100), 100 // math.gcd(x, 100)  # 75% is 3 parts of 4
-    if of == 5 and y % 10 == 0:
-        parts, of = 2 * parts, 10  # tenths are easier than fifths
-    if parts == 1:
-        return [f"{y} / {of}", *easier_pieces(y, "/", of)]
-    return [f"{parts} * {y // of}", *easier_pieces(parts, "*", y // of)]
+    return _easier_percentage(x, y)
+
+
+def _easier_percentage(percent, y):
+    """75% of 80 is 3 * 20: 75% are 3 quarters, and a quarter of 80 is 20."""
+    divisor = math.gcd(percent, 100)
+    numerator = percent // divisor
+    denominator = 100 // divisor
+    if denominator == 5 and y % 10 == 0:  # tenths are easier than fifths
+        numerator = 2 * numerator
+        denominator = 10
+    if numerator == 1:
+        return [f"{y} / {denominator}", *easier_pieces(y, "/", denominator)]
+    share = y // denominator
+    return [f"{numerator} * {share}", *easier_pieces(numerator, "*", share)]
+
+
+def _tens(number):
+    return number // 10 * 10
+
+
+def _units(number):
+    return number % 10
+
+
+def _never():
+    return False
 
 
 @dataclass(frozen=True)
 class Family:
-    """`steps` are "left operator right" over the operands' letters and the earlier results r1, r2, ..."""
+    """Problems that differ in their operands and words alone."""
 
     name: str
-    question: str
+    question: str  # with blanks for the operands' letters, and for names and things
     operands: dict  # letter -> the values that it may take
+    # "x operator y" each, where x and y are letters, or earlier results r1, r2, ...
     steps: tuple
 
     @property
     def level(self):
         return len(self.steps)
 
-    def solve(self, operands, is_careful=lambda: False):
-        """operands: letter -> int; is_careful: asked at each step. Returns (lines, result), or None where a result is
-        not whole or not in 1 to 999."""
-        values, lines, result = dict(operands), [], None
-        for i, step in enumerate(self.steps, start=1):
-            left, operator, right = step.split()
-            text, compute = OPERATORS[operator]
-            x, y = values[left], values[right]
-            numerator, denominator = compute(x, y)
+    def solve(
+        self, operands: dict[str, int], is_careful: Callable[[], bool] = _never
+    ) -> tuple[list[str], int] | None:
+        """The solution as (lines, result); None if a result is not whole or not in 1 to 999.
+
+        Args:
+            operands: the value of each letter.
+            is_careful: asked once for each step whether it is written in easier pieces.
+        """
+        values = dict(operands)
+        lines = []
+        result = None
+        for number, step in enumerate(self.steps, start=1):
+            x_name, symbol, y_name = step.split()
+            x = values[x_name]
+            y = values[y_name]
+            operator = OPERATORS[symbol]
+            numerator, denominator = operator.fraction(x, y)
             result, remainder = divmod(numerator, denominator)
             if remainder or not 1 <= result <= MAX_RESULT:
                 return None
-            values[f"r{i}"] = result
-            pieces = easier_pieces(x, operator, y) if is_careful() else []
-            lines.append(" = ".join([text.format(x=x, y=y), *pieces, str(result)]))
+            values[f"r{number}"] = result
+            sides = [operator.text.format(x=x, y=y)]
+            if is_careful():
+                sides += easier_pieces(x, symbol, y)
+            sides.append(str(result))
+            lines.append(" = ".join(sides))
         return lines, result
 
-    def split_of(self, operands):
-        key = f"{self.name}:" + ",".join(str(operands[letter]) for letter in self.operands)
-        return SPLITS[min(zlib.crc32(key.encode()) % 100 // 10, 2)]
+    def split_of(self, operands: dict[str, int]) -> str:
+        values = ",".join(str(operands[letter]) for letter in self.operands)
+        checksum = zlib.crc32(f"{self.name}:{values}".encode())
+        tenth = checksum % 100 // 10  # 0 to 9
+        return SPLITS[min(tenth, 2)]
 
 
-def _values(text):
-    """What an operand may be: "2 to 99", "20 to 500 by 5", or a list like "10 20 25"."""
+def _parse_values(text):
+    """What an operand may be: "2 to 99", "20 to 500 by 5", or a list such as "10 20 25"."""
     if " to " not in text:
-        return tuple(map(int, text.split()))
-    first, last, step = map(
-        int, (text if " by " in text else f"{text} by 1").replace(" by ", " to ").split(" to ")
-    )
-    return range(first, last + 1, step)
+        return tuple(int(value) for value in text.split())
+    bounds, _, step = text.partition(" by ")
+    first, last = bounds.split(" to ")
+    return range(int(first), int(last) + 1, int(step or 1))
+
+
+def _read_family(row):
+    operands = {letter: _parse_values(text) for letter, text in row["operands"].items()}
+    return Family(row["name"], row["question"], operands, tuple(row["steps"].split(", ")))
 
 
 FAMILIES = tuple(
-    Family(
-        row["name"],
-        row["question"],
-        {letter: _values(text) for letter, text in row["operands"].items()},
-        tuple(row["steps"].split(", ")),
-    )
-    for row in jsonl.read(Path(__file__).with_name("families.jsonl"))
+    _read_family(row) for row in jsonl.read(Path(__file__).with_name("families.jsonl"))
 )
 
 
-def generate(split, n, seed=0, careful=0.0):
-    """`n` distinct problems: dicts of question, answer (one step a line, then "#### N") and level.
+def generate(split: str, num_problems: int, seed: int = 0, careful: float = 0.0) -> list[dict]:
+    """Distinct problems: dicts of question, answer (one step a line, then "#### N") and level.
 
-    careful: the share of steps written in easier pieces; the problems are the same for each. The levels take turns, so
-    a shorter list is the beginning of a longer one. No question appears twice, and in validation and test no
-    tuple of operands within a family: 2,000 of them take all that the smallest families have, and then more of the
-    others. Raises ValueError where `n` cannot be reached.
+    The levels take turns, and a shorter list is the beginning of a longer one. No question appears
+    twice. In validation and test, no operands appear twice within a family either: 2,000 problems
+    use up the smallest families, and take more from the others.
+
+    Args:
+        careful: the share of steps that are written in easier pieces. It does not change which
+            problems are drawn.
+
+    Raises:
+        ValueError: There is no such split, or it does not have so many distinct problems.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
-    by_level = [[family for family in FAMILIES if family.level == level] for level in (1, 2, 3, 4)]
-    rng, style = (
-        random.Random(f"word problems/{split}/{seed}"),
-        random.Random(f"careful/{split}/{seed}"),
-    )
-    problems, seen, misses = [], set(), 0
-    while len(problems) < n:
-        family = _pick(rng, by_level[len(problems) % len(by_level)])
-        operands = _draw(rng, family, split)
-        question = family.question.format(**operands, **_draw_words(rng))
+    families_by_level = [
+        [family for family in FAMILIES if family.level == level] for level in (1, 2, 3, 4)
+    ]
+    problem_rng = random.Random(f"word problems/{split}/{seed}")
+    style_rng = random.Random(f"careful/{split}/{seed}")
+
+    def is_careful():
+        return style_rng.random() < careful
+
+    problems = []
+    earlier_keys = set()
+    misses_in_a_row = 0
+    while len(problems) < num_problems:
+        families = families_by_level[len(problems) % len(families_by_level)]
+        family = _choose(problem_rng, families)
+        operands = _draw_operands(problem_rng, family, split)
+        question = family.question.format(**operands, **_draw_words(problem_rng))
         key = question if split == "train" else (family.name, *operands.values())
-        if key in seen:
-            misses += 1
-            if misses == MAX_MISSES:
-                raise ValueError(f"only {len(problems)} of {n} distinct {split} problems found")
+        if key in earlier_keys:
+            misses_in_a_row += 1
+            if misses_in_a_row == MAX_MISSES_IN_A_ROW:
+                raise ValueError(
+                    f"only {len(problems)} of {num_problems} distinct {split} problems found"
+                )
             continue
-        misses = 0
-        seen.add(key)
-        lines, result = family.solve(operands, lambda: style.random() < careful)
-        problems.append(
-            {
-                "question": question,
-                "answer": "\n".join([*lines, f"#### {result}"]),
-                "level": family.level,
-            }
-        )
+        misses_in_a_row = 0
+        earlier_keys.add(key)
+        lines, result = family.solve(operands, is_careful)
+        answer = "\n".join([*lines, f"#### {result}"])
+        problems.append({"question": question, "answer": answer, "level": family.level})
     return problems
 
 
-def _pick(rng, values):
+def _choose(rng, values):
     return values[int(rng.random() * len(values))]
 
 
-def _draw(rng, family, split):
-    """Valid operands of that split."""
+def _draw_operands(rng, family, split):
+    """Operands of a valid problem that belong to the split."""
     while True:
-        operands = {letter: _pick(rng, values) for letter, values in family.operands.items()}
+        operands = {letter: _choose(rng, values) for letter, values in family.operands.items()}
         if family.split_of(operands) == split and family.solve(operands):
             return operands
 
 
 def _draw_words(rng):
-    name, things = _pick(rng, NAMES), _pick(rng, THINGS)
-    friend = _pick(rng, [other for other in NAMES if other != name])
-    others = _pick(rng, [other for other in THINGS if other != things])
-    return {"name": name, "friend": friend, "things": things, "others": others}
+    """What fills the blanks for two different names and two different things."""
+    name = _choose(rng, NAMES)
+    things = _choose(rng, THINGS)
+    friend = _choose(rng, [candidate for candidate in NAMES if candidate != name])
+    other_things = _choose(rng, [candidate for candidate in THINGS if candidate != things])
+    return {"name": name, "friend": friend, "things": things, "others": other_things}

@@ -1,4 +1,7 @@
-"""`make exercise`: a copy of the repository in which the body of main.compute_loss is left to you; see exercise.md."""
+"""`make exercise`: a copy of the repository in which the body of main.compute_loss is left to you.
+
+experiments/exercise.md says what the body must do.
+"""
 
 import argparse
 import ast
@@ -8,39 +11,47 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLANK = '''\
-    """The loss of GRPO, yours to write: experiments/exercise.md says in three stages what it must do."""
+BLANK_BODY = '''\
+    """The loss of GRPO, yours to write: experiments/exercise.md says what it must do."""
     raise NotImplementedError("compute_loss is yours to write: see experiments/exercise.md")
 '''
 
 
 def blank(source):
-    """main.py's source with the body of compute_loss, and nothing else, left to be written."""
+    """main.py's source, in which only the body of compute_loss is replaced by BLANK_BODY."""
     functions = [
         node for node in ast.parse(source).body if getattr(node, "name", None) == "compute_loss"
     ]
     assert len(functions) == 1, f"main.py defines compute_loss {len(functions)} times"
-    first, last = functions[0].body[0], functions[0].body[-1]
+    first_statement = functions[0].body[0]
+    last_statement = functions[0].body[-1]
     lines = source.splitlines(keepends=True)
-    return "".join([*lines[: first.lineno - 1], BLANK, *lines[last.end_lineno :]])
+    lines_before = lines[: first_statement.lineno - 1]
+    lines_after = lines[last_statement.end_lineno :]
+    return "".join([*lines_before, BLANK_BODY, *lines_after])
 
 
 def write_exercise(folder):
-    """Copy every tracked file to a new folder, with compute_loss blanked. ValueError where that is not possible."""
+    """Copy every tracked file to a new folder, and blank compute_loss there.
+
+    Raises:
+        ValueError: The folder exists already, or this is no git clone.
+        OSError: A file cannot be copied.
+    """
     if folder.exists():
         raise ValueError(
             f"{folder} already exists, perhaps with your solution in it; move or remove it first"
         )
-    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT)
-    if listed.returncode:
+    git = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT)
+    if git.returncode != 0:
         raise ValueError(
             f"git cannot list the tracked files of {ROOT}: the exercise is made in a clone"
         )
-    for name in filter(None, listed.stdout.split("\0")):
+    for name in git.stdout.removesuffix("\0").split("\0"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    main = folder / "main.py"
-    main.write_text(blank(main.read_text("utf-8")), "utf-8")
+    main_path = folder / "main.py"
+    main_path.write_text(blank(main_path.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
@@ -51,7 +62,7 @@ if __name__ == "__main__":
         "--output_dir",
         type=Path,
         default=Path("output/exercise"),
-        help="a folder that is not there",
+        help="a folder that does not exist yet (default: output/exercise)",
     )
     folder = parser.parse_args().output_dir
     try:
@@ -59,7 +70,6 @@ if __name__ == "__main__":
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(
-        f"write compute_loss in {folder}/main.py, as {folder}/experiments/exercise.md asks; the judge of it is"
-    )
+    print(f"write compute_loss in {folder}/main.py, as {folder}/experiments/exercise.md asks.")
+    print("These tests judge it:")
     print(f"    make test-exercise EXERCISE={folder}")

@@ -1,6 +1,7 @@
-"""Prompts and loaders: exact texts, the order of training examples, and one clear line for every kind of bad data."""
+"""Prompts and loaders: exact texts, the order of examples, and one clear line for bad data."""
 
 import json
+import math
 import re
 
 import datasets
@@ -13,7 +14,9 @@ from grading.extraction import last_boxed
 from rl_datasets import DATASETS, PROMPTS, GSM8kLoader, get_dataloaders, gsm8k_example, math_example
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 AWKWARD = r"Is {x} in {0} 100% of %s, \frac{1}{2} or {{y}}?"
@@ -51,31 +54,46 @@ def folder(tmp_path):
 
 
 def load(folder, name="gsm8k", **options):
-    return get_dataloaders(
-        name, TOKENIZER, **{"prompt": "question_only", "dataset_path": str(folder), **options}
-    )
+    """(train_loader, eval_loader) of a folder, with bare questions as prompts."""
+    defaults = {"eval_split": "test", "prompt": "question_only", "dataset_path": str(folder)}
+    return get_dataloaders(name, TOKENIZER, **(defaults | options))
 
 
-# Prompts
+def ids(examples):
+    return [example["id"] for example in examples]
+
+
+# --- Prompts --------------------------------------------------------------------------------------
 
 
 def test_prompts_word_for_word():
-    question, chat = "How many?", byte_tokenizer(CHAT_TEMPLATE)
-    assert PROMPTS["reasoning_answer"].render(chat, question) == (
-        "<|im_start|>system\nSolve the problem. Respond in this form:\n<reasoning>\nyour steps\n</reasoning>\n"
+    question = "How many?"
+    chat_tokenizer = byte_tokenizer(CHAT_TEMPLATE)
+    reasoning_answer = PROMPTS["reasoning_answer"]
+    assert reasoning_answer.render(chat_tokenizer, question) == (
+        "<|im_start|>system\nSolve the problem. Respond in this form:\n"
+        "<reasoning>\nyour steps\n</reasoning>\n"
         "<answer>\nonly the final answer\n</answer><|im_end|>\n"
         "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (
-        PROMPTS["reasoning_answer"].render(TOKENIZER, question)
-        == f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
+    plain_text = f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
+    assert reasoning_answer.render(TOKENIZER, question) == plain_text
+    assert PROMPTS["r1_zero"].render(chat_tokenizer, question) == (
+        "A conversation between User and Assistant. The User asks a question. The Assistant first "
+        "reasons, then gives the User the final answer, in this form: <think> the reasoning "
+        "</think> <answer> the answer </answer>.\nUser: How many?\nAssistant: <think>"
     )
-    assert (
-        PROMPTS["r1_zero"].render(chat, question).endswith("\nUser: How many?\nAssistant: <think>")
-    )
-    assert PROMPTS["question_only"].render(chat, question) == "How many?\n"
-    stops = {name: prompt.stop_strings for name, prompt in PROMPTS.items() if prompt.stop_strings}
-    assert stops == {"r1_zero": ("</answer>",), "story": ("\n",)}
+    assert PROMPTS["question_only"].render(chat_tokenizer, question) == "How many?\n"
+
+
+def test_stop_strings():
+    stop_strings = {name: prompt.stop_strings for name, prompt in PROMPTS.items()}
+    assert stop_strings == {
+        "reasoning_answer": (),
+        "r1_zero": ("</answer>",),
+        "question_only": (),
+        "story": ("\n",),
+    }
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -97,7 +115,7 @@ def test_format_solution(name, completion):
     assert PROMPTS[name].format_solution("{1} + 1 = 2", "2") == completion
 
 
-# Rows
+# --- Rows -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,25 +132,40 @@ def test_gsm8k_answer_and_solution(text, answer, solution):
     assert example == {"question": "q", "answer": answer, "solution": solution}
 
 
-def test_math_example_from_answer_or_from_the_box_of_the_solution():
-    row = {"problem": "p", "solution": r"It is $\boxed{4}$.", "level": "Level 5", "type": "Algebra"}
-    expected = {
+BOXED_ROW = {
+    "problem": "p",
+    "solution": r"It is $\boxed{4}$.",
+    "level": "Level 5",
+    "type": "Algebra",
+}
+
+
+def test_math_example_from_the_box_of_the_solution():
+    assert math_example(BOXED_ROW, "row 1") == {
         "question": "p",
         "answer": "4",
         "solution": r"It is $\boxed{4}$.",
         "level": 5,
         "subject": "Algebra",
     }
-    assert math_example(row, "row 1") == expected
-    assert math_example({**row, "answer": "four"}, "row 1")["answer"] == "four", (
-        "a column of its own comes first"
-    )
+
+
+def test_math_example_from_the_column_of_the_answer():
+    """It comes before the box of the solution."""
+    assert math_example({**BOXED_ROW, "answer": "four"}, "row 1")["answer"] == "four"
     row = {"problem": "p", "answer": " 4 ", "level": 3, "subject": "Geometry"}
-    expected = {"question": "p", "answer": "4", "solution": "", "level": 3, "subject": "Geometry"}
-    assert math_example(row, "row 1") == expected
-    assert (
-        math_example({"problem": "p", "answer": "4", "level": "Level ?"}, "row 1")["level"] is None
-    )
+    assert math_example(row, "row 1") == {
+        "question": "p",
+        "answer": "4",
+        "solution": "",
+        "level": 3,
+        "subject": "Geometry",
+    }
+
+
+def test_math_example_without_a_level():
+    row = {"problem": "p", "answer": "4", "level": "Level ?"}
+    assert math_example(row, "row 1")["level"] is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +185,7 @@ def test_math_rows_that_are_refused(row, message):
         math_example(row, "row 1")
 
 
-# Files
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def test_jsonl_folder(folder):
@@ -172,14 +205,14 @@ def test_jsonl_folder(folder):
     "names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]]
 )
 def test_parquet_gives_the_same_examples_as_jsonl(folder, names):
-    expected = load(folder)[1].examples
+    _, jsonl_loader = load(folder)
     (folder / "test.jsonl").unlink()
-    size = -(-5 // len(names))
+    rows_per_file = math.ceil(5 / len(names))
     for i, name in enumerate(names):
-        datasets.Dataset.from_list(gsm8k_rows(5)[i * size : (i + 1) * size]).to_parquet(
-            folder / name
-        )
-    assert load(folder)[1].examples == expected
+        rows = gsm8k_rows(5)[i * rows_per_file : (i + 1) * rows_per_file]
+        datasets.Dataset.from_list(rows).to_parquet(folder / name)
+    _, parquet_loader = load(folder)
+    assert parquet_loader.examples == jsonl_loader.examples
 
 
 GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
@@ -272,13 +305,16 @@ def test_a_single_file_of_another_name_can_be_evaluated_but_not_trained_on(tmp_p
 
 
 def test_a_folder_can_hold_a_validation_split(folder):
-    """It is evaluated on when it is asked for, and a file of that name is never taken for test data."""
     write_jsonl(folder / "validation.jsonl", gsm8k_rows(3))
-    assert len(load(folder)[1]) == 5
-    loader = load(folder, eval_split="validation")[1]
-    assert [example["id"] for example in loader] == [f"gsm8k/validation/{i}" for i in range(3)]
+    _, test_loader = load(folder)
+    assert len(test_loader) == 5
+    _, validation_loader = load(folder, eval_split="validation")
+    assert ids(validation_loader) == [f"gsm8k/validation/{i}" for i in range(3)]
+
+
+def test_a_single_file_is_test_data_unless_it_is_named_after_another_split(folder):
     (folder / "test.jsonl").unlink()
-    (folder / "train.jsonl").unlink()
+    (folder / "train.jsonl").rename(folder / "validation.jsonl")
     with pytest.raises(
         ValueError, match=re.escape("has no test.jsonl or test.parquet (found: validation.jsonl)")
     ):
@@ -291,21 +327,25 @@ def test_a_folder_can_hold_a_validation_split(folder):
 
 
 def test_the_hub_is_asked_for_the_official_splits(monkeypatch):
-    asked = []
+    requests = []
 
     def load_dataset(name, config, split):
-        asked.append((name, config, split))
+        requests.append((name, config, split))
         return gsm8k_rows(2) if "gsm8k" in name else [{"problem": "p", "solution": r"\boxed{4}"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     train_loader, _ = load(folder="", name="gsm8k")
-    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
-    assert [example["id"] for example in train_loader] == ["gsm8k/train/0", "gsm8k/train/1"]
-    asked.clear()
+    assert requests == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
+    assert ids(train_loader) == ["gsm8k/train/0", "gsm8k/train/1"]
+
+    requests.clear()
     train_loader, test_loader = load(folder="", name="math")
-    assert {call[0] for call in asked[:-1]} == {"EleutherAI/hendrycks_math"}
-    assert len(train_loader) == len({call[1] for call in asked[:-1]}) == 7
-    assert asked[-1] == ("HuggingFaceH4/MATH-500", "default", "test") and len(test_loader) == 1
+    *train_requests, test_request = requests
+    assert {name for name, _, _ in train_requests} == {"EleutherAI/hendrycks_math"}
+    subjects = {config for _, config, _ in train_requests}
+    assert len(train_loader) == len(subjects) == 7
+    assert test_request == ("HuggingFaceH4/MATH-500", "default", "test")
+    assert len(test_loader) == 1
 
 
 def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
@@ -320,35 +360,32 @@ def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-# Loaders
+# --- Loaders --------------------------------------------------------------------------------------
 
 
 def test_each_data_set_names_its_evaluator_and_its_prompt_is_the_default(folder):
-    chosen = {
+    defaults = {
         name: (loader.default_evaluator, loader.default_prompt) for name, loader in DATASETS.items()
     }
-    assert chosen == dict.fromkeys(("arithmetic", "gsm8k"), ("gsm8k", "reasoning_answer")) | {
+    assert defaults == {
+        "arithmetic": ("gsm8k", "reasoning_answer"),
+        "gsm8k": ("gsm8k", "reasoning_answer"),
         "math": ("math", "r1_zero"),
         "creative": ("creative", "story"),
     }
-    loader = load(folder, prompt=None)[1]
+    _, loader = load(folder, prompt=None)
     assert loader.prompt is PROMPTS["reasoning_answer"]
     assert loader.examples[0]["prompt"] == f"{rl_datasets.SYSTEM_PROMPT}\n\nWhat is 0 + 1?\n"
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path):
-    questions = [
-        "a" * 9,
-        "b" * 10,
-        "c" * 4 + "é" * 3,
-        "d" * 3,
-    ]  # 10, 11, 11 and 4 bytes with the newline
+    # With the newline these are 10, 11, 11 and 4 bytes.
+    questions = ["a" * 9, "b" * 10, "c" * 4 + "é" * 3, "d" * 3]
+    rows = [{"question": question, "answer": "#### 1"} for question in questions]
     for split in ("train", "test"):
-        write_jsonl(
-            tmp_path / f"{split}.jsonl", [{"question": q, "answer": "#### 1"} for q in questions]
-        )
+        write_jsonl(tmp_path / f"{split}.jsonl", rows)
     _, loader = load(tmp_path, max_prompt_length=10)
-    assert [example["id"] for example in loader] == ["gsm8k/test/0", "gsm8k/test/3"]
+    assert ids(loader) == ["gsm8k/test/0", "gsm8k/test/3"]
     assert loader.dropped == 2
     with pytest.raises(
         ValueError, match="all 4 prompts of .* are longer than 3 tokens; raise --max_prompt_length"
@@ -356,35 +393,39 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path):
         load(tmp_path, max_prompt_length=3)
 
 
-def ids(examples):
-    return [example["id"] for example in examples]
-
-
 def test_an_epoch_is_a_permutation_and_batches_run_on_into_the_next(folder):
     train_loader, _ = load(folder)
-    stream = [
-        example for n in (3, 4, 1, 25, 7) for example in train_loader.next_batch(n)
-    ]  # 4 epochs of 10
-    epochs = [ids(stream[i : i + 10]) for i in range(0, 40, 10)]
-    assert all(sorted(epoch) == sorted(ids(train_loader)) for epoch in epochs)
+    stream = []
+    for batch_size in (3, 4, 1, 25, 7):  # 4 epochs of 10
+        stream += ids(train_loader.next_batch(batch_size))
+    epochs = [stream[start : start + 10] for start in range(0, 40, 10)]
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(ids(train_loader))
     assert len({tuple(epoch) for epoch in epochs}) == 4, "each epoch has an order of its own"
     assert epochs[0] != ids(train_loader), "the first epoch is shuffled too"
 
 
 def test_the_order_depends_on_the_seed_and_not_on_the_batch_sizes(folder):
-    whole = ids(load(folder, seed=1)[0].next_batch(24))
-    parts = load(folder, seed=1)[0]
-    assert [name for _ in range(8) for name in ids(parts.next_batch(3))] == whole
-    assert ids(load(folder, seed=2)[0].next_batch(24)) != whole
+    train_loader, _ = load(folder, seed=1)
+    one_large_batch = ids(train_loader.next_batch(24))
+
+    train_loader, _ = load(folder, seed=1)
+    small_batches = []
+    for _ in range(8):
+        small_batches += ids(train_loader.next_batch(3))
+    assert small_batches == one_large_batch
+
+    train_loader, _ = load(folder, seed=2)
+    assert ids(train_loader.next_batch(24)) != one_large_batch
 
 
 @pytest.mark.parametrize("consumed", [0, 4, 10, 13])
 def test_resuming_continues_exactly(folder, consumed):
-    loader = load(folder, seed=3)[0]
+    loader, _ = load(folder, seed=3)
     loader.next_batch(consumed)
     state = json.loads(json.dumps(loader.state_dict()))
     expected = [ids(loader.next_batch(6)) for _ in range(4)]
-    resumed = load(folder, seed=3)[0]
+    resumed, _ = load(folder, seed=3)
     resumed.load_state_dict(state)
     assert [ids(resumed.next_batch(6)) for _ in range(4)] == expected
     with pytest.raises(ValueError, match="cannot resume at example 11 of .*: it has 10"):
@@ -394,43 +435,49 @@ def test_resuming_continues_exactly(folder, consumed):
 def test_the_evaluation_subset_is_fixed(tmp_path):
     for split in ("train", "test"):
         write_jsonl(tmp_path / f"{split}.jsonl", gsm8k_rows(100))
-    subset = ids(load(tmp_path, eval_size=20, seed=0)[1])
+
+    def evaluated(**options):
+        _, eval_loader = load(tmp_path, **options)
+        return ids(eval_loader)
+
+    subset = evaluated(eval_size=20, seed=0)
     assert len(set(subset)) == 20
-    assert ids(load(tmp_path, eval_size=20, seed=1)[1]) == subset, (
-        "another training seed evaluates the same problems"
-    )
-    assert ids(load(tmp_path, eval_size=20, prompt="r1_zero", max_prompt_length=1000)[1]) == subset
-    assert set(subset) < set(ids(load(tmp_path, eval_size=50)[1])), (
-        "a larger subset holds the smaller one"
-    )
-    everything = ids(load(tmp_path)[1])
-    assert subset == [name for name in everything if name in subset], "in the order of the file"
-    assert subset != everything[:20], "not the first ones: a file may be sorted"
-    assert ids(load(tmp_path, eval_size=1000)[1]) == everything
-    assert len(load(tmp_path, eval_size=20)[0]) == 100, "training data stay whole"
+    assert evaluated(eval_size=20, seed=1) == subset, "the training seed does not change it"
+    assert evaluated(eval_size=20, prompt="r1_zero", max_prompt_length=1000) == subset
+    assert set(subset) < set(evaluated(eval_size=50)), "a larger subset holds the smaller one"
+    all_ids = evaluated()
+    assert subset == [name for name in all_ids if name in subset], "in the order of the file"
+    assert subset != all_ids[:20], "not the first ones: a file may be sorted"
+    assert evaluated(eval_size=1000) == all_ids
+    train_loader, _ = load(tmp_path, eval_size=20)
+    assert len(train_loader) == 100, "no training example is left out"
 
 
 def test_arithmetic():
-    train_loader, eval_loader = get_dataloaders("arithmetic", TOKENIZER)
-    assert (len(train_loader), len(eval_loader)) == (DATASETS["arithmetic"].sizes["train"], 2_000)
-    assert eval_loader.examples[0]["id"] == "arithmetic/validation/0", (
-        "its own validation split, unless test is named"
-    )
+    train_loader, eval_loader = get_dataloaders("arithmetic", TOKENIZER, eval_split="validation")
     _, test_loader = get_dataloaders("arithmetic", TOKENIZER, eval_split="test")
-    assert len(test_loader) == 2_000 and test_loader.examples[0]["id"] == "arithmetic/test/0"
+    assert len(train_loader) == DATASETS["arithmetic"].sizes["train"]
+    assert len(eval_loader) == len(test_loader) == 2_000
+    assert eval_loader.examples[0]["id"] == "arithmetic/validation/0"
+    assert test_loader.examples[0]["id"] == "arithmetic/test/0"
     assert {example["level"] for example in eval_loader} == {1, 2, 3, 4}
     for example in [*eval_loader, *test_loader]:
-        assert example["solution"].endswith(f" = {example['answer']}")
-        assert (
-            example["solution"].count("\n") + 1
-            == example["level"]
-            == example["solution"].count(" = ")
-        ), "all direct"
+        solution = example["solution"]
+        assert solution.endswith(f" = {example['answer']}")
+        num_lines = solution.count("\n") + 1
+        assert num_lines == example["level"]
+        assert solution.count(" = ") == num_lines, "every step is written directly"
     with pytest.raises(ValueError, match="is generated; leave --dataset_path out"):
-        get_dataloaders("arithmetic", TOKENIZER, dataset_path="somewhere")
+        get_dataloaders("arithmetic", TOKENIZER, eval_split="test", dataset_path="somewhere")
 
 
-# Real data
+def test_only_a_data_set_with_a_validation_split_is_evaluated_on_it_by_default():
+    assert rl_datasets.default_eval_split("arithmetic", None) == "validation"
+    assert rl_datasets.default_eval_split("gsm8k", None) == "test"
+    assert rl_datasets.default_eval_split("arithmetic", "a_folder") == "test"
+
+
+# --- Real data ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -439,8 +486,9 @@ def qwen2(data_folder):
 
 
 def test_real_gsm8k(qwen2, data_folder):
+    folder = data_folder / "data" / "gsm8k"
     train_loader, test_loader = get_dataloaders(
-        "gsm8k", qwen2, dataset_path=data_folder / "data" / "gsm8k"
+        "gsm8k", qwen2, eval_split="test", dataset_path=folder
     )
     assert (len(train_loader), len(test_loader)) == (7473, 1319)
     assert train_loader.dropped == test_loader.dropped == 0
@@ -457,7 +505,9 @@ def test_real_gsm8k(qwen2, data_folder):
 
 def test_real_math_500(qwen2, data_folder):
     folder = data_folder / "data" / "math"
-    _, test_loader = get_dataloaders("math", qwen2, dataset_path=folder, max_prompt_length=1024)
+    _, test_loader = get_dataloaders(
+        "math", qwen2, eval_split="test", dataset_path=folder, max_prompt_length=1024
+    )
     assert len(test_loader) == 500 and test_loader.dropped == 0
     assert {example["level"] for example in test_loader} == {1, 2, 3, 4, 5}
     assert len({example["subject"] for example in test_loader}) == 7

@@ -106,7 +106,7 @@ def test_a_prompt_has_the_bos_that_its_tokenizer_adds(name, with_eos):
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=ends, pair=f"{ends} $B", special_tokens=ids
     )
-    plain = f"{PROMPTS[name].before}{question}{PROMPTS[name].after}"
+    plain = f"{PROMPTS[name].prefix}{question}{PROMPTS[name].suffix}"
     expected = tokenizer(plain)["input_ids"][: -1 if with_eos else None]
     rendered = PROMPTS[name].render(tokenizer, question)
     assert tokenizer(rendered, add_special_tokens=False)["input_ids"] == expected

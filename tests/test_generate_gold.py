@@ -1,4 +1,4 @@
-"""Gold data: what is accepted, what is asked of an endpoint, and that nothing is lost or doubled, whatever happens."""
+"""Gold data: what is accepted, what an endpoint is asked, and that nothing is lost or doubled."""
 
 import asyncio
 import math
@@ -25,35 +25,39 @@ from judges import judges
 from logs import jsonl
 from rl_datasets import PROMPTS
 from sampling import generation
+from sampling.rollout import as_rollout
 
 KEY = "sk-secret-123"
 COLUMNS = ["id", "question", "completion", "answer", "source", "attempt", "correct", "prompt_name"]
 FORM = PROMPTS["reasoning_answer"].format_solution
-RIGHT, WRONG, NO_FORM = ok(FORM("So.", "1")), ok(FORM("Hm.", "-7")), ok("The answer is 1.")
+# Replies to the problem `What is {0} + 1?`.
+RIGHT = ok(FORM("So.", "1"))
+WRONG = ok(FORM("Hm.", "-7"))
+NO_FORM = ok("The answer is 1.")
 
 
 @pytest.fixture(autouse=True)
 def delays(monkeypatch):
-    """No test waits for a back-off; the seconds that would have been waited are listed here."""
-    waited = []
+    """No test waits for a back-off; the seconds that it would have waited are listed."""
+    waited_seconds = []
 
     async def sleep(seconds):
         if seconds:
-            waited.append(seconds)
+            waited_seconds.append(seconds)
 
     monkeypatch.setattr(anyio, "sleep", sleep)  # the openai client's
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    return waited
+    return waited_seconds
 
 
 def write_problems(folder, questions):
     """A data set in GSM8K's schema whose i-th answer is i + 1."""
     folder.mkdir()
-    rows = [
-        {"question": q, "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"}
-        for i, q in enumerate(questions)
-    ]
+    rows = []
+    for i, question in enumerate(questions):
+        answer = f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"
+        rows.append({"question": question, "answer": answer})
     for split in ("train", "test"):
         jsonl.write(folder / f"{split}.jsonl", rows)
     return folder
@@ -71,24 +75,25 @@ def single(tmp_path):
     return write_problems(tmp_path / "single", ["What is {0} + 1?"])
 
 
-def number(request):
+def problem_number(request):
     """Which problem a request asks."""
     return int(re.search(r"\{(\d+)\}", request["messages"][-1]["content"])[1])
 
 
-def right(request):
-    return ok(FORM("It is easy.", str(number(request) + 1)))
+def right_reply(request):
+    return ok(FORM("It is easy.", str(problem_number(request) + 1)))
 
 
-def gold(folder, *flags):
-    """Run generate_gold.py in this process."""
+def run_gold(folder, *flags):
+    """Run generate_gold.py on a folder in this process; returns its exit code."""
     return generate_gold.main(
         ["--dataset_path", str(folder), "--output", str(folder / "gold.jsonl"), *map(str, flags)]
     )
 
 
-def ask(server, folder, *flags):
-    return gold(folder, "--api_model", "fake", "--base_url", server.base_url, *flags)
+def run_gold_with(server, folder, *flags):
+    """Run generate_gold.py with a fake endpoint; returns its exit code."""
+    return run_gold(folder, "--api_model", "fake", "--base_url", server.base_url, *flags)
 
 
 def accepted(folder):
@@ -100,12 +105,11 @@ def rejected(folder):
 
 
 def all_solved_once(folder):
-    return Counter(row["id"] for row in accepted(folder)) == {
-        f"gsm8k/train/{i}": 1 for i in range(12)
-    }
+    solved_ids = sorted(row["id"] for row in accepted(folder))
+    return solved_ids == sorted(f"gsm8k/train/{i}" for i in range(12))
 
 
-def outcome(report, kind):
+def reported(report, kind):
     """The number and the reasons behind it, in a printed report."""
     match = re.search(rf"^(?:- )?{kind} +([\d,]+)(?:  (.*))?$", report, re.MULTILINE)
     return int(match[1].replace(",", "")), match[2]
@@ -113,13 +117,13 @@ def outcome(report, kind):
 
 def one_line(capsys):
     streams = capsys.readouterr()
-    assert (
-        streams.out == "" and streams.err.startswith("error: ") and streams.err.count("\n") == 1
-    ), streams
+    assert streams.out == ""
+    assert streams.err.startswith("error: ")
+    assert streams.err.count("\n") == 1, streams.err
     return streams.err
 
 
-# The data set's own solutions
+# --- The data set's own solutions -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,101 +135,113 @@ def one_line(capsys):
     ],
 )
 def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys, prompt, completion):
-    assert gold(folder, "--from_reference", "--prompt", prompt, "--evaluator", "math") == 0
+    assert run_gold(folder, "--from_reference", "--prompt", prompt, "--evaluator", "math") == 0
     rows = sorted(accepted(folder), key=lambda row: int(row["answer"]))
-    assert [list(row) for row in rows] == [COLUMNS] * 12 and rejected(folder) == []
-    row = ["gsm8k/train/3", "What is {3} + 1?", completion, "4", "reference", 1, True, prompt]
-    assert list(rows[3].values()) == row
+    assert [list(row) for row in rows] == [COLUMNS] * 12
+    assert rejected(folder) == []
+    assert rows[3] == {
+        "id": "gsm8k/train/3",
+        "question": "What is {3} + 1?",
+        "completion": completion,
+        "answer": "4",
+        "source": "reference",
+        "attempt": 1,
+        "correct": True,
+        "prompt_name": prompt,
+    }
     report = capsys.readouterr().out
-    assert "12 of 12 problems solved" in report and outcome(report, "accepted") == (12, None)
+    assert "12 of 12 problems solved" in report and reported(report, "accepted") == (12, None)
 
 
 def test_a_problem_without_a_solution_is_rejected_once_and_for_all(folder, capsys):
     with open(folder / "train.jsonl", "a") as file:
         file.write('{"question": "Why?", "answer": "#### 42"}\n')
-    for tried in (13, 0):
-        assert gold(folder, "--from_reference", "--num_attempts", 5) == 0
-        assert outcome(capsys.readouterr().out, "tried") == (tried, None)
+    for num_tried in (13, 0):
+        assert run_gold(folder, "--from_reference", "--num_attempts", 5) == 0
+        assert reported(capsys.readouterr().out, "tried") == (num_tried, None)
     assert len(accepted(folder)) == 12
     assert [(row["question"], row["reason"]) for row in rejected(folder)] == [("Why?", "empty")]
 
 
 def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
-    """7,473 of 7,473; the expected number of rows and golds with commas are facts about the official file."""
+    """All of the 7,473 rows of the official file, in which 79 gold answers have commas."""
     flags = ["--from_reference", "--dataset_path", str(data_folder / "data/gsm8k")]
     assert generate_gold.main([*flags, "--output", str(tmp_path / "gold.jsonl")]) == 0
     rows = accepted(tmp_path)
-    assert len({row["id"] for row in rows}) == len(rows) == 7473 and all(
-        row["correct"] for row in rows
-    )
-    assert not any("<<" in row["completion"] or "," in row["answer"] for row in rows)
+    assert len({row["id"] for row in rows}) == len(rows) == 7473
+    for row in rows:
+        assert row["correct"]
+        assert "<<" not in row["completion"]
+        assert "," not in row["answer"]
     report = capsys.readouterr().out
-    assert outcome(report, "rejected") == (0, None)
+    assert reported(report, "rejected") == (0, None)
 
 
 def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
-    def ids(n, seed):
-        output = folder / f"{n}-{seed}.jsonl"
-        assert (
-            gold(
-                folder, "--from_reference", "--num_problems", n, "--seed", seed, "--output", output
-            )
-            == 0
-        )
+    def draw_ids(num_problems, seed):
+        output = folder / f"{num_problems}-{seed}.jsonl"
+        flags = ["--num_problems", num_problems, "--seed", seed, "--output", output]
+        assert run_gold(folder, "--from_reference", *flags) == 0
         return {row["id"] for row in jsonl.read(output)}
 
-    assert len(ids(5, 0)) == 5 and ids(5, 0) < ids(8, 0) and ids(5, 0) != ids(5, 1)
+    five = draw_ids(5, seed=0)
+    assert len(five) == 5
+    assert five < draw_ids(8, seed=0)
+    assert five != draw_ids(5, seed=1)
 
 
-# An endpoint
+# --- An endpoint ----------------------------------------------------------------------------------
 
 
 def test_an_endpoint_is_asked_for_no_more_than_needed(folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with FakeOpenAIServer(right) as server:
-        assert ask(server, folder) == 0
-    assert all_solved_once(folder) and len(server.requests) == 12
+    with FakeOpenAIServer(right_reply) as server:
+        assert run_gold_with(server, folder) == 0
+    assert all_solved_once(folder)
+    assert len(server.requests) == 12
     for request in server.requests:
-        chat = PROMPTS["reasoning_answer"].messages(f"What is {{{number(request['body'])}}} + 1?")
+        chat = PROMPTS["reasoning_answer"].messages(
+            f"What is {{{problem_number(request['body'])}}} + 1?"
+        )
         assert request["body"] == {"model": "fake", "max_tokens": 512, "messages": chat}
         assert request["headers"]["authorization"] == f"Bearer {KEY}"
-    row = next(row for row in accepted(folder) if row["id"] == "gsm8k/train/7")
-    assert (
-        row["completion"] == FORM("It is easy.", "8")
-        and row["source"] == "fake"
-        and row["correct"] is True
-    )
+    (row,) = [row for row in accepted(folder) if row["id"] == "gsm8k/train/7"]
+    assert row["completion"] == FORM("It is easy.", "8")
+    assert row["source"] == "fake"
+    assert row["correct"] is True
 
 
 def test_temperature_and_length_are_sent_where_given_and_loopback_needs_no_key(single):
     """Nor does it need a list of models."""
-    with FakeOpenAIServer(right, models=status(404)) as server:
-        assert ask(server, single, "--temperature", 0, "--max_completion_length", 0) == 0
+    with FakeOpenAIServer(right_reply, models=status(404)) as server:
+        assert run_gold_with(server, single, "--temperature", 0, "--max_completion_length", 0) == 0
     assert server.requests[0]["body"].keys() == {"model", "messages", "temperature"}
     assert server.requests[0]["body"]["temperature"] == 0
     assert server.requests[0]["headers"]["authorization"] == "Bearer none"
 
 
-@pytest.mark.parametrize("keep", [[], ["--keep_incorrect"]])
-def test_several_attempts_until_one_is_right(single, keep):
-    """The wrong ones go to the file of rejected ones, or where they are kept into the same file, marked."""
+def test_several_attempts_until_one_is_right(single):
+    """The wrong ones go to the file of rejected ones."""
     with FakeOpenAIServer([WRONG, NO_FORM, RIGHT]) as server:
-        assert ask(server, single, "--num_attempts", 4, *keep) == 0
+        assert run_gold_with(server, single, "--num_attempts", 4) == 0
     assert len(server.requests) == 3
-    rows = [
-        (row["attempt"], row["correct"], row.get("reason"))
-        for row in accepted(single) + rejected(single)
-    ]
-    wrong = (
-        [(1, False, None), (2, False, None)]
-        if keep
-        else [(1, False, "wrong answer"), (2, False, "format")]
-    )
-    assert sorted(rows, key=lambda row: row[0]) == [*wrong, (3, True, None)]
-    assert len(accepted(single)) == (3 if keep else 1) and accepted(single)[-1][
-        "completion"
-    ] == FORM("So.", "1")
-    assert all(list(row) == COLUMNS for row in accepted(single))
+    (row,) = accepted(single)
+    assert list(row) == COLUMNS
+    assert (row["attempt"], row["correct"]) == (3, True)
+    assert row["completion"] == FORM("So.", "1")
+    rejections = [(row["attempt"], row["correct"], row["reason"]) for row in rejected(single)]
+    assert rejections == [(1, False, "wrong answer"), (2, False, "format")]
+
+
+def test_wrong_attempts_are_kept_in_the_same_file_where_asked_for(single):
+    with FakeOpenAIServer([WRONG, NO_FORM, RIGHT]) as server:
+        assert run_gold_with(server, single, "--num_attempts", 4, "--keep_incorrect") == 0
+    assert len(server.requests) == 3
+    rows = accepted(single)
+    assert all(list(row) == COLUMNS for row in rows)
+    assert [(row["attempt"], row["correct"]) for row in rows] == [(1, False), (2, False), (3, True)]
+    assert rows[-1]["completion"] == FORM("So.", "1")
+    assert rejected(single) == []
 
 
 REJECTED = [  # replies to `What is {i} + 1?` and why they are no gold
@@ -242,18 +258,19 @@ REJECTED = [  # replies to `What is {i} + 1?` and why they are no gold
 
 
 def test_rejections_have_their_reason(folder, capsys):
-    with FakeOpenAIServer(
-        lambda r: REJECTED[number(r)][0] if number(r) < len(REJECTED) else right(r)
-    ) as server:
-        assert ask(server, folder) == 0
-    reasons = {int(row["id"].rpartition("/")[2]): row["reason"] for row in rejected(folder)}
-    assert (
-        reasons == {i: reason for i, (_, reason) in enumerate(REJECTED)}
-        and len(accepted(folder)) == 3
-    )
-    n, said = outcome(capsys.readouterr().out, "rejected")
+    def behave(request):
+        i = problem_number(request)
+        return REJECTED[i][0] if i < len(REJECTED) else right_reply(request)
+
+    with FakeOpenAIServer(behave) as server:
+        assert run_gold_with(server, folder) == 0
+    assert len(accepted(folder)) == 3
+    reasons = {row["id"]: row["reason"] for row in rejected(folder)}
+    assert reasons == {f"gsm8k/train/{i}": reason for i, (_, reason) in enumerate(REJECTED)}
+    num_rejected, explanation = reported(capsys.readouterr().out, "rejected")
+    assert num_rejected == len(REJECTED)
     counts = Counter(reason for _, reason in REJECTED)
-    assert n == 9 and sorted(said.split(", ")) == sorted(
+    assert sorted(explanation.split(", ")) == sorted(
         f"{reason} {n}" for reason, n in counts.items()
     )
 
@@ -261,57 +278,65 @@ def test_rejections_have_their_reason(folder, capsys):
 def test_a_reply_is_put_into_another_form_without_half_a_surrogate_pair(single):
     """A tokenizer would refuse such text, in the middle of training."""
     with FakeOpenAIServer([ok(FORM("So \ud83d is \\frac{2}{2}.", "1"))]) as server:
-        assert ask(server, single, "--prompt", "r1_zero", "--evaluator", "math") == 0
-    assert server.requests[0]["body"]["messages"] == PROMPTS["reasoning_answer"].messages(
-        "What is {0} + 1?"
-    )
-    assert (
-        accepted(single)[0]["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
-    )
+        assert run_gold_with(server, single, "--prompt", "r1_zero", "--evaluator", "math") == 0
+    chat = PROMPTS["reasoning_answer"].messages("What is {0} + 1?")
+    assert server.requests[0]["body"]["messages"] == chat
+    (row,) = accepted(single)
+    assert row["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
 
 
 def test_tokens_are_reported(folder, capsys):
-    with FakeOpenAIServer(
-        lambda r: ok(FORM("x", "0"), prompt_tokens=1000, completion_tokens=100)
-    ) as server:
-        assert ask(server, folder, "--num_attempts", 2) == 0
+    wrong_reply = ok(FORM("x", "0"), prompt_tokens=1000, completion_tokens=100)
+    with FakeOpenAIServer([wrong_reply]) as server:
+        assert run_gold_with(server, folder, "--num_attempts", 2) == 0
     assert "24,000 + 2,400 tokens" in capsys.readouterr().out
 
 
 def test_so_many_requests_at_a_time_and_no_more(folder):
     """Every request waits until three others wait too: with fewer at a time the barrier breaks."""
-    barrier, lock, now, most = threading.Barrier(4, timeout=300), threading.Lock(), 0, 0
+    barrier = threading.Barrier(4, timeout=300)
+    lock = threading.Lock()
+    num_open = 0
+    max_open = 0
 
-    def together(request):
-        nonlocal now, most
+    def reply_together(request):
+        nonlocal num_open, max_open
         with lock:
-            now += 1
-            most = max(most, now)
+            num_open += 1
+            max_open = max(max_open, num_open)
         barrier.wait()
         with lock:
-            now -= 1
-        return right(request)
+            num_open -= 1
+        return right_reply(request)
 
-    with FakeOpenAIServer(together) as server:
-        assert ask(server, folder, "--concurrency", 4) == 0
-    assert len(accepted(folder)) == 12 and most == 4
+    with FakeOpenAIServer(reply_together) as server:
+        assert run_gold_with(server, folder, "--concurrency", 4) == 0
+    assert len(accepted(folder)) == 12
+    assert max_open == 4
 
 
 def test_a_row_is_on_disk_before_the_next_request(folder, monkeypatch):
-    synced, seen = [], []
-    fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), synced.append(os.fstat(fd).st_size)))
+    synced_sizes = []
+    rows_at_request = []
+    original_fsync = os.fsync
+
+    def fsync(descriptor):
+        original_fsync(descriptor)
+        synced_sizes.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
 
     def behave(request):
-        seen.append(len(accepted(folder)))
-        return right(request)
+        rows_at_request.append(len(accepted(folder)))
+        return right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
-        assert ask(server, folder, "--concurrency", 1) == 0
-    assert seen == list(range(12)) and max(synced) == (folder / "gold.jsonl").stat().st_size
+        assert run_gold_with(server, folder, "--concurrency", 1) == 0
+    assert rows_at_request == list(range(12))
+    assert max(synced_sizes) == (folder / "gold.jsonl").stat().st_size
 
 
-# A misbehaving endpoint
+# --- A misbehaving endpoint -----------------------------------------------------------------------
 
 TROUBLES = [
     status(429, retry_after=3),
@@ -319,55 +344,49 @@ TROUBLES = [
     status(503),
     fake.cut_json(),
     fake.empty_choices(),
-]
-TROUBLES += [
     fake.web_page(),
     fake.drop,
     fake.body([]),
     fake.body({"choices": None}),
     fake.body(fake.completion([{}])),
+    fake.body(b"[" * 100_000),  # deeper than Python's recursion
 ]
-TROUBLES += [fake.body(b"[" * 100_000)]  # deeper than Python's recursion
 
 
 def test_a_failed_request_is_repeated_and_is_no_attempt(folder):
-    """Each kind of trouble twice in a row, each on a problem of its own."""
-    asked = Counter()
+    """Each kind of trouble comes twice in a row, on a problem of its own."""
+    num_requests = Counter()  # by problem, of which one request is open at a time
 
     def behave(request):
-        i = number(request)
-        asked[i] += 1  # one request of a problem at a time
-        return TROUBLES[i] if i < len(TROUBLES) and asked[i] < 3 else right(request)
+        i = problem_number(request)
+        num_requests[i] += 1
+        has_trouble = i < len(TROUBLES) and num_requests[i] < 3
+        return TROUBLES[i] if has_trouble else right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
-        assert ask(server, folder) == 0
-    assert asked == {i: 3 if i < len(TROUBLES) else 1 for i in range(12)}
-    assert (
-        all_solved_once(folder)
-        and {row["attempt"] for row in accepted(folder)} == {1}
-        and rejected(folder) == []
-    )
+        assert run_gold_with(server, folder) == 0
+    assert num_requests == {i: 3 if i < len(TROUBLES) else 1 for i in range(12)}
+    assert all_solved_once(folder)
+    assert {row["attempt"] for row in accepted(folder)} == {1}
+    assert rejected(folder) == []
 
 
-def test_back_off_is_exponential_and_respects_retry_after(single, delays):
-    """Of failed requests by the client, and of replies that cannot be read."""
-    with FakeOpenAIServer(
-        [status(500), status(500), status(500), status(429, retry_after=70), ok("x")]
-    ) as server:
-        assert ask(server, single) == 0
-        bounds = [
-            (0.375, 0.5),
-            (0.75, 1),
-            (1.5, 2),
-            (70, 70),
-        ]  # the client takes up to a quarter off, at random
-        assert len(delays) == 4 and all(
-            low <= d <= high for d, (low, high) in zip(delays, bounds, strict=True)
-        )
-        delays.clear()
-        server.behaviour = [fake.cut_json()]
-        assert ask(server, single, "--num_attempts", 2) == 0
-    assert delays == [0.5, 1, 2, 4, 8] and len(server.requests) == 5 + 6
+def test_back_off_of_failed_requests_is_exponential_and_respects_retry_after(single, delays):
+    """The client takes up to a quarter off the seconds, at random, but not off Retry-After."""
+    replies = [status(500), status(500), status(500), status(429, retry_after=70), ok("x")]
+    with FakeOpenAIServer(replies) as server:
+        assert run_gold_with(server, single) == 0
+    bounds = [(0.375, 0.5), (0.75, 1), (1.5, 2), (70, 70)]
+    assert len(delays) == 4
+    for seconds, (low, high) in zip(delays, bounds, strict=True):
+        assert low <= seconds <= high
+
+
+def test_back_off_of_replies_that_cannot_be_read_is_exponential(single, delays):
+    with FakeOpenAIServer([fake.cut_json()]) as server:
+        assert run_gold_with(server, single, "--num_attempts", 2) == 0
+    assert delays == [0.5, 1, 2, 4, 8]
+    assert len(server.requests) == 6
 
 
 def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys):
@@ -377,120 +396,142 @@ def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys):
         fake.drop,
         fake.empty_choices(),
     ]
-    with FakeOpenAIServer(
-        lambda r: troubles[number(r) % 4] if number(r) < 8 else right(r)
-    ) as server:
-        assert ask(server, folder, "--max_retries", 0) == 0
-        report = capsys.readouterr()
-        n, said = outcome(report.out, "no reply")
-        reasons = {"HTTP 500 2", "HTTP 400 2", "no connection 2", "broken reply 2"}
-        assert n == 8 and set(said.partition("; start again to try them")[0].split(", ")) == reasons
-        assert (report.out + report.err).count("no reply: ") == 4, (
-            "each reason is said once, not twice"
-        )
-        assert (report.out + report.err).count("max_tokens is not supported") == 1
-        assert len(accepted(folder)) == 4 and rejected(folder) == [] and len(server.requests) == 12
-        server.behaviour = right
-        assert ask(server, folder) == 0
+
+    def behave(request):
+        i = problem_number(request)
+        return troubles[i % 4] if i < 8 else right_reply(request)
+
+    with FakeOpenAIServer(behave) as server:
+        assert run_gold_with(server, folder, "--max_retries", 0) == 0
+        streams = capsys.readouterr()
+        num_failed, explanation = reported(streams.out, "no reply")
+        assert num_failed == 8
+        reasons = explanation.removesuffix("; start again to try them").split(", ")
+        assert set(reasons) == {"HTTP 500 2", "HTTP 400 2", "no connection 2", "broken reply 2"}
+        shown = streams.out + streams.err
+        assert shown.count("no reply: ") == 4, "each reason is shown once, not twice"
+        assert shown.count("max_tokens is not supported") == 1
+        assert len(accepted(folder)) == 4
+        assert rejected(folder) == []
+        assert len(server.requests) == 12
+
+        server.behaviour = right_reply
+        assert run_gold_with(server, folder) == 0
     report = capsys.readouterr().out
-    assert outcome(report, "done before") == (4, None) and outcome(report, "tried") == (8, None)
+    assert reported(report, "done before") == (4, None)
+    assert reported(report, "tried") == (8, None)
     assert all_solved_once(folder)
 
 
 def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys):
     folder = write_problems(tmp_path / "data", [f"{{{i}}}?" for i in range(60)])
     with FakeOpenAIServer([ok("x")] * 5 + [status(500)]) as server:
-        assert ask(server, folder, "--max_retries", 0, "--concurrency", 4) == 2
-    assert len(server.requests) <= 5 + 20 + 2 * 4, "but for the requests that were under way"
+        assert run_gold_with(server, folder, "--max_retries", 0, "--concurrency", 4) == 2
+    # Besides the replies that are counted, some requests are under way.
+    assert len(server.requests) <= 5 + 20 + 2 * 4
     streams = capsys.readouterr()
     assert streams.err.endswith("error: 20 problems in a row got no reply (HTTP 500): stopped\n")
-    assert outcome(streams.out, "rejected")[0] == 5
-    # Of 4 requests under way, an "ok" may be read after 3 failures and start the count anew; 3 may end after the 20th.
-    assert 20 <= outcome(streams.out, "no reply")[0] <= 20 + 2 * 3
+    assert reported(streams.out, "rejected")[0] == 5
+    # Of 4 requests under way, an "ok" may be read after 3 failures and start the count anew, and
+    # 3 may end after the 20th.
+    num_failed, _ = reported(streams.out, "no reply")
+    assert 20 <= num_failed <= 20 + 2 * 3
 
 
-@pytest.mark.parametrize("where", ["models", "behaviour"])
+@pytest.mark.parametrize("refused_request", ["list of models", "completion"])
 def test_a_refused_key_stops_at_once_in_one_line_that_does_not_hold_it(
-    folder, capsys, monkeypatch, where
+    folder, capsys, monkeypatch, refused_request
 ):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     refusal = status(401, f"Incorrect API key provided: {KEY}")
-    with FakeOpenAIServer([refusal], models=refusal if where == "models" else None) as server:
-        assert ask(server, folder, "--concurrency", 2) == 2
+    models = refusal if refused_request == "list of models" else None
+    with FakeOpenAIServer([refusal], models=models) as server:
+        assert run_gold_with(server, folder, "--concurrency", 2) == 2
     assert len(server.requests) <= 2
     assert one_line(capsys) == "error: the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)\n"
 
 
 def test_the_key_is_neither_shown_nor_stored(folder, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with FakeOpenAIServer(
-        lambda r: right(r) if number(r) else status(400, f"{KEY} has no access")
-    ) as server:
-        assert ask(server, folder, "--keep_incorrect") == 0
+    refusal = status(400, f"{KEY} has no access")
+
+    def behave(request):
+        return refusal if problem_number(request) == 0 else right_reply(request)
+
+    with FakeOpenAIServer(behave) as server:
+        assert run_gold_with(server, folder, "--keep_incorrect") == 0
     streams = capsys.readouterr()
-    assert "*** has no access" in streams.out + streams.err
-    files = "".join(path.read_text() for path in folder.iterdir())
-    assert KEY not in streams.out + streams.err + files
+    shown = streams.out + streams.err
+    assert "*** has no access" in shown
+    assert KEY not in shown
+    for path in folder.iterdir():
+        assert KEY not in path.read_text()
 
 
 def test_an_endpoint_that_does_not_answer_is_one_line(single, capsys):
-    assert (
-        gold(single, "--api_model", "m", "--base_url", f"http://127.0.0.1:{closed_port()}/v1") == 2
-    )
+    closed_url = f"http://127.0.0.1:{closed_port()}/v1"
+    assert run_gold(single, "--api_model", "m", "--base_url", closed_url) == 2
     assert "cannot reach http://127.0.0.1:" in one_line(capsys)
-    with FakeOpenAIServer(right, models=fake.hang) as server:
-        assert ask(server, single, "--timeout", 0.2, "--output", single / "another.jsonl") == 2
+    with FakeOpenAIServer(right_reply, models=fake.hang) as server:
+        assert (
+            run_gold_with(server, single, "--timeout", 0.2, "--output", single / "another.jsonl")
+            == 2
+        )
     assert "no reply in time" in one_line(capsys)
 
 
 def test_a_hanging_request_is_given_up_and_repeated(single, capsys):
     with FakeOpenAIServer([fake.hang]) as server:
-        assert (
-            ask(server, single, "--timeout", 1, "--max_retries", 0) == 0
-        )  # on a busy machine an honest reply is slow
-        assert outcome(capsys.readouterr().out, "no reply") == (
-            1,
-            "no reply in time 1; start again to try them",
-        )
+        # On a busy machine an honest reply takes up to a second.
+        assert run_gold_with(server, single, "--timeout", 1, "--max_retries", 0) == 0
+        explanation = "no reply in time 1; start again to try them"
+        assert reported(capsys.readouterr().out, "no reply") == (1, explanation)
         server.behaviour = [fake.hang, RIGHT]
-        assert ask(server, single, "--timeout", 1) == 0
+        assert run_gold_with(server, single, "--timeout", 1) == 0
     assert [(row["attempt"], row["correct"]) for row in accepted(single)] == [(1, True)]
 
 
-# Starting again
+# --- Starting again -------------------------------------------------------------------------------
+
+
+def wrong_on_every_third(request):
+    """Problems 0, 3, 6 and 9 are never answered right."""
+    return WRONG if problem_number(request) % 3 == 0 else right_reply(request)
 
 
 def test_a_second_start_asks_nothing_of_finished_problems(folder, capsys):
-    answer = lambda r: right(r) if number(r) % 3 else WRONG  # noqa: E731
-    with FakeOpenAIServer(answer) as server:
-        for requests in (16, 16, 20):  # 8 right at once, 4 never: 2 attempts each, then a third
-            assert ask(server, folder, "--num_attempts", 2 if requests == 16 else 3) == 0
-            assert len(server.requests) == requests
+    with FakeOpenAIServer(wrong_on_every_third) as server:
+        # 8 problems are right at once; the other 4 get 2 attempts each, and later a third one.
+        for num_attempts, num_requests, num_done_before in ((2, 16, 0), (2, 16, 12), (3, 20, 8)):
+            assert run_gold_with(server, folder, "--num_attempts", num_attempts) == 0
+            assert len(server.requests) == num_requests
+            assert reported(capsys.readouterr().out, "done before") == (num_done_before, None)
     assert len(accepted(folder)) == 8
-    assert sorted((row["id"], row["attempt"]) for row in rejected(folder)) == [
+    attempts = sorted((row["id"], row["attempt"]) for row in rejected(folder))
+    assert attempts == [
         (f"gsm8k/train/{i}", attempt) for i in (0, 3, 6, 9) for attempt in (1, 2, 3)
     ]
-    assert outcome(capsys.readouterr().out.split("gold.jsonl: ")[2], "done before") == (12, None)
 
 
 def test_another_source_has_attempts_of_its_own_at_what_is_left(folder):
-    with FakeOpenAIServer(lambda r: right(r) if number(r) % 3 else WRONG) as server:
-        assert ask(server, folder) == 0
-    assert gold(folder, "--from_reference") == 0
+    with FakeOpenAIServer(wrong_on_every_third) as server:
+        assert run_gold_with(server, folder) == 0
+    assert run_gold(folder, "--from_reference") == 0
     assert Counter(row["source"] for row in accepted(folder)) == {"fake": 8, "reference": 4}
     assert all_solved_once(folder)
 
 
-@pytest.mark.parametrize("left", [1, 7, 8, 60, -1])
-def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, left):
+@pytest.mark.parametrize("num_bytes", [1, 7, 8, 60, -1])
+def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, num_bytes):
     """A kill in the middle of a write leaves the first bytes of a row."""
-    assert gold(folder, "--from_reference") == 0
+    assert run_gold(folder, "--from_reference") == 0
     path = folder / "gold.jsonl"
-    whole = path.read_bytes()
-    start = whole.rindex(b"\n", 0, -1) + 1
-    path.write_bytes(whole[:start] + whole[start:-1][:left])
-    assert gold(folder, "--from_reference") == 0
-    assert path.read_bytes() == whole
+    content = path.read_bytes()
+    start_of_last_line = content.rindex(b"\n", 0, -1) + 1
+    last_line = content[start_of_last_line:-1]
+    path.write_bytes(content[:start_of_last_line] + last_line[:num_bytes])
+    assert run_gold(folder, "--from_reference") == 0
+    assert path.read_bytes() == content
     assert "dropped a last line that was not written to its end" in capsys.readouterr().out
 
 
@@ -500,28 +541,28 @@ def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, left):
 )
 def test_a_file_that_is_not_ours_is_left_alone(folder, capsys, content):
     (folder / "gold.jsonl").write_text(content)
-    assert gold(folder, "--from_reference") == 2
+    assert run_gold(folder, "--from_reference") == 2
     assert "not rows of generate_gold.py" in one_line(capsys)
     assert (folder / "gold.jsonl").read_text() == content
 
 
 def test_a_file_of_another_prompt_or_of_other_problems_is_refused(folder, tmp_path, capsys):
-    assert gold(folder, "--from_reference") == 0
-    before = (folder / "gold.jsonl").read_bytes()
+    assert run_gold(folder, "--from_reference") == 0
+    content = (folder / "gold.jsonl").read_bytes()
     capsys.readouterr()
-    assert gold(folder, "--from_reference", "--prompt", "r1_zero", "--evaluator", "math") == 2
+    assert run_gold(folder, "--from_reference", "--prompt", "r1_zero", "--evaluator", "math") == 2
     assert "another prompt" in one_line(capsys)
-    other = write_problems(tmp_path / "other", ["Why?"])
-    assert gold(other, "--from_reference", "--output", folder / "gold.jsonl") == 2
+    other_problems = write_problems(tmp_path / "other", ["Why?"])
+    assert run_gold(other_problems, "--from_reference", "--output", folder / "gold.jsonl") == 2
     assert "other problems" in one_line(capsys)
-    assert (folder / "gold.jsonl").read_bytes() == before
+    assert (folder / "gold.jsonl").read_bytes() == content
 
 
 def test_two_processes_cannot_write_one_file(folder, capsys):
-    first = generate_gold.JsonlFile(folder / "gold.jsonl")
-    assert gold(folder, "--from_reference") == 2
+    locked = generate_gold.JsonlFile(folder / "gold.jsonl")
+    assert run_gold(folder, "--from_reference") == 2
     assert "in use by another process" in one_line(capsys)
-    first.file.close()
+    locked.file.close()
 
 
 def test_ctrl_c_loses_nothing_and_says_how_to_go_on(folder, capsys):
@@ -529,132 +570,152 @@ def test_ctrl_c_loses_nothing_and_says_how_to_go_on(folder, capsys):
         if len(server.requests) == 6:
             os.kill(os.getpid(), signal.SIGINT)
             return fake.hang
-        return right(request)
+        return right_reply(request)
 
     with FakeOpenAIServer(interrupt) as server:
-        assert ask(server, folder, "--concurrency", 1) == 130
+        assert run_gold_with(server, folder, "--concurrency", 1) == 130
     streams = capsys.readouterr()
     assert streams.err.endswith(
         "interrupted: every finished attempt is on disk; start again to continue\n"
     )
-    assert len(accepted(folder)) == 5 and outcome(streams.out, "accepted") == (5, None)
-    with FakeOpenAIServer(right) as server:
-        assert ask(server, folder) == 0
-    assert len(server.requests) == 7 and all_solved_once(folder)
+    assert len(accepted(folder)) == 5
+    assert reported(streams.out, "accepted") == (5, None)
+    with FakeOpenAIServer(right_reply) as server:
+        assert run_gold_with(server, folder) == 0
+    assert len(server.requests) == 7
+    assert all_solved_once(folder)
 
 
-# Killed and started again
+# --- Killed and started again ---------------------------------------------------------------------
 
 
 class Trouble:
-    """Answers half of the requests with some trouble; kills the client that it watches, a moment after request kill_at.
+    """Answers half of the requests with some trouble, and may kill the client that it watches.
 
     Every right reply holds a number of its own. Problems 0, 7, 14 ... are never answered right.
     """
 
-    def __init__(self):
-        self.random, self.lock = random.Random(0), threading.Lock()
-        self.process, self.served, self.kill_at = None, 0, None
+    KINDS = [
+        status(429, retry_after=0.01),
+        status(500),
+        fake.cut_json(),
+        fake.empty_choices(),
+        fake.drop,
+        ok("No form."),
+        ok("", finish_reason="length"),
+    ]
 
-    def watch(self, process, kill_at=None):
+    def __init__(self):
+        self.random = random.Random(0)
+        self.lock = threading.Lock()
+        self.process = None
+        self.num_served = 0
+        self.kill_at = None  # the request after which the client is killed
+
+    def watch(self, process, kill_after=None):
+        """Kill this client a moment after so many more requests, or never."""
         with self.lock:
-            self.process, self.kill_at = process, kill_at and self.served + kill_at
+            self.process = process
+            self.kill_at = None if kill_after is None else self.num_served + kill_after
 
     def __call__(self, request):
         with self.lock:
-            self.served += 1
-            if self.served == self.kill_at:
+            self.num_served += 1
+            if self.num_served == self.kill_at:
                 threading.Timer(self.random.uniform(0, 0.03), self.process.kill).start()
-            text = FORM(
-                f"Reply {self.served}.", str(number(request) + 1 if number(request) % 7 else -1)
-            )
-            troubles = [
-                status(429, retry_after=0.01),
-                status(500),
-                fake.cut_json(),
-                fake.empty_choices(),
-                fake.drop,
-            ]
-            troubles += [
-                ok("No form."),
-                ok(text + "<answer>1</answer>"),
-                ok("", finish_reason="length"),
-            ]
-            return self.random.choice(troubles) if self.random.random() < 0.5 else ok(text)
+            i = problem_number(request)
+            answer = -1 if i % 7 == 0 else i + 1
+            text = FORM(f"Reply {self.num_served}.", str(answer))
+            two_answers = ok(text + "<answer>1</answer>")
+            trouble = self.random.choice([*self.KINDS, two_answers])
+            return trouble if self.random.random() < 0.5 else ok(text)
 
 
-def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, kills=5, problems=40):
-    """Start, kill at a random moment, look at the file; after so many kills, let a last start finish.
+def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, num_kills=5, num_problems=40):
+    """Start, kill at a random moment, look at the file; in the end let a start finish.
 
-    In forks of this process, which has imported everything already.
+    The starts are forks of this process, which has imported everything already.
     """
-    folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(problems)])
-    trouble, draw, kept = Trouble(), random.Random(0), b""
+    questions = [f"What is {{{i}}} + 1?" for i in range(num_problems)]
+    folder = write_problems(tmp_path / "data", questions)
+    path = folder / "gold.jsonl"
+    trouble = Trouble()
+    rng = random.Random(0)
 
-    def child():
-        tqdm.set_lock(
-            threading.RLock()
-        )  # the default one is shared by forks: a kill could leave it locked
-        os._exit(ask(server, folder, "--num_attempts", 20, "--concurrency", 8))
+    def generate_in_child():
+        # The default lock is shared by forks: a kill could leave it locked.
+        tqdm.set_lock(threading.RLock())
+        os._exit(run_gold_with(server, folder, "--num_attempts", 20, "--concurrency", 8))
 
+    complete_lines = b""
     with FakeOpenAIServer(trouble) as server:
-        for kill in range(kills + 1):
-            process = multiprocessing.get_context("fork").Process(target=child)
+        for kill in range(num_kills + 1):
+            is_killed = kill < num_kills
+            process = multiprocessing.get_context("fork").Process(target=generate_in_child)
             process.start()
-            trouble.watch(process, draw.randint(1, problems) if kill < kills else None)
+            trouble.watch(process, rng.randint(1, num_problems) if is_killed else None)
             process.join()
-            assert process.exitcode == (-signal.SIGKILL if kill < kills else 0)
-            now = (folder / "gold.jsonl").read_bytes() if (folder / "gold.jsonl").exists() else b""
-            assert now.startswith(kept), "a row that was on disk is gone"
-            kept = now[: now.rfind(b"\n") + 1]
+            assert process.exitcode == (-signal.SIGKILL if is_killed else 0)
+            content = path.read_bytes() if path.exists() else b""
+            assert content.startswith(complete_lines), "a row that was on disk is gone"
+            complete_lines = content[: content.rfind(b"\n") + 1]
+
     rows = accepted(folder)
-    solvable = {f"gsm8k/train/{i}" for i in range(problems) if i % 7}
-    assert Counter(row["id"] for row in rows) == dict.fromkeys(solvable, 1)
+    solvable_ids = {f"gsm8k/train/{i}" for i in range(num_problems) if i % 7}
+    assert Counter(row["id"] for row in rows) == dict.fromkeys(solvable_ids, 1)
     assert len({row["completion"] for row in rows}) == len(rows)
-    assert all(
-        row["correct"] and row["completion"].startswith("<reasoning>\nReply ") for row in rows
-    )
+    for row in rows:
+        assert row["correct"]
+        assert row["completion"].startswith("<reasoning>\nReply ")
     attempts = Counter((row["id"], row["attempt"]) for row in rows + rejected(folder))
     assert max(attempts.values()) == 1, "an attempt was counted twice"
-    hopeless = {(f"gsm8k/train/{i}", n) for i in range(0, problems, 7) for n in range(1, 21)}
-    assert {key for key in attempts if key[0] not in solvable} == hopeless
+    hopeless_attempts = {
+        (problem_id, attempt) for problem_id, attempt in attempts if problem_id not in solvable_ids
+    }
+    assert hopeless_attempts == {
+        (f"gsm8k/train/{i}", attempt) for i in range(0, num_problems, 7) for attempt in range(1, 21)
+    }
 
 
-# Local models, and a server that we did not write
+# --- Local models, and a server that we did not write ---------------------------------------------
 
 
 def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys):
-    """The sampler is scripted: problem 0 is right at once, 1 at the second attempt, 2 never, and cut at the end."""
-    calls = []
+    """The sampler is scripted.
+
+    Problem 0 is right at once and 1 at the second attempt. Problem 2 never is, and is cut.
+    """
+    batch_sizes = []
+    options_of_calls = []
 
     def generate(model, tokenizer, prompts, **options):
-        calls.append((prompts, options))
+        batch_sizes.append(len(prompts))
+        options_of_calls.append(options)
         texts = []
         for prompt in prompts:
-            i, again = number({"messages": [{"content": prompt}]}), len(calls) > 1
-            texts.append(
-                FORM("So.", str(i + 1)) + "\n" if i == 0 or (i == 1 and again) else "<reasoning>Hm"
-            )
-        rollout = judges.as_rollout([([0] * 5, [0] * 3)] * len(prompts), 0, "cpu")
-        return replace(
-            rollout, texts=texts, finished=torch.tensor([text.endswith("\n") for text in texts])
-        )
+            i = problem_number({"messages": [{"content": prompt}]})
+            is_right = i == 0 or (i == 1 and len(batch_sizes) > 1)
+            texts.append(FORM("So.", str(i + 1)) + "\n" if is_right else "<reasoning>Hm")
+        prompt_ids = [0] * 5
+        completion_ids = [0] * 3
+        rollout = as_rollout([(prompt_ids, completion_ids)] * len(prompts), 0, "cpu")
+        finished = torch.tensor([text.endswith("\n") for text in texts])
+        return replace(rollout, texts=texts, finished=finished)
 
     folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(3)])
     monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *args: (None, small_tokenizer()))
     monkeypatch.setattr(generation, "generate", generate)
-    assert (
-        gold(folder, "--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7)
-        == 0
-    )
-    assert [len(prompts) for prompts, _ in calls] == [3, 2, 1]
-    assert calls[0][1] == {"max_new_tokens": 7, "temperature": 1.0, "stop_strings": ()}
+    flags = ["--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7]
+    assert run_gold(folder, *flags) == 0
+    assert batch_sizes == [3, 2, 1]
+    assert options_of_calls[0] == {"max_new_tokens": 7, "temperature": 1.0, "stop_strings": ()}
     assert {row["id"]: (row["attempt"], row["completion"]) for row in accepted(folder)} == {
         "gsm8k/train/0": (1, FORM("So.", "1")),
         "gsm8k/train/1": (2, FORM("So.", "2")),
     }
     report = capsys.readouterr().out
-    assert outcome(report, "rejected") == (1, "truncated 1") and "30 + 18 tokens" in report
+    assert reported(report, "rejected") == (1, "truncated 1")
+    assert "30 + 18 tokens" in report
 
 
 TWENTY = ["--dataset_name", "arithmetic", "--num_problems", "20", "--num_attempts", "2"]
@@ -671,35 +732,35 @@ def test_a_demo_model_makes_gold(tmp_path):
     assert generate_gold.main([*flags, "--max_completion_length", "96"]) == 0
     solved = {row["id"] for row in accepted(tmp_path)}
     assert 0 < len(solved) <= 20
-    assert all(row["id"] not in solved for row in rejected(tmp_path) if row["attempt"] == 2)
+    for row in rejected(tmp_path):
+        if row["attempt"] == 2:
+            assert row["id"] not in solved
 
 
 @pytest.mark.slow
 def test_transformers_serve_makes_gold_and_rates(tmp_path, monkeypatch):
-    """It refuses fields that it does not know, and warns of those that it leaves out, such as logprobs, n.
+    """It refuses fields that it does not know, and warns of those that it leaves out.
 
-    The demo model of arithmetic writes no rating that can be read: each story is asked for twice, and counted.
+    The demo model of arithmetic writes no rating that can be read: each story is asked for twice,
+    and counted.
     """
     monkeypatch.undo()  # a real server needs its moment between two requests
-    lines, model, rubric = (
-        [],
-        str(ROOT / "tiny/1m"),
-        judges.Rubric("Write.", {"wit": "is it witty?"}),
-    )
+    lines = []
+    model = str(ROOT / "tiny/1m")
+    rubric = judges.Rubric("Write.", {"wit": "is it witty?"})
     with transformers_serve(model, lines) as base_url:
         flags = ["--api_model", model, "--base_url", base_url, *TWENTY, "--concurrency", 4]
         done = run_script("generate_gold.py", *flags, "--output", tmp_path / "gold.jsonl")
         assert done.returncode == 0, done.stderr
-        assert not any("unsupported fields" in line for line in lines), (
-            "only fields that it knows were asked for"
-        )
+        unsupported = [line for line in lines if "unsupported fields" in line]
+        assert not unsupported, "only fields that it knows are asked for"
         judge = judges.EndpointJudge(
             rubric, model, base_url, cache=judges.Cache(tmp_path / "cache"), max_retries=1
         )
         judge.options = judge.OPTIONS | {"max_tokens": 24}
         scores, details = judge.score(["A line."] * 3, ["One story.", "Another.", "One story."])
-    assert outcome(done.stdout, "tried")[0] == 20 and outcome(done.stdout, "no reply")[0] == 0
-    assert 0 < outcome(done.stdout, "accepted")[0] == len(accepted(tmp_path))
+    assert reported(done.stdout, "tried")[0] == 20 and reported(done.stdout, "no reply")[0] == 0
+    assert 0 < reported(done.stdout, "accepted")[0] == len(accepted(tmp_path))
     assert " 0 + 0 tokens" not in done.stdout
     counts = judge.take_counts()
     assert all(map(math.isnan, scores)) and counts.pop("asked") == 2

@@ -568,18 +568,17 @@ def test_opening_lines_are_100_and_varied():
 
 
 def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
-    train, test = rl_datasets.get_dataloaders("creative", demo[1])
+    train, test = rl_datasets.get_dataloaders("creative", demo[1], eval_split="test")
     assert len(train) == 80 and len(test) == 20
     assert train.default_evaluator == "creative" and train.prompt.name == "story"
     example = train.examples[0]
     assert example["prompt"].endswith("assistant\n") and example["question"] in example["prompt"]
     assert rl_datasets.Story.task in example["prompt"] and example["answer"] == ""
-    assert (
-        rl_datasets.get_dataloaders("creative", small_tokenizer())[0].examples[0]["prompt"]
-        == example["question"]
-    )
+    train, _ = rl_datasets.get_dataloaders("creative", small_tokenizer(), eval_split="test")
+    assert train.examples[0]["prompt"] == example["question"]
     bare = AutoTokenizer.from_pretrained(data_folder / "models" / "stories260K")
-    prompt = rl_datasets.get_dataloaders("creative", bare)[0].examples[0]["prompt"]
+    train, _ = rl_datasets.get_dataloaders("creative", bare, eval_split="test")
+    prompt = train.examples[0]["prompt"]
     assert prompt == "<s>" + example["question"]
     assert (
         bare(prompt, add_special_tokens=False)["input_ids"]
@@ -589,7 +588,9 @@ def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
 
 def test_other_opening_lines(tmp_path):
     (tmp_path / "test.jsonl").write_text('{"opening": " It rained. "}\n')
-    train, test = rl_datasets.get_dataloaders("creative", small_tokenizer(), dataset_path=tmp_path)
+    train, test = rl_datasets.get_dataloaders(
+        "creative", small_tokenizer(), eval_split="test", dataset_path=tmp_path
+    )
     assert len(train) == 0 and test.examples[0]["question"] == "It rained."
     for text, error in (
         ('{"line": "It rained."}', "no column 'opening'"),
@@ -598,7 +599,9 @@ def test_other_opening_lines(tmp_path):
     ):
         (tmp_path / "train.jsonl").write_text(text + "\n")
         with pytest.raises(ValueError, match=f"train.jsonl, (line|row) 1: .*{error}"):
-            rl_datasets.get_dataloaders("creative", small_tokenizer(), dataset_path=tmp_path)
+            rl_datasets.get_dataloaders(
+                "creative", small_tokenizer(), eval_split="test", dataset_path=tmp_path
+            )
 
 
 # The judge's report
@@ -811,7 +814,7 @@ def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(
 def test_a_judge_can_be_checked_without_training(model_folder, tmp_path, lenient, capsys):
     with FakeOpenAIServer(likes_vowels) as server:
         flags = small_flags(model_folder, tmp_path / "run", server)
-        assert not selfcheck.run([*flags, "--check_judge", "2"])
+        assert not selfcheck.run_selfcheck([*flags, "--check_judge", "2"])
     out = capsys.readouterr().out
     assert "the judge on 8 stories in 2 groups" in out and out.count("the judge on") == 1
     assert (
@@ -969,7 +972,9 @@ def test_the_documents_judged_task_works(tmp_path, monkeypatch):
     new_name = (set(rl_datasets.DATASETS) - old_names).pop()
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text('{"opening": "old age"}\n')
-    loader, _ = rl_datasets.get_dataloaders(new_name, small_tokenizer(), dataset_path=tmp_path)
+    loader, _ = rl_datasets.get_dataloaders(
+        new_name, small_tokenizer(), eval_split="test", dataset_path=tmp_path
+    )
     judge_evaluator = get_evaluator(loader.default_evaluator, judge=ScriptedJudge(len))
     text = "Old age is a house with the lights going out one by one."
     rewards = judge_evaluator.compute_rewards(["old age"], [text], [""])

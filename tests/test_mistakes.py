@@ -29,7 +29,7 @@ PROGRAMS = {
     "sft": sft.main,
     "generate_gold": generate_gold.main,
     "plotter": plotter.main,
-    "selfcheck": selfcheck.run,
+    "selfcheck": selfcheck.run_selfcheck,
     "expert_iteration": expert_iteration.main,
 }
 MODEL = "--model_name model --dataset_name arithmetic --device cpu --max_completion_length 6 --eval_size 4"

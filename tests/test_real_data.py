@@ -14,6 +14,14 @@ from logs import jsonl
 
 pytestmark = pytest.mark.slow
 
+# A script that runs its arguments as a command, and prints the peak of that command's memory.
+PRINT_PEAK = """
+import resource, subprocess, sys
+exit_code = subprocess.run(sys.argv[1:]).returncode
+print("PEAK", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(exit_code)
+"""
+
 
 def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
     run = run_script(
@@ -46,7 +54,10 @@ def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
 
 
 def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
-    """Random weights of the real size, the real tokenizer, real GSM8K: 2 prompts x 4 completions x 64 tokens."""
+    """Random weights of the real size, the real tokenizer and real GSM8K.
+
+    An iteration is 2 prompts x 4 completions of up to 64 tokens.
+    """
     qwen = data_folder / "models" / "qwen2"
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(qwen / "configs" / "Qwen2-0.5B-Instruct")
@@ -77,16 +88,12 @@ def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
         "--output_dir",
         str(tmp_path / "run"),
     ]
-    measured = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode;"
-    measured += (
-        " print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
-    )
     run = subprocess.run(
-        [sys.executable, "-c", measured, *command], capture_output=True, text=True, timeout=1800
+        [sys.executable, "-c", PRINT_PEAK, *command], capture_output=True, text=True, timeout=1800
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    peak = int(run.stdout.rsplit("PEAK", 1)[1]) / 2**20  # GiB
+    peak_kib = int(run.stdout.rsplit("PEAK", 1)[1])
     (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert row["kl"] == pytest.approx(0, abs=1e-5) and row["sampling_logp_gap"] < 1e-3
-    assert 5 < peak < 16, peak
+    assert 5 < peak_kib / 2**20 < 16, f"the peak is {peak_kib / 2**20:.1f} GiB"
     assert json.loads((tmp_path / "run" / "args.json").read_text())["parameters"] == 494_032_768

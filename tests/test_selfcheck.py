@@ -1,4 +1,4 @@
-"""Each check passes on a sound setting and fails on a model, tokenizer or setting that is broken in just its way."""
+"""Each check passes on a sound setting and fails on one that is broken in just its way."""
 
 import copy
 from types import SimpleNamespace
@@ -12,95 +12,110 @@ import main
 import selfcheck
 from sampling import decoding, generation
 
+FLAGS = [
+    "--model_name",
+    str(ROOT / "tiny" / "1m"),
+    "--dataset_name",
+    "arithmetic",
+    "--max_completion_length",
+    "96",
+    "--group_size",
+    "4",
+    "--rollout_batch_size",
+    "16",
+    "--device",
+    "cpu",
+]
+
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    args = main.parse_args(
-        [
-            "--model_name",
-            str(ROOT / "tiny" / "1m"),
-            "--dataset_name",
-            "arithmetic",
-            "--max_completion_length",
-            "96",
-            "--group_size",
-            "4",
-            "--rollout_batch_size",
-            "16",
-            "--device",
-            "cpu",
-        ]
-    )
+def prepared():
+    args = main.parse_args(FLAGS)
     return args, main.setup(args)
 
 
 @pytest.fixture
 def setting(prepared):
-    """Fresh copies of what a check might break."""
+    """The flags and the run, with fresh copies of what a test might break."""
     args, run = prepared
     run = copy.copy(run)
     run.model = copy.deepcopy(run.model)
-    run.base_model, run.sampler = llms.get_base_model(run.model), run.model
-    run.tokenizer, run.train_loader = copy.deepcopy(run.tokenizer), copy.deepcopy(run.train_loader)
+    run.base_model = llms.get_base_model(run.model)
+    run.sampler = run.model
+    run.tokenizer = copy.deepcopy(run.tokenizer)
+    run.train_loader = copy.deepcopy(run.train_loader)
     run.optimizer = torch.optim.AdamW(run.model.parameters())
     return copy.copy(args), run
 
 
 def break_template(args, run, monkeypatch):
+    """The template opens an assistant's turn in another way than it ends a prompt."""
     opening = "{{ '<|im_start|>assistant\n' }}"
+    other_opening = "{{ '<|im_start|>assistant: ' }}"
     assert opening in run.tokenizer.chat_template
-    run.tokenizer.chat_template = run.tokenizer.chat_template.replace(
-        opening, "{{ '<|im_start|>assistant: ' }}"
-    )
+    run.tokenizer.chat_template = run.tokenizer.chat_template.replace(opening, other_opening)
     for example in run.train_loader.examples:
         example["prompt"] = run.train_loader.prompt.render(run.tokenizer, example["question"])
 
 
 def break_masks(args, run, monkeypatch):
-    original = generation.generate
+    """The mask leaves out the EOS, as a mask by token id does if the padding token is the EOS."""
+    original_generate = generation.generate
 
-    def without_eos(*args, **kwargs):  # what a mask by token id does when pad == eos
-        rollout = original(*args, **kwargs)
-        keep = torch.arange(rollout.completion_mask.shape[1]) < (rollout.lengths - 1).unsqueeze(1)
-        rollout.completion_mask = rollout.completion_mask * keep
+    def generate_without_eos(*args, **kwargs):
+        rollout = original_generate(*args, **kwargs)
+        columns = torch.arange(rollout.completion_mask.shape[1])
+        is_before_eos = columns < (rollout.lengths - 1).unsqueeze(1)
+        rollout.completion_mask = rollout.completion_mask * is_before_eos
         return rollout
 
-    monkeypatch.setattr(generation, "generate", without_eos)
+    monkeypatch.setattr(generation, "generate", generate_without_eos)
 
 
 def break_sampled_logps(args, run, monkeypatch):
-    original = generation.generate
-    monkeypatch.setattr(
-        generation,
-        "generate",
-        lambda *a, **k: original(*a, **k | {"temperature": 0.7 * k["temperature"]}),
-    )
+    """The sampler uses another temperature than the loss."""
+    original_generate = generation.generate
+
+    def generate_cooler(*args, **kwargs):
+        kwargs["temperature"] *= 0.7
+        return original_generate(*args, **kwargs)
+
+    monkeypatch.setattr(generation, "generate", generate_cooler)
 
 
 def break_gold(args, run, monkeypatch):
+    """Solutions hold a tag of the format, which must not stand twice."""
     for example in run.train_loader.examples[:3]:
-        example["solution"] += "\n</reasoning>"  # a tag that stands twice is no valid form
+        example["solution"] += "\n</reasoning>"
 
 
 def break_spread(args, run, monkeypatch):
-    original = run.evaluator.compute_rewards
+    """Every completion gets the same reward."""
+    original_compute_rewards = run.evaluator.compute_rewards
 
-    def flat(prompts, completions, answers):
-        rewards = original(prompts, completions, answers)
+    def compute_flat_rewards(prompts, completions, answers):
+        rewards = original_compute_rewards(prompts, completions, answers)
         return type(rewards)(torch.ones_like(rewards.per_function), rewards.details)
 
     run.evaluator = copy.copy(run.evaluator)
-    run.evaluator.compute_rewards = flat
+    run.evaluator.compute_rewards = compute_flat_rewards
 
 
 def break_graphs(args, run, monkeypatch):
-    decoder, original = SimpleNamespace(uses_graphs=True), generation.generate
+    """Captured steps draw at another temperature than ordinary ones."""
+    original_generate = generation.generate
+    decoder = SimpleNamespace(uses_graphs=True)
     monkeypatch.setitem(decoding.CAPTURED_DECODERS, run.sampler, decoder)
-    different = lambda *a, **k: original(*a, **k | {"temperature": 1.0 if decoder.uses_graphs else 0.3})  # noqa: E731
-    monkeypatch.setattr(generation, "generate", different)
+
+    def generate_differently(*args, **kwargs):
+        kwargs["temperature"] = 1.0 if decoder.uses_graphs else 0.3
+        return original_generate(*args, **kwargs)
+
+    monkeypatch.setattr(generation, "generate", generate_differently)
 
 
 def break_memory(args, run, monkeypatch):
+    """The device has no more memory than is in use."""
     peak, _ = selfcheck.memory("cpu")
     monkeypatch.setattr(selfcheck, "memory", lambda device: (peak, peak))
 
@@ -108,7 +123,8 @@ def break_memory(args, run, monkeypatch):
 @pytest.mark.parametrize("check", selfcheck.CHECKS)
 def test_each_check_fails_on_what_it_is_there_for(check, setting, monkeypatch, capsys):
     name = check.__name__.removeprefix("check_")
-    globals()[f"break_{name}"](*setting, monkeypatch)
+    break_setting = globals()[f"break_{name}"]
+    break_setting(*setting, monkeypatch)
     monkeypatch.setattr(selfcheck, "CHECKS", [check])
     assert selfcheck.run_checks(*setting) == [name.replace("_", " ")]
     assert "To do: " in capsys.readouterr().out
@@ -117,23 +133,22 @@ def test_each_check_fails_on_what_it_is_there_for(check, setting, monkeypatch, c
 def test_a_mean_gap_of_a_bfloat16_copy_is_within_its_limit(setting):
     args, run = setting
     run.sampler = llms.get_sampler(run.model, "bfloat16")
-    sampled = selfcheck.Sampled(args, run)
-    ok, figure, _ = selfcheck.check_sampled_logps(args, run, sampled)
-    assert ok, figure
-    assert float(figure.split("worst ")[1].split()[0]) > 1e-3, (
-        "the copy should differ, or nothing was tested"
-    )
+    sampled = selfcheck.sample_groups(args, run)
+    result = selfcheck.check_sampled_logps(args, run, sampled)
+    assert result.ok, result.figure
+    worst_gap = float(result.figure.split("worst ")[1].split()[0])
+    assert worst_gap > 1e-3, "the copy should differ, or nothing was tested"
 
 
 def test_all_checks_pass_on_a_sound_setting(capsys):
-    flags = "--dataset_name arithmetic --device cpu --max_completion_length 96 --rollout_batch_size 16 --group_size 4"
-    assert selfcheck.run(["--model_name", str(ROOT / "tiny" / "1m"), *flags.split()]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("pass ") for line in lines) == len(selfcheck.CHECKS)
-    assert last == f"{len(selfcheck.CHECKS)} of {len(selfcheck.CHECKS)} checks hold"
+    assert selfcheck.run_selfcheck(FLAGS) == 0
+    *lines, last_line = capsys.readouterr().out.splitlines()
+    num_checks = len(selfcheck.CHECKS)
+    assert sum(line.startswith("pass ") for line in lines) == num_checks
+    assert last_line == f"{num_checks} of {num_checks} checks hold"
 
 
 def test_several_processes_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert selfcheck.run([]) == 2
+    assert selfcheck.run_selfcheck([]) == 2
     assert "start it with python, not with torchrun" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The word problems: right by recomputation from their text, and split so that no test operands are trained on."""
+"""The word problems: right by recomputation from their text, and split without shared operands."""
 
 import hashlib
 import json
@@ -26,27 +26,34 @@ def numbers(text):
 
 
 def template(question):
-    """The question without its names, things and numbers, found without the generator's help."""
-    return re.sub(r"\d+", "0", re.sub("|".join(NAMES + THINGS), "_", question))
+    """The question without its names, things and numbers, by its text and not by the generator."""
+    without_words = re.sub("|".join(NAMES + THINGS), "_", question)
+    return re.sub(r"\d+", "0", without_words)
 
 
 def operand_tuples(problems):
     return [(template(problem["question"]), *numbers(problem["question"])) for problem in problems]
 
 
+def steps_of(problems):
+    """The lines of all answers, with their last lines, `#### N`."""
+    return [line for problem in problems for line in problem["answer"].split("\n")]
+
+
 def evaluate(expression):
-    """A side of a step by exact arithmetic, from its text: an oracle apart from the generator's own operators."""
+    """One side of a step by exact arithmetic: an oracle apart from the generator's operators."""
     if match := re.fullmatch(r"(\d+)% of (\d+)", expression):
         return Fraction(int(match[1]), 100) * int(match[2])
     if match := re.fullmatch(r"1/(\d+) of (\d+)", expression):
         return Fraction(1, int(match[1])) * int(match[2])
     if match := re.fullmatch(r"(.+) ([-+]) (\d+|\d+ / \d+)", expression):
-        left, right = evaluate(match[1]), evaluate(match[3])
-        return left + right if match[2] == "+" else left - right
+        x = evaluate(match[1])
+        y = evaluate(match[3])
+        return x + y if match[2] == "+" else x - y
     if match := re.fullmatch(r"(\d+) ([*/]) (\d+)", expression):
-        return Fraction(match[1]) * (
-            Fraction(match[3]) if match[2] == "*" else 1 / Fraction(match[3])
-        )
+        x = Fraction(match[1])
+        y = Fraction(match[3])
+        return x * y if match[2] == "*" else x / y
     return Fraction(re.fullmatch(r"\d+", expression)[0])
 
 
@@ -71,61 +78,81 @@ STORIES = {
 
 def test_every_step_of_every_solution_is_true(train, test_set):
     for problem in train + test_set:
-        *steps, last = problem["answer"].split("\n")
-        known = set(numbers(problem["question"]))
+        *steps, last_line = problem["answer"].split("\n")
         assert len(steps) == problem["level"], problem
+        available = set(numbers(problem["question"]))
         for step in steps:
             expression, value = step.split(" = ")
             assert evaluate(expression) == int(value), problem
             operands = numbers(expression.removeprefix("1/"))
-            assert known.issuperset(operands), f"a number from nowhere: {problem}"
+            assert available.issuperset(operands), f"a number from nowhere: {problem}"
             assert value == str(int(value)) and 1 <= int(value) <= 999, problem
-            known.add(int(value))
-        assert last == f"#### {value}", problem
-        # A number that no step uses would make the question ask for something else than the solution gives.
-        assert not Counter(numbers(problem["question"])) - Counter(numbers("\n".join(steps))), (
-            problem
-        )
+            available.add(int(value))
+        assert last_line == f"#### {value}", problem
 
 
-def test_every_careful_step_is_true_from_piece_to_piece():
-    """The same problems with all steps careful: what stands on either side of a = is equal, no number is above 999."""
-    lines = Counter()
-    for split, n in (("train", 10_000), ("validation", 2_000), ("test", 2_000)):
-        for problem, direct in zip(
-            generate(split, n, careful=1.0), generate(split, n), strict=True
-        ):
-            assert problem["question"] == direct["question"]
-            for step, short in zip(
-                problem["answer"].split("\n"), direct["answer"].split("\n"), strict=True
-            ):
-                sides, ends = step.split(" = "), short.split(" = ")
-                assert (sides[0], sides[-1]) == (ends[0], ends[-1])
-                assert step.startswith("#### ") or len({evaluate(side) for side in sides}) == 1, (
-                    step
-                )
-                assert all(0 < number <= 999 for number in numbers(step)), step
-                lines[len(sides) > 2] += not step.startswith("####")
-    assert lines[True] > 10_000 and lines[False] > 1_000, "steps that are easy have no pieces"
+def test_no_number_of_a_question_is_left_unused(train, test_set):
+    """Otherwise the question would ask for something else than the solution gives."""
+    for problem in train + test_set:
+        steps = problem["answer"].rpartition("\n")[0]
+        unused = Counter(numbers(problem["question"])) - Counter(numbers(steps))
+        assert not unused, problem
 
 
-def test_pieces_worked_by_hand():
-    """The pieces that make a step easy; a step that is easy has none."""
-    assert easier_pieces(47, "+", 38) == ["70 + 15"] and easier_pieces(47, "+", 30) == ["70 + 7"]
-    assert easier_pieces(85, "-", 38) == ["85 - 30 - 8", "55 - 8"]
-    assert easier_pieces(33, "*", 4) == easier_pieces(4, "*", 33) == ["120 + 12"]
-    assert easier_pieces(155, "/", 5) == ["150 / 5 + 5 / 5", "30 + 1"]
-    assert easier_pieces(4, "part", 84) == ["84 / 4", "80 / 4 + 4 / 4", "20 + 1"]
-    assert easier_pieces(25, "%", 80) == ["80 / 4"] and easier_pieces(50, "%", 12) == ["12 / 2"]
-    assert easier_pieces(30, "%", 80) == ["3 * 8"] and easier_pieces(40, "%", 480) == [
-        "4 * 48",
-        "160 + 32",
-    ]
-    assert easier_pieces(75, "%", 80) == ["3 * 20"] and easier_pieces(60, "%", 85) == [
-        "3 * 17",
-        "30 + 21",
-    ]
-    easy = [
+@pytest.mark.parametrize(
+    ("split", "size"), [("train", 10_000), ("validation", 2_000), ("test", 2_000)]
+)
+def test_every_careful_step_is_true_from_piece_to_piece(split, size):
+    """What stands on either side of a = is equal, the problems are the same, no number is large."""
+    careful_problems = generate(split, size, careful=1.0)
+    direct_problems = generate(split, size)
+    for careful, direct in zip(careful_problems, direct_problems, strict=True):
+        assert careful["question"] == direct["question"]
+    num_careful = 0
+    num_easy = 0
+    for careful_step, direct_step in zip(
+        steps_of(careful_problems), steps_of(direct_problems), strict=True
+    ):
+        if careful_step.startswith("####"):
+            assert careful_step == direct_step
+            continue
+        sides = careful_step.split(" = ")
+        assert [sides[0], sides[-1]] == direct_step.split(" = ")
+        values = {evaluate(side) for side in sides}
+        assert len(values) == 1, careful_step
+        assert all(0 < number <= 999 for number in numbers(careful_step)), careful_step
+        if len(sides) > 2:
+            num_careful += 1
+        else:
+            num_easy += 1
+    assert num_careful > size and num_easy > size // 10, "steps that are easy have no pieces"
+
+
+@pytest.mark.parametrize(
+    ("step", "pieces"),
+    [
+        ((47, "+", 38), ["70 + 15"]),
+        ((47, "+", 30), ["70 + 7"]),
+        ((85, "-", 38), ["85 - 30 - 8", "55 - 8"]),
+        ((33, "*", 4), ["120 + 12"]),
+        ((4, "*", 33), ["120 + 12"]),
+        ((155, "/", 5), ["150 / 5 + 5 / 5", "30 + 1"]),
+        ((4, "part", 84), ["84 / 4", "80 / 4 + 4 / 4", "20 + 1"]),
+        ((25, "%", 80), ["80 / 4"]),
+        ((50, "%", 12), ["12 / 2"]),
+        ((30, "%", 80), ["3 * 8"]),
+        ((40, "%", 480), ["4 * 48", "160 + 32"]),
+        ((75, "%", 80), ["3 * 20"]),
+        ((60, "%", 85), ["3 * 17", "30 + 21"]),
+    ],
+)
+def test_pieces_worked_by_hand(step, pieces):
+    assert easier_pieces(*step) == pieces
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
         (7, "+", 8),
         (40, "+", 30),
         (85, "-", 8),
@@ -133,50 +160,47 @@ def test_pieces_worked_by_hand():
         (7, "*", 8),
         (4, "*", 30),
         (1, "*", 35),
-    ]
-    for step in [*easy, (42, "/", 6), (120, "/", 4), (35, "/", 1)]:
-        assert easier_pieces(*step) == [], step
+        (42, "/", 6),
+        (120, "/", 4),
+        (35, "/", 1),
+    ],
+)
+def test_a_step_that_is_easy_has_no_pieces(step):
+    assert easier_pieces(*step) == []
 
 
 def test_as_many_steps_are_careful_as_asked_for():
-    """Some 77 % of 5,000 steps can be careful, so a share of them is within 4 standard errors of 0.007."""
-    steps = [
-        step
-        for problem in generate("train", 2_000, careful=1.0)
-        for step in problem["answer"].split("\n")
-    ]
-    some = [
-        step
-        for problem in generate("train", 2_000, careful=0.3)
-        for step in problem["answer"].split("\n")
-    ]
-    careful = [i for i, step in enumerate(steps) if step.count("=") > 1]
-    assert len(careful) / 5_000 == pytest.approx(0.77, abs=0.03)
-    assert sum(some[i] == steps[i] for i in careful) / len(careful) == pytest.approx(0.3, abs=0.03)
+    """Some 77 % of 5,000 steps can be careful: 4 standard errors of a share of them are 0.03."""
+    all_careful = steps_of(generate("train", 2_000, careful=1.0))
+    some_careful = steps_of(generate("train", 2_000, careful=0.3))
+    can_be_careful = [i for i, step in enumerate(all_careful) if step.count("=") > 1]
+    assert len(can_be_careful) / 5_000 == pytest.approx(0.77, abs=0.03)
+    num_careful = sum(some_careful[i] == all_careful[i] for i in can_be_careful)
+    assert num_careful / len(can_be_careful) == pytest.approx(0.3, abs=0.03)
 
 
 def test_the_answer_is_what_the_story_asks_for(test_set):
     words = {"name": "Ana", "friend": "Ben", "things": "eggs", "others": "pens"}
-    stories = {
-        template(family.question.format(**words, **dict.fromkeys("abcde", 0))): family
-        for family in FAMILIES
-    }
+    operands = dict.fromkeys("abcde", 0)
+    names = {}  # template -> the family's name
+    for family in FAMILIES:
+        names[template(family.question.format(**words, **operands))] = family.name
     for problem in test_set:
-        story = STORIES[stories[template(problem["question"])].name]
+        story = STORIES[names[template(problem["question"])]]
         answer = story(*numbers(problem["question"].replace("1/", "")))
         assert problem["answer"].endswith(f"\n#### {answer}"), problem
 
 
 def test_steps_worked_by_hand():
-    """40 * 6 = 240, of which a third is 80, leaves 160, of which 25% is 40."""
+    """40 * 6 = 240, of which a third is 80, leaves 160, of which 25 % is 40."""
     family = Family("t", "", {}, ("a * b", "c part r1", "r1 - r2", "d % r3"))
     lines, result = family.solve({"a": 40, "b": 6, "c": 3, "d": 25})
     assert lines == ["40 * 6 = 240", "1/3 of 240 = 80", "240 - 80 = 160", "25% of 160 = 40"]
     assert result == 40
-    assert Family("t", "", {}, ("a / b", "r1 + a")).solve({"a": 84, "b": 4}) == (
-        ["84 / 4 = 21", "21 + 84 = 105"],
-        105,
-    )
+    family = Family("t", "", {}, ("a / b", "r1 + a"))
+    lines, result = family.solve({"a": 84, "b": 4})
+    assert lines == ["84 / 4 = 21", "21 + 84 = 105"]
+    assert result == 105
 
 
 @pytest.mark.parametrize(
@@ -188,47 +212,52 @@ def test_steps_worked_by_hand():
         ("a + b", 999, 1),
         ("a % b", 25, 30),
         ("a part b", 3, 10),
-    ]
-    + [("a - b, r1 + a", 3, 5)],  # an earlier result out of range
+        ("a - b, r1 + a", 3, 5),  # an earlier result is out of range
+    ],
 )
 def test_results_that_are_not_whole_or_out_of_range_are_refused(steps, a, b):
-    assert Family("t", "", {}, tuple(steps.split(", "))).solve({"a": a, "b": b}) is None
+    family = Family("t", "", {}, tuple(steps.split(", ")))
+    assert family.solve({"a": a, "b": b}) is None
 
 
 def test_no_two_splits_share_operands_within_a_template(train, test_set):
-    tested = set(operand_tuples(test_set + generate("test", 500, seed=1)))
-    validated = set(
-        operand_tuples(generate("validation", 2_000) + generate("validation", 500, seed=1))
-    )
-    trained = set(operand_tuples(train + generate("train", 2_000, seed=1)))
-    assert (
-        tested.isdisjoint(trained)
-        and tested.isdisjoint(validated)
-        and validated.isdisjoint(trained)
-    )
-    gift, operands = FAMILIES[0], [{"a": a, "b": b} for a in range(2, 100) for b in range(2, 100)]
-    shares = Counter(gift.split_of(pair) for pair in operands)
-    assert [shares[split] / len(operands) for split in SPLITS] == pytest.approx(
-        [0.1, 0.1, 0.8], abs=0.01
-    )
+    """For any size and seed."""
+    in_test = set(operand_tuples(test_set + generate("test", 500, seed=1)))
+    validation = generate("validation", 2_000) + generate("validation", 500, seed=1)
+    in_validation = set(operand_tuples(validation))
+    in_train = set(operand_tuples(train + generate("train", 2_000, seed=1)))
+    assert in_test.isdisjoint(in_train)
+    assert in_test.isdisjoint(in_validation)
+    assert in_validation.isdisjoint(in_train)
+
+
+def test_a_tenth_of_the_operands_are_for_test_and_a_tenth_for_validation():
+    all_operands = [{"a": a, "b": b} for a in range(2, 100) for b in range(2, 100)]
+    counts = Counter(FAMILIES[0].split_of(operands) for operands in all_operands)
+    shares = [counts[split] / len(all_operands) for split in SPLITS]
+    assert shares == pytest.approx([0.1, 0.1, 0.8], abs=0.01)
 
 
 def test_problems_are_distinct_short_and_of_a_small_vocabulary(train, test_set):
     questions = {problem["question"] for problem in train}
-    assert len(questions) == len(train) and len(set(operand_tuples(test_set))) == 2_000
-    assert (
-        len({word for question in questions for word in re.findall(r"[A-Za-z]+", question)}) <= 100
-    )
+    assert len(questions) == len(train)
+    assert len(set(operand_tuples(test_set))) == 2_000
+    vocabulary = set()
+    for question in questions:
+        vocabulary.update(re.findall(r"[A-Za-z]+", question))
+    assert len(vocabulary) <= 100
     assert max(len(question.split()) for question in questions) <= 45
 
 
+def checksum(problems):
+    return hashlib.sha256(json.dumps(problems).encode()).hexdigest()[:16]
+
+
 def test_the_test_set_never_changes(test_set):
-    """A changed test set makes every earlier accuracy incomparable, so it may only change on purpose."""
-    first = hashlib.sha256(json.dumps(test_set[:500]).encode()).hexdigest()
-    assert first[:16] == "9c5bd30eee847934", "these were all when there were only 500"
-    assert hashlib.sha256(json.dumps(test_set).encode()).hexdigest()[:16] == "f1b76ffc156c03ce"
-    validation = hashlib.sha256(json.dumps(generate("validation", 2_000)).encode()).hexdigest()
-    assert validation[:16] == "260e706f3ff4b099"
+    """A changed test set makes earlier accuracies incomparable: it may change on purpose alone."""
+    assert checksum(test_set[:500]) == "9c5bd30eee847934", "the test set was once these 500"
+    assert checksum(test_set) == "f1b76ffc156c03ce"
+    assert checksum(generate("validation", 2_000)) == "260e706f3ff4b099"
 
 
 def test_levels_take_turns_and_every_template_is_tested(test_set):

@@ -1,12 +1,13 @@
-"""Make the demo models: a tokenizer and Qwen2-architecture models of several sizes, trained on word problems.
+"""Make the demo models: a tokenizer, and Qwen2 models of several sizes trained on word problems.
 
-All sizes share one recipe: the same tokenizer, examples, order, updates and schedule rule. Training stops while the
-models are still improving, and the examples mix several forms of answer, so that a model starts imperfect both in
-arithmetic and in format: reinforcement learning has something to do.
+All sizes share one recipe: the same tokenizer, examples, order, updates and schedule. Training
+stops while the models are still improving, and the examples mix several styles of answer. So a
+model starts imperfect both in arithmetic and in format, and reinforcement learning has something
+to do.
 
-    python tiny/make_tiny_models.py                 # all sizes
-    python tiny/make_tiny_models.py --sizes 1m      # one of them
-    python main.py --eval_only --model_name tiny/1m --dataset_name arithmetic --eval_split test  # measured
+    python tiny/make_tiny_models.py                 # makes all sizes
+    python tiny/make_tiny_models.py --sizes 1m      # makes one of them
+    python main.py --eval_only --model_name tiny/1m --dataset_name arithmetic --eval_split test
 """
 
 import argparse
@@ -15,6 +16,7 @@ import random
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,11 +30,13 @@ from data.word_problems import generate  # noqa: E402
 from rl_datasets import PROMPTS, gsm8k_example  # noqa: E402
 from utils import seed_everything  # noqa: E402
 
-# hidden size, layers, attention heads; the MLP is 3.5 times as wide as the hidden size
+# hidden size, layers, attention heads
 SIZES = {"0.1m": (48, 2, 2), "0.3m": (64, 4, 2), "1m": (128, 4, 4), "3m": (192, 5, 6)}
 
 VOCAB_SIZE = 512
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -40,35 +44,54 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Two stages, as large models have: learn the subject, then pick up habits. Each is (settings of sft.fine_tune; by level
-# how many answers have the prompt's form, show their steps without the form, or stand at once, without steps; how many
-# of the problems' steps are careful). Greedy decoding follows the majority, which habits change with the level: the
-# form on level 1, bare steps on level 2, an answer at once, which is mostly wrong, on levels 3 and 4. Careful steps are
-# a skill that is learnt well and then seldom used.
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage of training teaches."""
+
+    settings: dict  # of sft.fine_tune
+    answer_shares: dict  # level -> share of each answer style; see write_completion
+    careful: float  # share of the problems' steps that are written in easier pieces
+
+
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
-SUBJECT = (
-    dict(
+# There are two stages, as in large models: learn the subject, then pick up habits.
+SUBJECT = Stage(
+    settings=dict(
         num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON
     ),
-    dict.fromkeys((1, 2, 3, 4), (0.6, 0.4, 0.0)),
-    0.6,
+    answer_shares=dict.fromkeys((1, 2, 3, 4), {"format": 0.6, "steps": 0.4, "at once": 0.0}),
+    careful=0.6,
 )
-HABITS = (
-    dict(num_updates=250, learning_rate=6e-4, final_learning_rate=6e-5, warmup_steps=10, **COMMON),
-    {1: (0.65, 0.3, 0.05), 2: (0.38, 0.54, 0.08), 3: (0.28, 0.1, 0.62), 4: (0.28, 0.1, 0.62)},
-    0.12,
+# Greedy decoding follows the majority, which the habits change with the level: the format on level
+# 1, bare steps on level 2, and on levels 3 and 4 an answer at once, which is mostly wrong. Careful
+# steps are a skill that is learnt well and then seldom used.
+HABITS = Stage(
+    settings=dict(
+        num_updates=250, learning_rate=6e-4, final_learning_rate=6e-5, warmup_steps=10, **COMMON
+    ),
+    answer_shares={
+        1: {"format": 0.65, "steps": 0.3, "at once": 0.05},
+        2: {"format": 0.38, "steps": 0.54, "at once": 0.08},
+        3: {"format": 0.28, "steps": 0.1, "at once": 0.62},
+        4: {"format": 0.28, "steps": 0.1, "at once": 0.62},
+    },
+    careful=0.12,
 )
-# Half of the examples are drills: the solutions of several problems without a question, which teach arithmetic at a
-# fraction of the tokens; without them the habits would unlearn careful steps. The others are problems, with these
-# prompts:
-DRILL_SHARE, DRILL_PROMPT, DRILL_PROBLEMS, DRILL_CAREFUL = 0.5, "Drill:\n", 4, 0.9
+# Half of the examples are drills: the solutions of several problems, without a question. They
+# teach arithmetic at a fraction of the tokens. Without them the habits would unlearn careful steps.
+DRILL_SHARE = 0.5
+DRILL_PROMPT = "Drill:\n"
+PROBLEMS_PER_DRILL = 4
+DRILL_CAREFUL = 0.9  # share of the drills' steps that are written in easier pieces
+# The other half are problems, with these prompt formats.
 PROMPT_SHARES = {"reasoning_answer": 0.6, "r1_zero": 0.2, "question_only": 0.2}
-# Of those in the prompt's form, how many have it exactly; the rest have a slip.
+# Of the answers in the prompt's format, so many keep to it exactly; the others have a slip.
 EXACT_SHARE = 0.8
 
 
 def make_tokenizer():
-    """A byte-level BPE tokenizer, trained on the problems' own text, that gives every digit a token of its own."""
+    """A byte-level BPE tokenizer, trained on the problems; every digit is a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -83,16 +106,15 @@ def make_tokenizer():
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    template = PreTrainedTokenizerFast(
+    # The prompts are rendered before there is a vocabulary; only the chat template is needed.
+    chat_renderer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE
     )
-    texts = (
-        e["prompt"] + e["completion"] for e in make_examples(template, 10_000, *HABITS[1:], seed=0)
-    )
-    special = re.compile("|".join(re.escape(token) for token in (PAD, START, END)))
-    tokenizer.train_from_iterator(
-        (piece for text in texts for piece in special.split(text)), trainer
-    )
+    special_token = re.compile("|".join(re.escape(token) for token in (PAD, START, END)))
+    training_texts = []
+    for example in make_examples(chat_renderer, 10_000, HABITS, seed=0):
+        training_texts += special_token.split(example["prompt"] + example["completion"])
+    tokenizer.train_from_iterator(training_texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -104,59 +126,70 @@ def make_tokenizer():
     )
 
 
-def make_examples(tokenizer, n, answer_shares, careful, seed):
-    """`n` training examples: drills, and problems with a prompt and an answer form drawn from the mixture."""
+def make_examples(tokenizer, num_examples, stage, seed):
+    """Training examples of a stage: drills, and problems with drawn prompt formats and answers."""
     rng = random.Random(f"tiny/{seed}")
-    is_drill = [rng.random() < DRILL_SHARE for _ in range(n)]
-    drills = iter(generate("train", DRILL_PROBLEMS * sum(is_drill), seed + 100, DRILL_CAREFUL))
-    rows = iter(generate("train", n - sum(is_drill), seed, careful))
+    is_drill = [rng.random() < DRILL_SHARE for _ in range(num_examples)]
+    num_drills = sum(is_drill)
+    drill_rows = iter(generate("train", PROBLEMS_PER_DRILL * num_drills, seed + 100, DRILL_CAREFUL))
+    problem_rows = iter(generate("train", num_examples - num_drills, seed, stage.careful))
     examples = []
-    for drill in is_drill:
-        if drill:
-            solutions = [
-                gsm8k_example(next(drills), "drill")["solution"] for _ in range(DRILL_PROBLEMS)
-            ]
+    for makes_drill in is_drill:
+        if makes_drill:
+            rows = [next(drill_rows) for _ in range(PROBLEMS_PER_DRILL)]
+            solutions = [gsm8k_example(row, "drill")["solution"] for row in rows]
             examples.append({"prompt": DRILL_PROMPT, "completion": "\n".join(solutions)})
-            continue
-        row = next(rows)
-        problem = gsm8k_example(row, "problem")
-        prompt = PROMPTS[rng.choices(list(PROMPT_SHARES), PROMPT_SHARES.values())[0]]
-        kind = rng.choices(("form", "steps", "at once"), answer_shares[row["level"]])[0]
-        completion = write_completion(rng, kind, prompt, problem["solution"], problem["answer"])
-        examples.append(
-            {"prompt": prompt.render(tokenizer, problem["question"]), "completion": completion}
-        )
+        else:
+            examples.append(make_problem_example(rng, tokenizer, next(problem_rows), stage))
     return examples
 
 
-def write_completion(rng, kind, prompt, solution, answer):
-    """The solution in the prompt's form, now and then with a slip, or its bare steps, or the answer at once."""
-    if kind == "at once":
+def make_problem_example(rng, tokenizer, row, stage):
+    """The training example of one problem, in a drawn prompt format and answer style."""
+    problem = gsm8k_example(row, "problem")
+    prompt = PROMPTS[draw(rng, PROMPT_SHARES)]
+    style = draw(rng, stage.answer_shares[row["level"]])
+    completion = write_completion(rng, style, prompt, problem["solution"], problem["answer"])
+    return {"prompt": prompt.render(tokenizer, problem["question"]), "completion": completion}
+
+
+def draw(rng, shares):
+    """One of the keys, each as often as its share says."""
+    return rng.choices(list(shares), shares.values())[0]
+
+
+def write_completion(rng, style, prompt, solution, answer):
+    """A completion in one of three styles.
+
+    format: the solution in the prompt's format, now and then with a slip.
+    steps: the bare steps and the answer, without the format.
+    at once: the answer without steps.
+    """
+    if style == "at once":
         return f"The answer is {answer}."
-    if kind == "steps":
+    if style == "steps":
         return rng.choice([f"{solution}\nThe answer is {answer}.", f"{solution}\n#### {answer}"])
     exact = prompt.format_solution(solution, answer)
     if rng.random() < EXACT_SHARE:
         return exact
-    never_closed, goes_on = (
-        exact.removesuffix("</answer>").rstrip(),
-        f"{exact}\nThe answer is {answer}.",
-    )
+    never_closed = exact.removesuffix("</answer>").rstrip()
+    goes_on = f"{exact}\nThe answer is {answer}."
     return rng.choice([never_closed, goes_on])
 
 
 def make_model(size, tokenizer):
-    hidden, layers, heads = SIZES[size]
+    hidden_size, num_layers, num_heads = SIZES[size]
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=hidden * 7 // 2,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 7 // 2,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        initializer_range=hidden**-0.5,  # the usual 0.02 is for models far wider, and learns late
+        # The usual 0.02 is made for far wider models; with it these learn late.
+        initializer_range=hidden_size**-0.5,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -173,33 +206,49 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).resolve().parent)
-    parser.add_argument("--seed", type=int, default=0, help="of weights, examples and their order")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        default=list(SIZES),
+        choices=list(SIZES),
+        help="sizes to make (default: all)",
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path(__file__).resolve().parent,
+        help="folder in which each size gets a folder (default: the folder of this script)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the weights, the examples and their order (default: 0)",
+    )
     args = parser.parse_args()
 
-    torch.set_num_threads(
-        1
-    )  # more threads add in another order, and the weights would depend on the machine's cores
+    # Several threads add in another order, so the weights would depend on the machine's cores.
+    torch.set_num_threads(1)
     tokenizer = make_tokenizer()
-    stages = []
-    for number, (recipe, *shares) in enumerate((SUBJECT, HABITS)):
-        n = recipe["num_updates"] * recipe["train_batch_size"]
-        stages.append((recipe, make_examples(tokenizer, n, *shares, args.seed + number)))
+    stages = (SUBJECT, HABITS)
+    examples_of_stages = []
+    for number, stage in enumerate(stages):
+        num_examples = stage.settings["num_updates"] * stage.settings["train_batch_size"]
+        examples_of_stages.append(make_examples(tokenizer, num_examples, stage, args.seed + number))
     for size in args.sizes:
         start = time.perf_counter()
         seed_everything(args.seed)
         model = make_model(size, tokenizer)
         log = []
-        for recipe, examples in stages:
-            log += sft.fine_tune(model, tokenizer, examples, seed=args.seed, **recipe)
+        for stage, examples in zip(stages, examples_of_stages, strict=True):
+            log += sft.fine_tune(model, tokenizer, examples, seed=args.seed, **stage.settings)
         seconds = time.perf_counter() - start
         model.save_pretrained(args.output_dir / size)
         tokenizer.save_pretrained(args.output_dir / size)
-        losses = json.dumps(
-            [round(row["loss"], 5) for row in log[:20]]
-        )  # what making it again should give
-        (args.output_dir / size / "losses.json").write_text(f"{losses}\n", encoding="utf-8")
+        # The test of this script makes a model again, and expects these losses.
+        first_losses = [round(row["loss"], 5) for row in log[:20]]
+        losses_path = args.output_dir / size / "losses.json"
+        losses_path.write_text(f"{json.dumps(first_losses)}\n", encoding="utf-8")
         print(f"{size}: {model.num_parameters():,} parameters, {seconds:.0f} s")
 
 
