@@ -332,7 +332,7 @@ MISTAKES_IN_DATA = [
 ]
 
 MISTAKES_IN_DIRECTORIES = [
-    # where a run or a file is written
+    # The command writes there.
     mistake("main", "--output_dir run", "--output_dir run", "already holds a run", "--resume"),
     mistake("sft", "--output_dir run", "--output_dir run", "already holds a run", "--resume"),
     mistake("expert_iteration", "--output_dir run", "--output_dir run", "already holds a run"),
@@ -351,7 +351,7 @@ MISTAKES_IN_DIRECTORIES = [
         "--output",
         "cannot write gold.jsonl/g.jsonl",
     ),
-    # where logs are read
+    # The command reads logs there.
     mistake("plotter", "absent", "absent", "no such directory"),
     mistake("plotter", "gold.jsonl", "gold.jsonl", "no such directory"),
     mistake("plotter", "data", "data", "train_log.jsonl", "eval_log.jsonl"),
