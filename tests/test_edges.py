@@ -48,9 +48,8 @@ def copy_parameters(model):
     return [parameter.clone() for parameter in model.parameters()]
 
 
-def are_equal(tensors, other_tensors):
-    pairs = zip(tensors, other_tensors, strict=True)
-    return all(torch.equal(tensor, other) for tensor, other in pairs)
+def are_equal(tensors, expected_tensors):
+    return all(map(torch.equal, tensors, expected_tensors))
 
 
 def only_error(capsys):
