@@ -1,10 +1,13 @@
-"""main.py's flags, in groups that sft.py and expert iteration share, and a line for whatever is wrong with one."""
+"""Every flag of main.py, in groups that sft.py and expert iteration share, and what can be wrong.
+
+`parse` turns a command line into flags. `check` finds mistakes in them before anything slow begins.
+"""
 
 import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,142 +32,160 @@ LOSS_TYPES = (
 )
 
 
-class _DefaultsOnce(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a flag's default, unless its help says what happens without it."""
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows each flag's default, and keeps the line breaks of a help text, one for each choice.
+
+    Where the default is None, the help text itself says what happens without the flag.
+    """
 
     def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
+        if action.default is None:
+            return action.help
+        return super()._get_help_string(action)
+
+    def _split_lines(self, text, width):
+        lines = []
+        for line in text.splitlines():
+            lines += super()._split_lines(line, width)
+        return lines
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Flags whose --help shows the defaults, and whose errors are one line with exit code 2."""
+    """A parser whose --help shows the defaults, and whose errors are one line with exit code 2."""
 
     def __init__(self, **kwargs):
-        super().__init__(formatter_class=_DefaultsOnce, allow_abbrev=False, **kwargs)
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **kwargs)
 
     def error(self, message):
-        once = os.environ.get("RANK", "0") == "0"  # torchrun starts this in every process
-        self.exit(2, f"error: {message} (--help lists every flag)\n" if once else None)
+        """Exit with code 2. torchrun starts many processes, of which only the first one prints."""
+        if os.environ.get("RANK", "0") == "0":
+            self.exit(2, f"error: {message} (--help lists every flag)\n")
+        self.exit(2)
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags as given; with --resume the others are those of the run in --output_dir."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--resume", action="store_true")
-    first.add_argument("--output_dir", type=Path, default=parser.get_default("output_dir"))
-    given, _ = first.parse_known_args(argv)
-    try:
-        saved = read_args(given.output_dir / "args.json") if given.resume else None
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    known = vars(parser.parse_args([])).keys() - {"resume", "output_dir"}
-    parser.set_defaults(**{name: value for name, value in (saved or {}).items() if name in known})
+    """The flags of a training script, with the defaults that depend on other flags filled in.
+
+    With --resume, every flag that argv does not name is what the run in --output_dir had.
+    """
+    parser.set_defaults(**_flags_of_resumed_run(parser, argv))
     args = parser.parse_args(argv)
-    if "eval_split" in args and args.eval_split is None:
+    if args.eval_split is None:
         args.eval_split = default_eval_split(args.dataset_name, args.dataset_path)
-    if (
-        args.eval_temperature is None
-    ):  # several samples of one greedy answer would be that answer several times
-        args.eval_temperature = (
-            0.0 if args.eval_samples == 1 else vars(args).get("temperature", 1.0)
-        )
+    if args.eval_temperature is None:
+        # Several greedy samples would be the same answer several times.
+        is_greedy = args.eval_samples == 1
+        args.eval_temperature = 0.0 if is_greedy else getattr(args, "temperature", 1.0)
     return args
 
 
+def _flags_of_resumed_run(parser: ArgumentParser, argv: Sequence[str] | None) -> dict:
+    """The flags in the args.json of the run that argv resumes; {} if it resumes none."""
+    resume_parser = ArgumentParser(add_help=False)
+    resume_parser.add_argument("--resume", action="store_true")
+    resume_parser.add_argument("--output_dir", type=Path, default=parser.get_default("output_dir"))
+    resume_args, _ = resume_parser.parse_known_args(argv)
+    if not resume_args.resume:
+        return {}
+    try:
+        saved_flags = read_args(resume_args.output_dir / "args.json")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    flag_names = vars(parser.parse_args([])).keys() - {"resume", "output_dir"}
+    return {name: saved_flags[name] for name in flag_names & saved_flags.keys()}
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """main.py's flags."""
+    """The flags of main.py."""
     parser = ArgumentParser(description="Train a language model with GRPO.")
     add_model_and_data(parser)
-    add = add_sampling(
-        parser,
-        ("--rollout_batch_size", 256, "sequences sampled per iteration: prompts x group_size"),
-    )
-    resampling = "rounds in which new prompts replace groups of equal rewards, as in DAPO; 0: none"
-    add("--dynamic_sampling", type=int, default=0, help=resampling)
 
-    add = parser.add_argument_group("loss").add_argument
-    forms = "clipped ratio x advantage, unclipped, log-prob x advantage, log-prob x reward; one clipped ratio for a"
-    forms += " sequence, capped ratio as a weight of log-prob x advantage (docs/family.md: which paper is which)"
-    add("--loss_type", default="grpo_clip", choices=LOSS_TYPES, help=forms)
-    add(
-        "--beta",
-        type=float,
-        default=0.04,
-        help="weight of the KL to the reference; 0: no reference is kept",
-    )
-    add(
-        "--cliprange",
-        type=float,
-        default=0.2,
-        help="the ratio is clipped to [1 - cliprange, 1 + cliprange]",
-    )
-    add(
-        "--cliprange_high",
-        type=float,
-        help="another upper range, as in DAPO; cispo's cap (default: cliprange)",
-    )
-    add_length_normalization(add)
-    add(
-        "--use_std_normalization",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="advantage / group std",
-    )
-    add("--advantage_eps", type=float, default=1e-6, help="added to the std")
-    add(
-        "--mask_truncated_completions",
-        action="store_true",
-        help="no loss on completions cut at the maximum length",
-    )
-    add(
-        "--importance_cap",
-        type=float,
-        help="weight tokens by min(p_old / p_sampler, cap) (default: off)",
+    batch_help = "Completions sampled in each iteration: the number of prompts times --group_size."
+    add_sampling_flag = add_sampling(parser, ("--rollout_batch_size", 256, batch_help))
+    add_sampling_flag(
+        "--dynamic_sampling",
+        type=int,
+        default=0,
+        help="Rounds in which new prompts replace those whose group has equal rewards, which teach"
+        " nothing (DAPO, arXiv:2503.14476). With 0 nothing is replaced.",
     )
 
-    add = add_optimisation(parser)
-    add("--num_train_iters", type=int, default=1000, help="rollout batches")
-    add(
+    add_loss(parser)
+
+    add_optimisation_flag = add_optimisation(parser)
+    add_optimisation_flag(
+        "--num_train_iters",
+        type=int,
+        default=1000,
+        help="Iterations: rollout batches that are sampled and trained on.",
+    )
+    add_optimisation_flag(
         "--epochs_per_rollout_batch",
         type=int,
         default=1,
-        help="passes over each rollout batch; more is off-policy",
+        help="Passes over each rollout batch. All updates but the first one are off-policy.",
     )
-    add(
+    add_optimisation_flag(
         "--train_batch_size",
         type=int,
-        help="sequences per optimiser step (default: rollout_batch_size)",
+        help="Completions in each update. (default: --rollout_batch_size, so that there is one"
+        " update in each iteration)",
     )
-    add("--learning_rate", type=float, default=1e-6, help="its peak, at the end of the warm-up")
-    schedules = ("constant", "linear", "cosine")
-    add(
+    add_optimisation_flag(
+        "--learning_rate",
+        type=float,
+        default=1e-6,
+        help="Learning rate of AdamW at its peak, which it reaches at the end of the warm-up.",
+    )
+    add_optimisation_flag(
         "--lr_schedule",
         default="constant",
-        choices=schedules,
-        help="after the warm-up, to 0 at num_train_iters",
+        choices=("constant", "linear", "cosine"),
+        help="How the learning rate goes on after the warm-up. (default: %(default)s)\n"
+        "constant: it stays at its peak.\n"
+        "linear: it falls to 0 at --num_train_iters in a straight line.\n"
+        "cosine: it falls to 0 at --num_train_iters along half a period of a cosine.",
     )
-    add("--adam_beta1", type=float, default=0.9, help="decay of the mean gradient")
-    add("--adam_beta2", type=float, default=0.95, help="decay of the mean squared gradient")
+    add_optimisation_flag(
+        "--adam_beta1",
+        type=float,
+        default=0.9,
+        help="Decay of AdamW's running mean of the gradient: the share of it that an update keeps.",
+    )
+    add_optimisation_flag(
+        "--adam_beta2",
+        type=float,
+        default=0.95,
+        help="The same for AdamW's running mean of the squared gradient.",
+    )
 
     judges.add_flags(parser)
 
-    add = add_evaluation_and_output(parser, "output/grpo", "iterations")
-    add("--eval_only", action="store_true", help="evaluate the model and stop")
+    add_evaluation_flag = add_evaluation_and_output(parser, "output/grpo", "iterations")
+    add_evaluation_flag(
+        "--eval_only",
+        action="store_true",
+        help="Evaluate the model and stop, without training.",
+    )
 
-    add = add_runtime(parser)
-    add(
+    add_runtime_flag = add_runtime(parser)
+    add_runtime_flag(
         "--max_kl",
         type=float,
         default=3.0,
-        help="nats; a mean KL above it 3 times in a row ends the run as diverged",
+        help="Limit in nats per token. A run whose mean KL to the reference is above it in three"
+        " iterations in a row ends as diverged.",
     )
+
     args = parse(parser, argv)
     if args.train_batch_size is None:
         args.train_batch_size = args.rollout_batch_size
     return args
 
 
-# --- Groups of flags. Each function returns the group's add_argument, for what a script adds to it
+# --- Groups of flags ------------------------------------------------------------------------------
+# Those that scripts share return the add_argument of their last group, so that a script can add
+# flags of its own to it.
 
 
 def add_model_and_data(parser):
@@ -172,72 +193,172 @@ def add_model_and_data(parser):
     add(
         "--model_name",
         default="Qwen/Qwen2-0.5B-Instruct",
-        help="hub name or directory with safetensors weights",
+        help="The model to start from: its name on the hub, or a directory with safetensors"
+        " weights and a tokenizer.",
     )
     add(
         "--gradient_checkpointing",
         action="store_true",
-        help="recompute activations: less memory, a third slower",
+        help="Compute activations again in the backward pass instead of storing them. It takes"
+        " less memory and about a third more time.",
     )
     add = add_data(parser)
     add(
         "--max_prompt_length",
         type=int,
         default=512,
-        help="tokens; longer prompts are dropped and counted",
+        help="Maximum length of a prompt in tokens. Examples with longer prompts are left out, and"
+        " their number is printed.",
     )
     return add
 
 
 def add_data(parser):
     add = parser.add_argument_group("data").add_argument
-    add("--dataset_name", default="gsm8k", help=f"one of: {', '.join(DATASETS)}")
-    add("--dataset_path", help="folder with train, test and maybe validation as .jsonl or .parquet")
-    add("--evaluator", help=f"reward: one of {', '.join(EVALUATORS)} (default: the data set's own)")
+    add(
+        "--dataset_name",
+        default="gsm8k",
+        help=f"The data set: one of {', '.join(DATASETS)}.",
+    )
+    add(
+        "--dataset_path",
+        help="Folder with the splits train, test and maybe validation, as .jsonl or .parquet"
+        " files. (default: the data set's own source)",
+    )
+    add(
+        "--evaluator",
+        help=f"What computes the rewards: one of {', '.join(EVALUATORS)}."
+        " (default: the data set's own)",
+    )
     add(
         "--prompt",
-        help=f"form of prompt and answer: one of {', '.join(PROMPTS)} (default: the data set's own)",
+        help=f"Prompt format, which also decides how answers are read: one of {', '.join(PROMPTS)}."
+        " (default: the data set's own)",
     )
     return add
 
 
-def add_sampling(parser, batch: tuple[str, int, str] | None = None):
-    """batch: flag, default and help of how much is sampled at each step; None: nothing is, but for evaluations."""
+def add_sampling(parser, batch_flag: tuple[str, int, str] | None = None):
+    """Flags of sampling.
+
+    batch_flag: name, default and help of the flag that says how much is sampled to train on; None
+    for a script that samples only to evaluate.
+    """
     add = parser.add_argument_group("sampling").add_argument
-    if batch:
-        add(batch[0], type=int, default=batch[1], help=batch[2])
-        add("--group_size", type=int, default=8, help="completions per prompt")
+    if batch_flag:
+        name, default, batch_help = batch_flag
+        add(name, type=int, default=default, help=batch_help)
+        add("--group_size", type=int, default=8, help="Number of completions per prompt.")
         add(
             "--temperature",
             type=float,
             default=1.0,
-            help="of sampling, and of the log-probs in main.py's loss",
+            help="Temperature of sampling, and of the log-probabilities in main.py's loss.",
         )
-    add("--max_completion_length", type=int, default=512, help="tokens")
+    add(
+        "--max_completion_length",
+        type=int,
+        default=512,
+        help="Maximum length of a completion in tokens. It is cut off there.",
+    )
     add(
         "--max_concurrent_sequences",
         type=int,
         default=512,
-        help="sampled at a time: bounds the memory of the cache",
+        help="Maximum number of completions that are sampled at a time. A smaller number takes less"
+        " memory, and more time.",
     )
     add(
         "--sampling_dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16"),
-        help="auto: bfloat16 on CUDA",
+        help="Precision of the weights that sample. (default: %(default)s)\n"
+        "auto: bfloat16 on a GPU that has it, otherwise float32.\n"
+        "float32: the weights that are trained.\n"
+        "bfloat16: a copy of them, renewed after each update.",
     )
     return add
 
 
-def add_length_normalization(add):
-    forms = (
-        "per-token loss: mean over each sequence, sum / max_completion_length, mean over all tokens"
+def add_loss(parser):
+    add = parser.add_argument_group("loss").add_argument
+    add(
+        "--loss_type",
+        default="grpo_clip",
+        choices=LOSS_TYPES,
+        help="The loss of a token. Its ratio is its probability under the policy, divided by its"
+        " probability before the iteration's first update. docs/family.md compares the papers."
+        " (default: %(default)s)\n"
+        "grpo_clip: minus the ratio times the advantage, with PPO's clip (GRPO,"
+        " arXiv:2402.03300).\n"
+        "grpo_no_clip: the same without the clip (an ablation).\n"
+        "reinforce_with_baseline: minus the log-probability times the advantage (REINFORCE,"
+        " Williams 1992, with the group's mean reward as baseline).\n"
+        "no_baseline: minus the log-probability times the reward (REINFORCE).\n"
+        "gspo: like grpo_clip, with one ratio for a whole completion, which is the geometric mean"
+        " of its tokens' ratios (GSPO, arXiv:2507.18071).\n"
+        "cispo: like reinforce_with_baseline, weighted by the ratio, which is capped and taken as"
+        " a constant (CISPO, arXiv:2506.13585).",
     )
+    add(
+        "--beta",
+        type=float,
+        default=0.04,
+        help="Weight of the KL to the reference model in the loss. With 0 there is no reference"
+        " model.",
+    )
+    add(
+        "--cliprange",
+        type=float,
+        default=0.2,
+        help="The ratio is clipped to the range from 1 - CLIPRANGE to 1 + CLIPRANGE.",
+    )
+    add(
+        "--cliprange_high",
+        type=float,
+        help="Moves the upper end of that range to 1 + CLIPRANGE_HIGH, as in DAPO. With cispo the"
+        " weight is capped there. (default: --cliprange)",
+    )
+    add_length_normalization(add)
+    add(
+        "--use_std_normalization",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Divide advantages by the standard deviation of their group's rewards. Dr. GRPO"
+        " (arXiv:2503.20783) does not.",
+    )
+    add(
+        "--advantage_eps",
+        type=float,
+        default=1e-6,
+        help="Small number that is added to that standard deviation before the division.",
+    )
+    add(
+        "--mask_truncated_completions",
+        action="store_true",
+        help="Compute no loss on completions that were cut off at --max_completion_length.",
+    )
+    add(
+        "--importance_cap",
+        type=float,
+        help="Corrects for a sampler whose probabilities differ a little from those of the policy"
+        " that it copies: each token's loss is weighted by p_policy / p_sampler, capped at this"
+        " number. (default: no correction)",
+    )
+
+
+def add_length_normalization(add):
+    """The flag that says how losses of tokens become the loss of an update."""
     add(
         "--length_normalization",
         default="masked_mean",
         choices=utils.LENGTH_NORMALIZATIONS,
-        help=forms,
+        help="How the losses of tokens are averaged. (default: %(default)s)\n"
+        "masked_mean: over the tokens of each completion, then over completions (GRPO,"
+        " arXiv:2402.03300).\n"
+        "masked_normalize: their sum over each completion, divided by --max_completion_length,"
+        " then over completions (Dr. GRPO, arXiv:2503.20783).\n"
+        "token_mean: over all tokens of the update (DAPO, arXiv:2503.14476).",
     )
 
 
@@ -247,78 +368,117 @@ def add_optimisation(parser):
         "--micro_batch_tokens",
         type=int,
         default=16384,
-        help="padded tokens per pass: memory only, not the gradient",
+        help="Maximum number of tokens, padding included, in a forward and backward pass. A smaller"
+        " number takes less memory, and does not change the gradient.",
     )
-    add("--warmup_steps", type=int, default=10, help="optimiser steps of linear warm-up")
-    add("--weight_decay", type=float, default=0.0, help="of AdamW")
-    add("--max_grad_norm", type=float, default=1.0, help="gradients are scaled down to this norm")
+    add(
+        "--warmup_steps",
+        type=int,
+        default=10,
+        help="Number of updates in which the learning rate rises to its peak in a straight line.",
+    )
+    add("--weight_decay", type=float, default=0.0, help="Weight decay of AdamW.")
+    add(
+        "--max_grad_norm",
+        type=float,
+        default=1.0,
+        help="Gradients with a greater norm are scaled down to this norm.",
+    )
     return add
 
 
 def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
-    """unit: of --eval_UNIT and --save_UNIT, what the script counts; None: it evaluates and saves after each step."""
+    """Flags of evaluations, checkpoints and logs.
+
+    unit: what the script counts, for the flags --eval_UNIT and --save_UNIT; None for a script that
+    evaluates and saves after each of its steps.
+    """
     add = parser.add_argument_group("evaluation and output").add_argument
     if unit:
         add(
             f"--eval_{unit}",
             type=int,
             default=100,
-            help=f"evaluate every so many {unit}, and first and last",
+            help=f"Evaluate every so many {unit}, and also before the first and after the last.",
         )
         add(
             f"--save_{unit}",
             type=int,
             default=100,
-            help=f"checkpoint every so many {unit}, and last",
+            help=f"Write a checkpoint every so many {unit}, and also after the last.",
         )
-    choose = "what is evaluated: tune and keep the best on validation, report on test (default: test; for"
-    choose += " arithmetic validation)"
-    add("--eval_split", choices=("validation", "test"), help=choose)
+    add(
+        "--eval_split",
+        choices=("validation", "test"),
+        help="The split that is evaluated. (default: test; for arithmetic, validation)\n"
+        "validation: problems on which flags and the best checkpoint may be chosen.\n"
+        "test: problems for the accuracy that is reported in the end.",
+    )
     add(
         "--eval_size",
         type=int,
-        help="so many of its problems, a fixed random subset (default: all)",
+        help="Number of problems to evaluate, a fixed random subset of the split. (default: all)",
     )
     add(
         "--eval_temperature",
         type=float,
-        help="0 is greedy (default: 0, or --temperature for several samples)",
+        help="Temperature of sampling in evaluations; 0 is greedy. (default: 0, or --temperature"
+        " if there are several samples)",
     )
-    add("--eval_samples", type=int, default=1, help="completions per problem; several give pass@k")
+    add(
+        "--eval_samples",
+        type=int,
+        default=1,
+        help="Completions of each problem in an evaluation. With several, pass@k is logged.",
+    )
     add(
         "--keep_checkpoints",
         type=int,
         default=3,
-        help="the newest so many are kept, and the most accurate one",
+        help="Number of checkpoints to keep: the newest ones, and besides them the most accurate.",
     )
-    add("--resume", action="store_true", help="continue the run in output_dir, with its own flags")
+    add(
+        "--resume",
+        action="store_true",
+        help="Continue the run in --output_dir from its newest checkpoint, with the flags that it"
+        " was started with.",
+    )
     add(
         "--output_dir",
         type=Path,
         default=Path(output_dir),
-        help="logs, transcripts, checkpoints; must hold no run",
+        help="Folder for logs, transcripts and checkpoints. It must not hold another run.",
     )
     add(
         "--report_to",
         choices=("tensorboard", "wandb"),
-        help="also send what is logged there, where it is installed",
+        help="A tracker that gets all logs as well; its package must be installed."
+        " (default: none)\n"
+        "tensorboard: event files for TensorBoard, in the folder tensorboard of --output_dir.\n"
+        "wandb: a run in the project grpo-lite of Weights & Biases.",
     )
     return add
 
 
 def add_runtime(parser):
     add = parser.add_argument_group("runtime").add_argument
-    add("--seed", type=int, default=0, help="of data order and sampling")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="Seed of the random numbers, by which data are ordered and completions sampled.",
+    )
     add(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda, cuda:1 ...",
+        help="Where to compute: cpu, cuda, or one GPU of several such as cuda:1.",
     )
     return add
 
 
 # --- Checks ---------------------------------------------------------------------------------------
 
+# Numbers that may be 0; all others must be greater.
 ZERO_IS_FINE = (
     "seed",
     "beta",
@@ -329,32 +489,25 @@ ZERO_IS_FINE = (
     "dynamic_sampling",
     *judges.ZERO_IS_FINE,
 )
-BELOW = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
+# Numbers that must be smaller than these.
+UPPER_BOUNDS = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for what is wrong with the flags of a training script, before anything is loaded or asked for.
+    """Find mistakes in the flags of a training script, before a model is loaded or a hub asked.
 
-    Of several processes the first one says it.
+    Raises:
+        ValueError: in the first process, with one line for the user; the others exit with code 2.
     """
     try:
         check_numbers(args)
         check_names(args)
-        if "rollout_batch_size" in args:
+        if "rollout_batch_size" in args:  # only main.py has it
             check_batches(args)
-        package = args.report_to and find_spec(args.report_to)
-        if args.report_to and not (package and package.origin):  # a folder of that name is none
-            raise ValueError(
-                f"--report_to {args.report_to}: not installed here; pip install {args.report_to}"
-            )
-        if args.dataset_path:
-            find_files(args.dataset_path, args.eval_split)
-        else:
-            DATASETS[args.dataset_name].check_split(args.eval_split)
+        check_tracker(args)
+        check_data(args)
         llms.check_model_name("--model_name", args.model_name)
-        data = DATASETS[args.dataset_name]
-        evaluator = EVALUATORS[args.evaluator or data.default_evaluator]
-        evaluator.check_flags(args, args.prompt or data.default_prompt)
+        check_evaluator(args)
     except ValueError:
         if not distributed.is_main():
             sys.exit(2)
@@ -362,71 +515,68 @@ def check(args: argparse.Namespace) -> None:
 
 
 def check_numbers(args: argparse.Namespace, zero_is_fine: Sequence[str] = ZERO_IS_FINE) -> None:
-    """Raise ValueError for a number out of range."""
+    """Raise ValueError for a number that is out of its range."""
     for name, value in vars(args).items():
-        if type(value) not in (int, float):
+        if type(value) not in (int, float):  # neither is a bool, though it counts as an int
             continue
-        if not (0 < value < math.inf or value == 0 and name in zero_is_fine):
-            raise ValueError(
-                f"--{name} must be {'at least' if name in zero_is_fine else 'more than'} 0, not {value}"
-            )
-        if name in BELOW and value >= BELOW[name]:
-            raise ValueError(f"--{name} must be below {BELOW[name]}, not {value}")
-    if "eval_size" in args and args.eval_size and args.eval_size < distributed.world_size():
-        raise ValueError(f"--eval_size {args.eval_size} is less than one problem for each process")
-
-
-def check_lengths(args: argparse.Namespace, model, *loaders) -> None:
-    """Raise ValueError where a prompt and its completion can be longer than what the model was made for."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    longest = max(loader.longest_prompt for loader in loaders)
-    if longest + args.max_completion_length > positions:
+        if name in zero_is_fine and not 0 <= value < math.inf:
+            raise ValueError(f"--{name} must be at least 0, not {value}")
+        if name not in zero_is_fine and not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be more than 0, not {value}")
+        if name in UPPER_BOUNDS and value >= UPPER_BOUNDS[name]:
+            raise ValueError(f"--{name} must be below {UPPER_BOUNDS[name]}, not {value}")
+    eval_size = getattr(args, "eval_size", None)
+    num_processes = distributed.world_size()
+    if eval_size is not None and eval_size < num_processes:
         raise ValueError(
-            f"--max_completion_length {args.max_completion_length}: the model has {positions:,} positions, of which the"
-            f" longest prompt takes {longest}; lower it, or lower --max_prompt_length"
+            f"--eval_size {eval_size} is less than one problem for each of the {num_processes}"
+            " processes; raise it"
         )
 
 
 def check_names(args: argparse.Namespace) -> None:
-    """Raise ValueError for a name that is not known, with those that are, or a device that cannot be used."""
-    for flag, what, known in (
-        ("dataset_name", "data set", DATASETS),
-        ("evaluator", "evaluator", EVALUATORS),
-        ("prompt", "prompt", PROMPTS),
-    ):
-        name = getattr(args, flag)
-        if name is not None and name not in known:
-            raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+    """Raise ValueError for an unknown data set, evaluator or prompt, or an unusable device."""
+    check_name("--dataset_name", args.dataset_name, DATASETS)
+    check_name("--evaluator", args.evaluator, EVALUATORS)
+    check_name("--prompt", args.prompt, PROMPTS)
     try:
         torch.empty(0, device=args.device)
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-    ):  # no such device, or torch was built without it
-        usable = "cpu or cuda" if torch.cuda.is_available() else "cpu"
-        raise ValueError(f"--device {args.device} cannot be used here; use {usable}") from None
+    # There is no such device, or torch was built without support for it.
+    except (RuntimeError, AssertionError, NotImplementedError):
+        usable_devices = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        raise ValueError(
+            f"--device {args.device} cannot be used here; use {usable_devices}"
+        ) from None
+
+
+def check_name(flag: str, name: str | None, known_names: Collection[str]) -> None:
+    """Raise ValueError for a name that is not known. None stands for a default, and is fine."""
+    if name is not None and name not in known_names:
+        raise ValueError(f"{flag} {name} is not known; use one of {', '.join(known_names)}")
 
 
 def check_batches(args: argparse.Namespace) -> None:
-    """Raise ValueError for batch sizes that do not divide each other, with some that do, or that a loss cannot use."""
-    rollouts, batch, several = (
-        args.rollout_batch_size,
-        args.train_batch_size,
-        distributed.world_size(),
-    )
-    group = args.group_size * several  # a group for each process
-    times = f" times {several} processes" if several > 1 else ""
-    if rollouts % group:
+    """Raise ValueError for sizes of batches and groups that do not fit together, or the loss."""
+    num_processes = distributed.world_size()
+    rollout_size = args.rollout_batch_size
+    train_size = args.train_batch_size
+    rows_per_unit = args.group_size * num_processes  # each process needs equally many groups
+    unit = f"--group_size {args.group_size}"
+    if num_processes > 1:
+        unit += f" times {num_processes} processes"
+    if rollout_size % rows_per_unit != 0:
+        size_below = rollout_size - rollout_size % rows_per_unit
+        fitting_sizes = [size_below, size_below + rows_per_unit]
+        advice = " or ".join(str(size) for size in fitting_sizes if size > 0)
         raise ValueError(
-            f"--rollout_batch_size {rollouts} is not a multiple of --group_size {args.group_size}{times};"
-            f" {' or '.join(str(n * group) for n in (rollouts // group, rollouts // group + 1) if n)} would be"
+            f"--rollout_batch_size {rollout_size} is not a multiple of {unit}; use {advice}"
         )
-    if batch > rollouts or rollouts % batch or batch % group:
-        fitting = [str(n) for n in range(group, rollouts + 1, group) if rollouts % n == 0]
+    if rollout_size % train_size != 0 or train_size % rows_per_unit != 0:
+        candidates = range(rows_per_unit, rollout_size + 1, rows_per_unit)
+        advice = ", ".join(str(size) for size in candidates if rollout_size % size == 0)
         raise ValueError(
-            f"--train_batch_size {batch} must divide --rollout_batch_size {rollouts} into whole groups of"
-            f" {args.group_size}{times}: one of {', '.join(fitting)}"
+            f"--train_batch_size {train_size} must divide --rollout_batch_size {rollout_size}, and"
+            f" be a multiple of {unit}; use one of {advice}"
         )
     if args.group_size == 1 and args.loss_type != "no_baseline":
         raise ValueError(
@@ -435,5 +585,50 @@ def check_batches(args: argparse.Namespace) -> None:
         )
     if args.loss_type == "gspo" and args.length_normalization != "masked_mean":
         raise ValueError(
-            "--loss_type gspo has one ratio per sequence and needs --length_normalization masked_mean"
+            "--loss_type gspo has one ratio per sequence and needs --length_normalization"
+            f" masked_mean, not {args.length_normalization}"
+        )
+
+
+def check_tracker(args: argparse.Namespace) -> None:
+    """Raise ValueError for a tracker that is not installed."""
+    if args.report_to is None:
+        return
+    package = find_spec(args.report_to)
+    # Python finds a mere folder of that name too, but then there is no file to import.
+    is_installed = package is not None and package.origin is not None
+    if not is_installed:
+        raise ValueError(
+            f"--report_to {args.report_to}: not installed here; pip install {args.report_to}"
+        )
+
+
+def check_data(args: argparse.Namespace) -> None:
+    """Raise ValueError where the split to evaluate on is missing."""
+    if args.dataset_path:
+        find_files(args.dataset_path, args.eval_split)
+    else:
+        DATASETS[args.dataset_name].check_split(args.eval_split)
+
+
+def check_evaluator(args: argparse.Namespace) -> None:
+    """Raise ValueError for flags that the evaluator cannot work with."""
+    dataset = DATASETS[args.dataset_name]
+    evaluator_name = args.evaluator or dataset.default_evaluator
+    prompt_name = args.prompt or dataset.default_prompt
+    EVALUATORS[evaluator_name].check_flags(args, prompt_name)
+
+
+def check_lengths(args: argparse.Namespace, model, *loaders) -> None:
+    """Raise ValueError where a prompt and its completion can exceed the model's positions."""
+    config = model.config.get_text_config()
+    num_positions = getattr(config, "max_position_embeddings", None)
+    if not num_positions:  # the model sets no limit
+        return
+    longest_prompt = max(loader.longest_prompt for loader in loaders)
+    if longest_prompt + args.max_completion_length > num_positions:
+        raise ValueError(
+            f"--max_completion_length {args.max_completion_length}: the model has"
+            f" {num_positions:,} positions, of which the longest prompt takes {longest_prompt};"
+            " lower it, or lower --max_prompt_length"
         )

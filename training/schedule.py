@@ -1,4 +1,4 @@
-"""The updates of a run, as its flags plan them: the rows of each, and its learning rate."""
+"""The plan of a training run's updates: which rows each one trains on, and its learning rate."""
 
 import math
 from argparse import Namespace
@@ -9,30 +9,41 @@ import distributed
 
 
 def split_into_updates(args: Namespace) -> list[list[int]]:
-    """The rows of each update over one rollout batch: epochs x batches of train_batch_size, whole groups, shuffled.
+    """Plan the updates over one rollout batch: a list of row numbers for each update.
 
-    A single update over everything keeps the order. Rows and sizes are this process's share.
+    Every epoch shuffles the groups and cuts them into batches of train_batch_size rows, which are
+    whole groups. A single update over the whole batch keeps the order of the rows. Rows and batch
+    sizes are those of this process's share.
     """
-    n, size = (
-        batch // distributed.world_size()
-        for batch in (args.rollout_batch_size, args.train_batch_size)
-    )
-    if args.epochs_per_rollout_batch == 1 and size == n:
-        return [list(range(n))]
+    num_processes = distributed.world_size()
+    num_rows = args.rollout_batch_size // num_processes
+    rows_per_update = args.train_batch_size // num_processes
+    if args.epochs_per_rollout_batch == 1 and rows_per_update == num_rows:
+        return [list(range(num_rows))]
     updates = []
     for _ in range(args.epochs_per_rollout_batch):
-        groups = torch.randperm(n // args.group_size).tolist()
-        rows = [g * args.group_size + i for g in groups for i in range(args.group_size)]
-        updates += [rows[i : i + size] for i in range(0, n, size)]
+        rows = []
+        for group in torch.randperm(num_rows // args.group_size).tolist():
+            rows += range(group * args.group_size, (group + 1) * args.group_size)
+        for start in range(0, num_rows, rows_per_update):
+            updates.append(rows[start : start + rows_per_update])
     return updates
 
 
-def learning_rate_factor(args: Namespace, n: int) -> float:
-    """Of --learning_rate, at optimiser step n from 0: linear warm-up, then --lr_schedule, at 0 after the last step."""
-    warm_up, updates = max(1, args.warmup_steps), args.rollout_batch_size // args.train_batch_size
-    steps = args.num_train_iters * args.epochs_per_rollout_batch * updates
-    left = min(1.0, (steps - n) / max(1, steps + 1 - warm_up))  # from 1 at the end of the warm-up
-    decay = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[
-        args.lr_schedule
-    ]
-    return min(1.0, (n + 1) / warm_up) * decay
+def learning_rate_factor(args: Namespace, update: int) -> float:
+    """The factor in [0, 1] by which --learning_rate is multiplied, for update number 0, 1, 2 ...
+
+    The factor rises linearly during the warm-up, and then follows --lr_schedule. A decaying
+    schedule would reach 0 just after the last update.
+    """
+    updates_per_epoch = args.rollout_batch_size // args.train_batch_size
+    num_updates = args.num_train_iters * args.epochs_per_rollout_batch * updates_per_epoch
+    num_warmup_updates = max(1, args.warmup_steps)
+    warmup_factor = min(1.0, (update + 1) / num_warmup_updates)
+    # The remaining share of the decay is 1 until the warm-up ends.
+    remaining = min(1.0, (num_updates - update) / max(1, num_updates + 1 - num_warmup_updates))
+    if args.lr_schedule == "linear":
+        return warmup_factor * remaining
+    if args.lr_schedule == "cosine":
+        return warmup_factor * ((1 - math.cos(math.pi * remaining)) / 2)
+    return warmup_factor

@@ -1,106 +1,153 @@
-"""What ends a run before its last step: signals, divergence, and what it depends on failing."""
+"""What stops a run before its last iteration: signals, and training that has diverged."""
 
 import math
 import signal
 
 import distributed
 
+# A run is warned of when its entropy falls below this share of its first entropy, or when all
+# rewards are equal in more than this share of the groups.
+LOW_ENTROPY_SHARE = 0.05
+HIGH_FLAT_GROUP_SHARE = 0.9
+
 
 class Interrupted(BaseException):
-    """A signal asked the run to stop, at a place where it can be continued from. No library's except may swallow it."""
+    """A signal asked the run to stop, at a moment from which the run can be continued.
+
+    It is a BaseException so that no library's `except Exception` can swallow it.
+    """
 
 
 class Diverged(Exception):
-    """Training has left the range in which it could recover; the message says by what measure."""
+    """Training has left the range in which it could recover. The message says by what measure."""
 
 
 class Interrupts:
-    """Turns SIGTERM, SIGHUP and Ctrl-C into Interrupted: at once, or where `hold` was called, at the next `release`.
+    """Turns SIGTERM, SIGHUP and Ctrl-C into an Interrupted exception.
 
-    Several processes stop at the same `release`, whichever of them was asked to: the rest would wait for one that left.
+    The exception is raised at once, except between `hold` and `release`: there it waits for
+    `release`, so that an iteration is either finished or not begun. Several processes wait for
+    `release` in any case and stop together, whichever of them got the signal, because a process
+    that left alone would leave the others waiting for it.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self):
-        self.requested, self.held, self.loading = (
-            None,
-            False,
-            False,
-        )  # loading: nothing to keep, nobody to wait for
+        self.requested = None  # the name of a signal that has come
+        self.is_held = False
+        self.loading = False  # set while there is nothing to save, and no other process to wait for
 
     def install(self) -> None:
-        self.before = {number: signal.getsignal(number) for number in self.SIGNALS}
-        for number, handler in self.before.items():
-            if (
-                number != signal.SIGHUP or handler != signal.SIG_IGN
-            ):  # under nohup a run outlives its terminal
+        """Handle the signals here, until `uninstall`."""
+        self.previous_handlers = {number: signal.getsignal(number) for number in self.SIGNALS}
+        for number, handler in self.previous_handlers.items():
+            # A run that nohup has started must outlive its terminal.
+            is_started_by_nohup = number == signal.SIGHUP and handler == signal.SIG_IGN
+            if not is_started_by_nohup:
                 signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        for number, handler in self.before.items():
+        """Put back the handlers that were there before."""
+        for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)
 
     def _handle(self, number, frame):
         self.requested = signal.Signals(number).name
-        if self.loading or not self.held and distributed.world_size() == 1:
+        may_stop_alone = not self.is_held and distributed.world_size() == 1
+        if self.loading or may_stop_alone:
             raise Interrupted(self.requested)
 
     def hold(self) -> None:
-        self.held = True
+        """Keep signals waiting until `release`."""
+        self.is_held = True
 
     def release(self) -> None:
-        self.held = False
-        requested = next(filter(None, distributed.gather([self.requested])), None)
-        if requested:
-            raise Interrupted(requested)
+        """All processes: raise Interrupted if any of them got a signal."""
+        self.is_held = False
+        for requested in distributed.gather([self.requested]):
+            if requested is not None:
+                raise Interrupted(requested)
 
     def ignore(self) -> None:
-        """The run is being saved and left: further signals change nothing."""
+        """From here on signals change nothing: the run is being saved and is about to end."""
         self.requested = None
         for number in self.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 class Guard:
-    """Watches the metrics of each iteration: stops a diverged run, and says once, in words, what looks wrong.
+    """Watches the metrics of each iteration: it stops a diverged run, and warns of other trouble.
 
-    Diverged: the mean KL above max_kl nats, or an update that is not finite, in `patience` iterations in a row.
+    A run has diverged if, in `patience` iterations in a row, an update was skipped because its loss
+    or gradient was not finite, or the mean KL to the reference was above `max_kl` nats per token.
     """
 
     def __init__(self, max_kl: float = 3.0, patience: int = 3):
-        self.max_kl, self.patience = max_kl, patience
-        self.high_kl = self.non_finite = 0
-        self.warned, self.first_entropy = set(), None
+        self.max_kl = max_kl
+        self.patience = patience
+        self.skipped_streak = 0  # the latest iterations in a row that skipped an update
+        self.high_kl_streak = 0  # the latest iterations in a row whose KL was too high
+        self.first_entropy = None
+        self.issued_warnings = set()  # names of warnings, each of which is issued once
 
     def check(self, metrics: dict) -> list[str]:
-        """Returns new warnings, as lines of text. Raises Diverged."""
-        kl, entropy = metrics.get("kl_per_token", 0.0), metrics.get("entropy")
-        self.non_finite = self.non_finite + 1 if metrics["skipped_updates"] else 0
-        self.high_kl = self.high_kl + 1 if kl > self.max_kl or not math.isfinite(kl) else 0
-        advice = "the run has diverged; lower --learning_rate or raise --beta, and start again from a checkpoint"
-        if self.non_finite >= self.patience:
+        """Look at the metrics of an iteration and return new warnings, each a line of text.
+
+        Raises:
+            Diverged: the run should stop.
+        """
+        self._check_divergence(metrics)
+        warnings = {
+            "entropy": self._entropy_warning(metrics),
+            "saturation": self._saturation_warning(metrics),
+        }
+        new_warnings = []
+        for name, text in warnings.items():
+            if text is not None and name not in self.issued_warnings:
+                self.issued_warnings.add(name)
+                new_warnings.append(text)
+        return new_warnings
+
+    def _check_divergence(self, metrics: dict) -> None:
+        kl = metrics.get("kl_per_token", 0.0)
+        is_kl_high = kl > self.max_kl or not math.isfinite(kl)
+        self.skipped_streak = self.skipped_streak + 1 if metrics["skipped_updates"] else 0
+        self.high_kl_streak = self.high_kl_streak + 1 if is_kl_high else 0
+        advice = (
+            "the run has diverged; lower --learning_rate or raise --beta, and start again from a"
+            " checkpoint"
+        )
+        if self.skipped_streak >= self.patience:
             raise Diverged(
-                f"updates that are not finite in {self.non_finite} iterations in a row: {advice}"
+                f"there were updates that are not finite in {self.skipped_streak} iterations"
+                f" in a row: {advice}"
             )
-        if self.high_kl >= self.patience:
+        if self.high_kl_streak >= self.patience:
             raise Diverged(
-                f"mean KL to the reference was above {self.max_kl:g} nats in {self.high_kl} iterations in a row, now"
-                f" {kl:.3g}: {advice}"
+                f"mean KL to the reference was above {self.max_kl:g} nats in"
+                f" {self.high_kl_streak} iterations in a row, now {kl:.3g}: {advice}"
             )
-        signs = {}
-        if entropy is not None:
-            self.first_entropy = self.first_entropy or entropy
-            if entropy < 0.05 * self.first_entropy:
-                signs["entropy"] = (
-                    f"entropy fell to {entropy:.4f} nats, under 5 % of its start: the samples of a group hardly differ,"
-                    " so they teach little; lower --learning_rate, or raise --beta or --temperature"
-                )
-        if metrics.get("zero_std_fraction", 0) > 0.9:
-            signs["saturation"] = (
-                f"in {metrics['zero_std_fraction']:.0%} of the groups all rewards are equal, which teaches nothing: the"
-                " reward is saturated or out of reach; use harder or easier problems"
+
+    def _entropy_warning(self, metrics: dict) -> str | None:
+        entropy = metrics.get("entropy")
+        if entropy is None:
+            return None
+        if not self.first_entropy:
+            self.first_entropy = entropy
+        if entropy < LOW_ENTROPY_SHARE * self.first_entropy:
+            return (
+                f"entropy fell to {entropy:.4f} nats, under {LOW_ENTROPY_SHARE:.0%} of its first"
+                " value: the samples of a group hardly differ, so they teach little; lower"
+                " --learning_rate, or raise --beta or --temperature"
             )
-        new = [text for name, text in signs.items() if name not in self.warned]
-        self.warned |= signs.keys()
-        return new
+        return None
+
+    def _saturation_warning(self, metrics: dict) -> str | None:
+        flat_share = metrics.get("zero_std_fraction", 0)
+        if flat_share > HIGH_FLAT_GROUP_SHARE:
+            return (
+                f"in {flat_share:.0%} of the groups all rewards are equal, which teaches nothing:"
+                " the reward is saturated or out of reach; use harder or easier problems"
+            )
+        return None

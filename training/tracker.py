@@ -1,48 +1,62 @@
-"""Hands each line of the logs to TensorBoard or Weights & Biases as well (--report_to), for those who have them."""
+"""Sends the lines of the logs to TensorBoard or Weights & Biases as well (--report_to)."""
 
 from importlib import import_module
 
 from tqdm import tqdm
 
-TRACKERS = {}  # {output directory: the tracker of its run; None: it has failed}
+TRACKERS = {}  # {output directory: the tracker of its run, or None after that has failed}
 
 
 def report(args, log, row):
-    """Send the numbers of a line. Whatever goes wrong is said once, and the run goes on without the tracker."""
-    folder, step, is_wandb = args.output_dir, row["step"], args.report_to == "wandb"
-    numbers = {
-        f"{log}/{key}": value for key, value in row.items() if isinstance(value, int | float)
-    }
+    """Send the numbers in a line of a log ("train" or "eval") to the tracker.
+
+    If anything goes wrong, one warning is printed and the run goes on without the tracker.
+    """
+    folder = args.output_dir
+    numbers = {}
+    for key, value in row.items():
+        if isinstance(value, int | float):
+            numbers[f"{log}/{key}"] = value
     try:
-        if folder not in TRACKERS and is_wandb:
-            known, config = (
-                folder / "wandb_run",
-                {key: str(value) for key, value in vars(args).items()},
-            )
-            names = {
-                "project": "grpo-lite",
-                "name": folder.name,
-                "dir": folder,
-                "config": config,
-                "resume": "allow",
-            }
-            before = known.read_text() if args.resume and known.exists() else None
-            TRACKERS[folder] = import_module("wandb").init(id=before, **names)
-            known.write_text(TRACKERS[folder].id)
-        elif (
-            folder not in TRACKERS
-        ):  # purge_step: what a resumed run takes again replaces what is there
-            writer = import_module("torch.utils.tensorboard").SummaryWriter
-            TRACKERS[folder] = writer(folder / "tensorboard", purge_step=step)
-        tracker = TRACKERS[folder]
-        if tracker and is_wandb:
-            tracker.log(numbers, step=step)
-        elif tracker:
-            for name, value in numbers.items():
-                tracker.add_scalar(name, value, step)
-            tracker.flush()
+        if folder not in TRACKERS:
+            TRACKERS[folder] = _start_tracker(args, row["step"])
+        if TRACKERS[folder] is not None:
+            _send(TRACKERS[folder], args.report_to, row["step"], numbers)
     except Exception as error:
         TRACKERS[folder] = None
         tqdm.write(
-            f"warning: --report_to {args.report_to} has failed and is left out from now on: {error!r}"
+            f"warning: --report_to {args.report_to} has failed, and gets nothing more from this"
+            f" run: {error!r}"
         )
+
+
+def _start_tracker(args, step):
+    """A wandb run, or a SummaryWriter of TensorBoard. A resumed run goes on in the one it had."""
+    folder = args.output_dir
+    if args.report_to == "tensorboard":
+        tensorboard = import_module("torch.utils.tensorboard")
+        # purge_step hides the steps that a resumed run takes again.
+        return tensorboard.SummaryWriter(folder / "tensorboard", purge_step=step)
+    id_file = folder / "wandb_run"
+    run_id = None
+    if args.resume and id_file.exists():
+        run_id = id_file.read_text()
+    wandb_run = import_module("wandb").init(
+        project="grpo-lite",
+        name=folder.name,
+        dir=folder,
+        config={name: str(value) for name, value in vars(args).items()},
+        resume="allow",
+        id=run_id,
+    )
+    id_file.write_text(wandb_run.id)
+    return wandb_run
+
+
+def _send(tracker, report_to, step, numbers):
+    if report_to == "wandb":
+        tracker.log(numbers, step=step)
+        return
+    for name, value in numbers.items():
+        tracker.add_scalar(name, value, step)
+    tracker.flush()
