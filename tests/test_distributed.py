@@ -337,7 +337,7 @@ def assert_close(actual, expected, message, tolerance=1e-5):
 def test_several_processes_give_the_numbers_of_one(
     num_processes, made_by_one, model_folder, tmp_path, capsys
 ):
-    """Metrics, gradients, weights, logs and transcripts; and either goes on where the other ended."""
+    """Metrics, gradients, weights, logs and transcripts. Each continues the other's checkpoint."""
     make_first_half(model_folder, tmp_path)
     job = dict(  # as torchrun names it
         WORLD_SIZE=str(num_processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port())

@@ -49,9 +49,9 @@ def float64_grpo_loss(
 ):
     """Equation 3 of the GRPO paper (arXiv:2402.03300) in float64, and its gradient.
 
-    One row at a time, unpadded, without cache or masks, in plain Python sums. length_normalization
-    and the REINFORCE losses are not the paper's: their formulas are those of utils.aggregate_tokens
-    and of compute_naive_policy_gradient_loss.
+    One row at a time, unpadded, without cache or masks, in plain Python sums. Three settings are
+    not that paper's: "masked_normalize" is Dr. GRPO's mean (arXiv:2503.20783), "token_mean" is
+    DAPO's (arXiv:2503.14476), and the policy term of REINFORCE is log-prob x advantage.
     """
     model = copy.deepcopy(model).double()
     base_model = copy.deepcopy(base_model).double()
