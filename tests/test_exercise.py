@@ -101,7 +101,7 @@ def test_every_test_that_needs_compute_loss_has_one_stage():
             if needs_compute_loss & names_in(function):
                 needs_compute_loss.add(name)
     tests = {name for name in needs_compute_loss if name.startswith("test_")}
-    staged = [line for path in STAGES for line in path.read_text().splitlines()]
+    staged = "".join(path.read_text() for path in STAGES).splitlines()
     assert sorted(staged) == sorted(f"tests/test_loss.py::{name}" for name in tests)
 
 

@@ -3,6 +3,7 @@
 The table says by which flags each algorithm is made.
 """
 
+import itertools
 import math
 import re
 import shlex
@@ -472,8 +473,8 @@ def dynamic_run(model_folder, tmp_path_factory):
     return run
 
 
-def groups_to_train_on(records):
-    """The groups that an update must train on, worked out from its transcript.
+def records_to_train_on(records):
+    """The completions that an update must train on, worked out from its transcript.
 
     The first 8 groups are the first round. Of each later round, the groups follow in the order of
     those that they replace.
@@ -484,14 +485,14 @@ def groups_to_train_on(records):
         for i in [i for i, group in enumerate(groups) if is_flat(group)]:
             groups[i] = next(new_groups)
     assert next(new_groups, None) is None
-    return groups
+    return list(itertools.chain(*groups))
 
 
 def test_new_prompts_replace_groups_of_equal_rewards(dynamic_run):
     assert len(dynamic_run.rollouts) == 3
     for step, rollout in enumerate(dynamic_run.rollouts, start=1):
         records = jsonl.read(dynamic_run.folder / "rollouts" / f"step_{step:06d}.jsonl")
-        trained = [record for group in groups_to_train_on(records) for record in group]
+        trained = records_to_train_on(records)
         assert rollout.texts == [record["completion"] for record in trained]
         assert rollout.lengths.tolist() == [record["length"] for record in trained]
         advantages = [record["advantage"] for record in trained]
@@ -523,7 +524,7 @@ def test_rewards_are_logged_of_the_first_round_and_counts_of_all_rounds(dynamic_
         assert row["accuracy"] == sum(record["correct_strict"] for record in first_round) / 32
         assert row["zero_std_fraction"] == flat_fraction(first_round)
 
-        trained = [record for group in groups_to_train_on(records) for record in group]
+        trained = records_to_train_on(records)
         assert row["zero_std_fraction_trained"] == flat_fraction(trained)
         assert row["zero_std_fraction_trained"] < row["zero_std_fraction"]
 

@@ -100,6 +100,9 @@ def run_and_kill(program, flags, output_dir, last_step, generator, *, is_first):
     A moment is a random number of printed steps and then a random time, less than the program
     still needs: the test fails if the kill finds no living process. The first moment may come
     anywhere, a later one comes after a checkpoint.
+
+    Returns:
+        whether there was a checkpoint when it was killed.
     """
     saved_step = last_saved_step(output_dir)
     num_steps_left = last_step - saved_step
@@ -125,7 +128,7 @@ def run_and_kill(program, flags, output_dir, last_step, generator, *, is_first):
 def run_to_its_end(program, flags, output_dir):
     saved_step = last_saved_step(output_dir)
     process, output = start(program, with_resume(flags, output_dir))
-    steps = [int(step) for line in output for step in STEP.findall(line)]
+    steps = [int(step) for step in STEP.findall(output.read())]
     process.join()
     assert process.exitcode == 0
     assert_goes_on_after(saved_step, steps)
