@@ -1,5 +1,10 @@
-"""What the tests share: small random models, ragged batches, and where real data can be found."""
+"""What the tests share: small random models, ragged batches, and where real data can be found.
 
+Shapes: B sequences, P prompt tokens, C completion tokens.
+"""
+
+import hashlib
+import math
 import multiprocessing
 import os
 import signal
@@ -9,6 +14,8 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
 ROOT = Path(__file__).parent.parent
@@ -20,23 +27,23 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import main
+import utils
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
-from sampling.rollout import Rollout
+from sampling.rollout import Rollout, left_pad
 
+steps = main  # the module that holds `sample` and `reward`
 ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
-torch.set_num_threads(
-    1
-)  # as in the subprocesses: what is compared bit by bit must be added up in one order
-signal.signal(
-    signal.SIGHUP, signal.SIG_DFL
-)  # ignored under nohup, where a run would rightly ignore it as well
+# Subprocesses have one thread as well. What is compared bit by bit must be added up in one order.
+torch.set_num_threads(1)
+# nohup ignores SIGHUP, and a training run would rightly ignore it as well.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 VOCAB = 48
 
 
 class LettersEvaluator(RewardEvaluator):
-    """A reward that even a random model can learn: the share of vowels. It spreads in every group."""
+    """A reward that even a random model can learn: the share of vowels. It differs in any group."""
 
     reward_names = ("vowels", "long")
 
@@ -44,25 +51,31 @@ class LettersEvaluator(RewardEvaluator):
         pass
 
     def compute_rewards(self, prompts, completions, answers):
-        vowels = [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
-        rows = [[v, float(len(text) > 3)] for v, text in zip(vowels, completions, strict=True)]
-        details = [
-            {
-                "parsed": text[:1],
-                "format": v > 0.3,
-                "correct_strict": v > 0.3,
-                "correct_flexible": v > 0.2,
-            }
-            for v, text in zip(vowels, completions, strict=True)
-        ]
-        return Rewards(torch.tensor(rows), details)
+        rewards = []
+        details = []
+        for text in completions:
+            num_vowels = sum(letter in "aeiou" for letter in text)
+            vowel_share = num_vowels / max(1, len(text))
+            rewards.append([vowel_share, float(len(text) > 3)])
+            details.append(
+                {
+                    "parsed": text[:1],
+                    "format": vowel_share > 0.3,
+                    "correct_strict": vowel_share > 0.3,
+                    "correct_flexible": vowel_share > 0.2,
+                }
+            )
+        return Rewards(torch.tensor(rewards), details)
 
 
 EVALUATORS["letters"] = LettersEvaluator
 
 
 def random_model(seed=0, **overrides):
-    """A Qwen2 of some 20,000 random weights, wide enough in scale that its distributions are far from uniform."""
+    """A Qwen2 of some 20,000 random weights.
+
+    Its weights are so large that its distributions are far from uniform.
+    """
     torch.manual_seed(seed)
     sizes = dict(
         vocab_size=VOCAB,
@@ -70,24 +83,59 @@ def random_model(seed=0, **overrides):
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.25,
+        tie_word_embeddings=True,
     )
-    config = Qwen2Config(
-        **sizes
-        | dict(num_key_value_heads=2, initializer_range=0.25, tie_word_embeddings=True)
-        | overrides
-    )
-    config.eos_token_id, config.pad_token_id = 1, 0
+    config = Qwen2Config(**sizes | overrides)
+    config.eos_token_id = 1
+    config.pad_token_id = 0
     model = Qwen2ForCausalLM(config)
     model.generation_config.eos_token_id = 1
     return model
 
 
-def small_tokenizer():
-    """One token per character, and some of several characters that only sampling can bring up; its EOS is no pad."""
-    pieces = ["<pad>", "<eos>", "</answer", ">", "><", "é", "<end>"] + list(
-        "abcdefghijklmnopqrstuvwxyz 0123456789</.\n"
+class FixedDistribution(torch.nn.Module):
+    """A model that predicts the same distribution at every position: its output layer's bias."""
+
+    is_activation_checkpointing = False
+
+    def __init__(self, logits):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, len(logits)).double()
+        self.layer.weight.data.zero_()
+        self.layer.bias.data = logits.double()
+
+    def get_output_embeddings(self):
+        return self.layer
+
+    def get_decoder(self):
+        return lambda ids, **_: SimpleNamespace(
+            last_hidden_state=torch.ones(*ids.shape, 1, dtype=torch.float64)
+        )
+
+
+def one_token_batch(token):
+    """A batch of one row: prompt token 0, this completion token, and advantage 0."""
+    ids = torch.tensor([[0, token]])
+    mask = torch.ones_like(ids)
+    return dict(
+        prompt_completion_ids=ids,
+        completion_ids=ids[:, 1:],
+        attention_mask=mask,
+        completion_mask=mask[:, 1:],
+        advantages=torch.zeros(1),
     )
-    vocabulary = {piece: i for i, piece in enumerate(pieces[:VOCAB])}
+
+
+def small_tokenizer():
+    """One token for each character, and a few of several characters that only sampling produces.
+
+    Its end-of-sequence token is not its padding token.
+    """
+    tokens = ["<pad>", "<eos>", "</answer", ">", "><", "é", "<end>"]
+    tokens += list("abcdefghijklmnopqrstuvwxyz 0123456789</.\n")
+    vocabulary = {token: i for i, token in enumerate(tokens[:VOCAB])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -121,16 +169,23 @@ def batch():
 
 
 def ragged_batch(groups=3, group_size=4, seed=0):
-    """A batch as sampling leaves it: left-padded prompts of unequal length, shared by group_size rows each, completions
-    from 1 token (ended at once) to the full 7 (never ended), in the arguments that compute_loss takes."""
+    """A batch as sampling leaves it, as the arguments of compute_loss by name.
+
+    Prompts are left-padded, of unequal lengths, and shared by group_size rows each. Completions
+    have 1 token (they ended at once) to 7 tokens (they were cut at the maximum length).
+    """
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randint(2, VOCAB, shape, generator=generator)  # noqa: E731
-    P, C, B = 6, 7, groups * group_size
-    prompt_lengths = torch.tensor([2 + (3 * g) % 5 for g in range(groups)]).repeat_interleave(
-        group_size
-    )
+
+    def draw(*shape):
+        return torch.randint(2, VOCAB, shape, generator=generator)
+
+    P = 6
+    C = 7
+    B = groups * group_size
+    prompt_lengths = torch.tensor([2 + (3 * group) % 5 for group in range(groups)])
+    prompt_lengths = prompt_lengths.repeat_interleave(group_size)  # (B,)
     lengths = torch.tensor([1 + (i * 5) % C for i in range(B)])
-    prompts = draw(groups, P).repeat_interleave(group_size, dim=0)
+    prompts = draw(groups, P).repeat_interleave(group_size, dim=0)  # (B, P)
     prompt_mask = (torch.arange(P) >= P - prompt_lengths.unsqueeze(1)).long()
     completion_mask = (torch.arange(C) < lengths.unsqueeze(1)).long()
     completion_ids = draw(B, C) * completion_mask
@@ -141,6 +196,54 @@ def ragged_batch(groups=3, group_size=4, seed=0):
         completion_mask=completion_mask,
         advantages=torch.randn(B, generator=generator),
     )
+
+
+def make_difficult(batch):
+    """Mask all tokens of two rows, as of truncated completions, and let a third miss its reward."""
+    batch["completion_mask"][[2, 9]] = 0
+    batch["advantages"][5] = torch.nan
+    return batch
+
+
+def loss_of(
+    model,
+    base_model,
+    batch,
+    *,
+    old_per_token_logps=None,
+    ref_per_token_logps=None,
+    sampled_per_token_logps=None,
+    num_sequences=None,
+    num_tokens=None,
+    **settings,
+):
+    """main.compute_loss of a batch such as ragged_batch's; settings are beta, loss_type and such.
+
+    Returns:
+        (loss, metrics), as compute_loss does.
+    """
+    return main.compute_loss(
+        model,
+        base_model,
+        **batch,
+        old_per_token_logps=old_per_token_logps,
+        ref_per_token_logps=ref_per_token_logps,
+        sampled_per_token_logps=sampled_per_token_logps,
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+        **settings,
+    )
+
+
+def logps_of(model, batch):
+    """(B, C) log-probs of a batch's completion tokens, without gradient."""
+    with torch.no_grad():
+        return utils.get_per_token_logps(
+            model,
+            batch["prompt_completion_ids"],
+            batch["attention_mask"],
+            batch["completion_ids"].shape[1],
+        )
 
 
 def rollout_of(batch):
@@ -158,35 +261,48 @@ def rollout_of(batch):
 
 
 def gradients(model, loss):
-    """All parameters' gradients of a loss as one float64 vector; the model is left without gradients."""
+    """The gradient of a loss as one float64 vector; the model is left without gradients."""
     model.zero_grad()
     loss.backward()
-    flat = torch.cat([p.grad.double().flatten() for p in model.parameters()])
+    vector = flat_gradient(model)
     model.zero_grad()
-    return flat
+    return vector
+
+
+def flat_gradient(model):
+    """The gradient that lies in a model's parameters, as one float64 vector."""
+    return torch.cat([p.grad.double().flatten() for p in model.parameters()])
+
+
+def relative_distance(actual, expected):
+    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def assert_same_gradient(actual, expected, tolerance=1e-5):
-    """Relative distance of two gradients. Float32 rounding of these small models stays near 1e-6."""
+    """Float32 rounding moves the gradients of these small models by some 1e-6 of their norm."""
     assert expected.norm() > 0, "a zero gradient proves nothing"
-    distance = ((actual - expected).norm() / expected.norm()).item()
+    distance = relative_distance(actual, expected)
     assert distance < tolerance, distance
 
 
 @pytest.fixture
 def data_folder():
-    """The folder that GRPO_LITE_DATA names: data/gsm8k, data/math, models/qwen2, models/stories260K."""
+    """The folder that GRPO_LITE_DATA names.
+
+    It has data/gsm8k, data/math, models/qwen2 and models/stories260K.
+    """
     folder = os.environ.get("GRPO_LITE_DATA")
     if not folder:
         pytest.skip(
-            "set GRPO_LITE_DATA to a folder with data/ and models/ to test on real GSM8K, MATH and Qwen2 files"
+            "set GRPO_LITE_DATA to a folder with data/ and models/ to test on real GSM8K, MATH"
+            " and Qwen2 files"
         )
     return Path(folder).resolve()
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """A random model and its tokenizer on disk, small enough that a run of several iterations takes a second."""
+    """A random model and its tokenizer on disk; several training iterations take a second."""
     folder = tmp_path_factory.mktemp("model")
     random_model(max_position_embeddings=1024).save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
@@ -195,20 +311,25 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def gold_file(tmp_path_factory):
-    """60 gold rows of `arithmetic`, of which every tenth has a wrong answer in its completion."""
-    prompt, path = PROMPTS["reasoning_answer"], tmp_path_factory.mktemp("gold") / "gold.jsonl"
+    """60 gold rows of `arithmetic`; every tenth has a wrong answer in its completion."""
+    prompt = PROMPTS["reasoning_answer"]
+    path = tmp_path_factory.mktemp("gold") / "gold.jsonl"
     rows = ArithmeticLoader.read("train")[:60]
     for i, row in enumerate(rows):
-        row["completion"] = prompt.format_solution(
-            row["solution"], row["answer"] if i % 10 else "0"
-        )
+        answer = "0" if i % 10 == 0 else row["answer"]
+        row["completion"] = prompt.format_solution(row["solution"], answer)
     jsonl.write(path, rows)
     return path
 
 
 def as_flags(**flags):
-    """A command line of these flags; one whose value is "" takes none."""
-    return [text for name, value in flags.items() for text in (f"--{name}", str(value)) if text]
+    """A command line of these flags; one whose value is "" takes no value."""
+    command_line = []
+    for name, value in flags.items():
+        command_line.append(f"--{name}")
+        if value != "":
+            command_line.append(str(value))
+    return command_line
 
 
 def run_flags(model_folder, output_dir, **flags):
@@ -218,56 +339,133 @@ def run_flags(model_folder, output_dir, **flags):
         output_dir=output_dir,
         dataset_name="arithmetic",
         evaluator="letters",
+        rollout_batch_size=8,
+        group_size=4,
+        max_completion_length=6,
+        eval_size=4,
+        num_train_iters=4,
+        eval_iterations=2,
+        save_iterations=2,
+        learning_rate=1e-3,
+        device="cpu",
     )
-    small |= dict(
-        rollout_batch_size=8, group_size=4, max_completion_length=6, eval_size=4, num_train_iters=4
-    )
-    small |= dict(eval_iterations=2, save_iterations=2, learning_rate=1e-3, device="cpu")
     return as_flags(**small | flags)
+
+
+def in_place_of_sample(function):
+    """A context in which training samples its completions with this function."""
+    return mock.patch.object(steps, "sample", function)
+
+
+def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
+    """Stands in for `sample`: completions that depend on the prompt, their number and the step.
+
+    They depend neither on the process nor on the random state.
+    """
+    examples = utils.repeat_each(examples, num_samples)
+    texts = [example["prompt"] for example in examples]
+    prompts = run.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    prompt_ids, prompt_mask = left_pad(prompts, 0, "cpu")
+    seeds = []
+    for i, example in enumerate(examples):
+        name = f"{example['id']} {run.step} {i % num_samples}"
+        digest = hashlib.sha256(name.encode()).digest()
+        seeds.append(int.from_bytes(digest[:6], "big"))
+    lengths = torch.tensor([1 + seed % args.max_completion_length for seed in seeds])
+    C = int(lengths.max())
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    draws = [torch.randint(7, VOCAB, (C,), generator=generator) for generator in generators]
+    completion_mask = (torch.arange(C) < lengths.unsqueeze(1)).long()
+    completion_ids = torch.stack(draws) * completion_mask
+    completions = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]
+    return Rollout(
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
+        completion_mask=completion_mask,
+        sampled_logps=torch.zeros(completion_ids.shape),
+        finished=lengths < args.max_completion_length,
+        texts=[run.tokenizer.decode(ids) for ids in completions],
+    )
 
 
 @pytest.fixture(scope="session")
 def whole_run(model_folder, tmp_path_factory):
-    """The folder of a small run that nothing has disturbed; read only."""
+    """The folder of a small run that nothing has disturbed; tests only read it."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert main.main(run_flags(model_folder, folder)) == 0
     return folder
 
 
+def without_times(row):
+    """A line of a log without the times in it."""
+    return {key: value for key, value in row.items() if not key.startswith(("time/", "elapsed"))}
+
+
 def logs_of(folder):
     """Every log and transcript of a run, without its times."""
-    return {
-        str(file.relative_to(folder)): [
-            {key: value for key, value in row.items() if not key.startswith(("time/", "elapsed"))}
-            for row in jsonl.read(file)
-        ]
-        for file in folder.rglob("*.jsonl")
-    }
+    logs = {}
+    for file in folder.rglob("*.jsonl"):
+        logs[str(file.relative_to(folder))] = [without_times(row) for row in jsonl.read(file)]
+    return logs
+
+
+def assert_same_log_row(actual, expected):
+    """Two lines of a log are equal up to rounding, times aside."""
+
+    def numbers(row):  # null is the log's NaN
+        return {
+            key: math.nan if value is None else value for key, value in without_times(row).items()
+        }
+
+    assert numbers(actual) == approx(numbers(expected))
+
+
+def approx(expected):
+    """Numbers that differ by float32 rounding alone; NaN equals NaN."""
+    return pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
 def assert_same_run(actual, expected):
-    """Two runs have equal logs and transcripts, and bit for bit equal weights and trainer's states at their ends."""
+    """Two runs have equal logs and transcripts, and bit for bit equal weights and trainer's states.
+
+    The weights and states are those of their newest checkpoints.
+    """
     assert logs_of(actual) == logs_of(expected)
-    newest = [max((folder / "checkpoints").iterdir()) for folder in (actual, expected)]
-    assert newest[0].name == newest[1].name
-    assert (newest[0] / "model.safetensors").read_bytes() == (
-        newest[1] / "model.safetensors"
-    ).read_bytes()
-    states = [
-        torch.load(path / "trainer.pt", weights_only=True) | {"elapsed": 0} for path in newest
-    ]
-    assert str(states[0]) == str(states[1])  # shapes and counters, then every number of it
-    for a, b in zip(*map(torch.utils._pytree.tree_leaves, states), strict=True):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    actual = max((actual / "checkpoints").iterdir())
+    expected = max((expected / "checkpoints").iterdir())
+    assert actual.name == expected.name
+    weights = (actual / "model.safetensors").read_bytes()
+    assert weights == (expected / "model.safetensors").read_bytes()
+    state = trainer_state(actual)
+    expected_state = trainer_state(expected)
+    assert str(state) == str(expected_state)  # keys, shapes and counters
+    leaves = torch.utils._pytree.tree_leaves(state)  # then every number of it
+    expected_leaves = torch.utils._pytree.tree_leaves(expected_state)
+    for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            assert torch.equal(leaf, expected_leaf)
+        else:
+            assert leaf == expected_leaf
 
 
-# Processes to be killed or connected are forked from one that has done the slow imports (from the repository's root).
+def trainer_state(checkpoint):
+    """The trainer's state in a checkpoint, but for the time that it took."""
+    return torch.load(checkpoint / "trainer.pt", weights_only=True) | {"elapsed": 0}
+
+
+# Processes that are killed or connected in tests are forked from one that has done the slow
+# imports. It does them in the repository's root.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["main", "sft"])
 
 
 def start(function, *args, **environment):
-    """sys.exit(function(*args)) in a process of its own; returns it, and all that it prints as a file of lines."""
+    """Run sys.exit(function(*args)) in a process of its own.
+
+    Returns:
+        the process, and all that it prints as a file of lines.
+    """
     reader, writer = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_child, args=(writer, environment, function, args), daemon=True)
     process.start()
@@ -294,25 +492,26 @@ def run_script(script, *flags, **options):
 
 
 def closed_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as closed_socket:
+        closed_socket.bind(("127.0.0.1", 0))
+        return closed_socket.getsockname()[1]
 
 
 @contextmanager
 def transformers_serve(model, lines=None):
-    """The base URL of a `transformers serve` of this model on loopback; what it prints is appended to lines."""
+    """The base URL of a `transformers serve` of this model on loopback.
+
+    What it prints is appended to `lines`.
+    """
     pytest.importorskip(
         "uvicorn", reason="pip install 'transformers[serving]' to test against transformers serve"
     )
-    port, lines = closed_port(), [] if lines is None else lines
-    command = [
-        str(Path(sys.executable).parent / "transformers"),
-        "serve",
-        str(model),
-        "--device",
-        "cpu",
-    ]
+    port = closed_port()
+    if lines is None:
+        lines = []
+    transformers = Path(sys.executable).parent / "transformers"
+    command = [str(transformers), "serve", str(model), "--device", "cpu"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "info"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

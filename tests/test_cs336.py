@@ -14,19 +14,45 @@ import cs336
 
 # The parameters of each function, in the handout's order.
 SIGNATURES = {
-    "tokenize_prompt_and_output": "prompt_strs output_strs tokenizer",
-    "compute_entropy": "logits",
-    "get_response_log_probs": "model input_ids labels return_token_entropy",
-    "masked_normalize": "tensor mask normalize_constant dim",
-    "sft_microbatch_train_step": "policy_log_probs response_mask gradient_accumulation_steps normalize_constant",
-    "compute_group_normalized_rewards": "reward_fn rollout_responses repeated_ground_truths group_size advantage_eps "
-    "normalize_by_std",
-    "compute_naive_policy_gradient_loss": "raw_rewards_or_advantages policy_log_probs",
-    "compute_grpo_clip_loss": "advantages policy_log_probs old_log_probs cliprange",
-    "compute_policy_gradient_loss": "policy_log_probs loss_type raw_rewards advantages old_log_probs cliprange",
-    "masked_mean": "tensor mask dim",
-    "grpo_microbatch_train_step": "policy_log_probs response_mask gradient_accumulation_steps loss_type raw_rewards "
-    "advantages old_log_probs cliprange",
+    "tokenize_prompt_and_output": ["prompt_strs", "output_strs", "tokenizer"],
+    "compute_entropy": ["logits"],
+    "get_response_log_probs": ["model", "input_ids", "labels", "return_token_entropy"],
+    "masked_normalize": ["tensor", "mask", "normalize_constant", "dim"],
+    "sft_microbatch_train_step": [
+        "policy_log_probs",
+        "response_mask",
+        "gradient_accumulation_steps",
+        "normalize_constant",
+    ],
+    "compute_group_normalized_rewards": [
+        "reward_fn",
+        "rollout_responses",
+        "repeated_ground_truths",
+        "group_size",
+        "advantage_eps",
+        "normalize_by_std",
+    ],
+    "compute_naive_policy_gradient_loss": ["raw_rewards_or_advantages", "policy_log_probs"],
+    "compute_grpo_clip_loss": ["advantages", "policy_log_probs", "old_log_probs", "cliprange"],
+    "compute_policy_gradient_loss": [
+        "policy_log_probs",
+        "loss_type",
+        "raw_rewards",
+        "advantages",
+        "old_log_probs",
+        "cliprange",
+    ],
+    "masked_mean": ["tensor", "mask", "dim"],
+    "grpo_microbatch_train_step": [
+        "policy_log_probs",
+        "response_mask",
+        "gradient_accumulation_steps",
+        "loss_type",
+        "raw_rewards",
+        "advantages",
+        "old_log_probs",
+        "cliprange",
+    ],
 }
 
 
@@ -80,21 +106,20 @@ def test_tokenize_prompt_and_output_by_hand():
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_by_keyword_and_by_position(name, tokenizer):
-    """The course's tests call every function by the handout's keywords: 14 of them once ended in a TypeError."""
-    function, names = getattr(cs336, name), SIGNATURES[name].split()
+    """The course's tests use the handout's keywords: 14 calls once ended in a TypeError."""
+    function = getattr(cs336, name)
+    parameters = SIGNATURES[name]
+    assert list(inspect.signature(function).parameters)[: len(parameters)] == parameters
     values = handout_arguments(tokenizer)
     values["policy_log_probs"].requires_grad = name.endswith("train_step")
-    by_keyword, by_position = (
-        function(**{key: values[key] for key in names}),
-        function(*(values[key] for key in names)),
-    )
-    assert str(by_keyword) == str(by_position)
-    assert list(inspect.signature(function).parameters)[: len(names)] == names
+    arguments = {parameter: values[parameter] for parameter in parameters}
+    assert str(function(**arguments)) == str(function(*arguments.values()))
 
 
 def test_handout_defaults():
     """What the handout lets one leave out, and what it then means."""
-    tensor, mask = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [1, 1]])
+    tensor = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    mask = torch.tensor([[1, 0], [1, 1]])
     assert cs336.masked_mean(tensor=tensor, mask=mask).item() == pytest.approx(8 / 3)
     assert cs336.masked_normalize(tensor=tensor, mask=mask, normalize_constant=2.0).item() == 4
     loss, _ = cs336.compute_policy_gradient_loss(
@@ -107,17 +132,19 @@ def test_response_log_probs_and_entropy_by_hand():
     model = random_model()
     ids = torch.tensor([[3, 4, 5, 6]])
     result = cs336.get_response_log_probs(model, ids[:, :-1], ids[:, 1:], return_token_entropy=True)
-    p = model(ids[:, :-1]).logits.double().softmax(-1)[0]
-    expected = torch.stack([p[t, ids[0, t + 1]].log() for t in range(3)])
+    log_probs = model(ids[:, :-1]).logits.double().log_softmax(-1)[0]  # (3, V)
+    expected = torch.stack([log_probs[t, ids[0, t + 1]] for t in range(3)])
     torch.testing.assert_close(result["log_probs"][0].double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        result["token_entropy"][0].double(), -(p * p.log()).sum(-1), rtol=1e-5, atol=1e-5
-    )
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    torch.testing.assert_close(result["token_entropy"][0].double(), entropy, rtol=1e-5, atol=1e-5)
     assert result["log_probs"].requires_grad
 
 
 def test_sft_step_by_hand():
-    """Log-probs -1 on two and one response tokens, constant 2, 4 accumulation steps: (2 + 1) / 2 / 2 rows / 4."""
+    """Log-probs -1, two rows of two and one response tokens, constant 2, 4 accumulation steps.
+
+    The loss is (2 + 1) / 2 / 2 rows / 4 steps.
+    """
     log_probs = torch.full((2, 3), -1.0, requires_grad=True)
     mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
     loss, _ = cs336.sft_microbatch_train_step(log_probs, mask, 4, 2.0)
@@ -126,72 +153,92 @@ def test_sft_step_by_hand():
 
 
 def test_group_normalized_rewards_from_a_reward_function():
-    rewards = {"a": 1.0, "b": 0.0}
-    reward = lambda response, truth: {"reward": rewards[response] if truth == "t" else -1.0}  # noqa: E731
-    advantages, raw, metadata = cs336.compute_group_normalized_rewards(
-        reward, list("abaa"), list("tttt"), group_size=2, advantage_eps=0.0, normalize_by_std=False
+    def reward_fn(response, ground_truth):
+        assert ground_truth == "truth"
+        return {"reward": 1.0 if response == "a" else 0.0}
+
+    advantages, raw_rewards, metadata = cs336.compute_group_normalized_rewards(
+        reward_fn,
+        ["a", "b", "a", "a"],
+        ["truth"] * 4,
+        group_size=2,
+        advantage_eps=0.0,
+        normalize_by_std=False,
     )
-    assert (
-        raw.tolist() == [1, 0, 1, 1]
-        and advantages.tolist() == [0.5, -0.5, 0, 0]
-        and metadata["reward"] == 0.75
-    )
+    assert raw_rewards.tolist() == [1, 0, 1, 1]
+    assert advantages.tolist() == [0.5, -0.5, 0, 0]
+    assert metadata["reward"] == 0.75
 
 
-@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_clip"])
-def test_grpo_step_by_hand(loss_type):
-    """Rows of 1 and 2 response tokens, advantages 1 and -2, rewards 3 and 0, on-policy: gradients of -A log pi."""
+@pytest.mark.parametrize(
+    ("loss_type", "weights", "expected_loss"),
+    [
+        ("no_baseline", [3.0, 0.0], 3 / 4),
+        ("reinforce_with_baseline", [1.0, -2.0], (1 - 7) / 4),
+        ("grpo_clip", [1.0, -2.0], (-1 + 2) / 4),
+    ],
+)
+def test_grpo_step_by_hand(loss_type, weights, expected_loss):
+    """Two on-policy rows, of one and two response tokens, in 2 accumulation steps.
+
+    weights: what multiplies each row's log-probs in the gradient, its reward or its advantage.
+    """
     log_probs = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
-    mask = torch.tensor([[1, 0], [1, 1]])
-    rewards, advantages = torch.tensor([[3.0], [0.0]]), torch.tensor([[1.0], [-2.0]])
     loss, _ = cs336.grpo_microbatch_train_step(
-        log_probs, mask, 2, loss_type, rewards, advantages, log_probs.detach().clone(), 0.2
+        log_probs,
+        torch.tensor([[1, 0], [1, 1]]),
+        2,
+        loss_type,
+        raw_rewards=torch.tensor([[3.0], [0.0]]),
+        advantages=torch.tensor([[1.0], [-2.0]]),
+        old_log_probs=log_probs.detach().clone(),
+        cliprange=0.2,
     )
-    A = [3.0, 0.0] if loss_type == "no_baseline" else [1.0, -2.0]
-    assert log_probs.grad[0].tolist() == pytest.approx([-A[0] / 4, 0])
-    assert log_probs.grad[1].tolist() == pytest.approx([-A[1] / 8, -A[1] / 8])
-    by_hand = {
-        "no_baseline": 3 / 4,
-        "reinforce_with_baseline": (1 - 7) / 4,
-        "grpo_clip": (-1 + 2) / 4,
-    }
-    assert loss.item() == pytest.approx(by_hand[loss_type])
+    assert log_probs.grad[0].tolist() == pytest.approx([-weights[0] / 4, 0])
+    assert log_probs.grad[1].tolist() == pytest.approx([-weights[1] / 8, -weights[1] / 8])
+    assert loss.item() == pytest.approx(expected_loss)
 
 
-def test_reward_functions():
-    good = "2 + 2 = 4 </think> <answer>4</answer>"
-    assert cs336.r1_zero_reward_fn(good, "4") == {
-        "format_reward": 1,
-        "answer_reward": 1,
-        "reward": 1,
-    }
-    assert cs336.r1_zero_reward_fn(good, "5") == {
-        "format_reward": 1,
-        "answer_reward": 0,
-        "reward": 0,
-    }
-    assert cs336.r1_zero_reward_fn("4", "4") == {
-        "format_reward": 0,
-        "answer_reward": 0,
-        "reward": 0,
-    }
+@pytest.mark.parametrize(
+    ("response", "ground_truth", "format_reward", "reward"),
+    [
+        ("2 + 2 = 4 </think> <answer>4</answer>", "4", 1, 1),
+        ("2 + 2 = 4 </think> <answer>4</answer>", "5", 1, 0),
+        ("4", "4", 0, 0),
+    ],
+)
+def test_r1_zero_reward(response, ground_truth, format_reward, reward):
+    rewards = cs336.r1_zero_reward_fn(response, ground_truth)
+    assert rewards == {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
+
+
+def test_question_only_reward():
     assert cs336.question_only_reward_fn("so \\boxed{4}", "4")["reward"] == 1
 
 
 def test_one_grading_process_for_all_responses_to_a_prompt(monkeypatch):
     """Each call once started a grading process of its own: 1.46 s a response."""
-    reward_functions = cs336.r1_zero_reward_fn, cs336.question_only_reward_fn
-    first = [reward("\\boxed{4}", "4") for reward in reward_functions]
+
+    def rewards():
+        reward_functions = [cs336.r1_zero_reward_fn, cs336.question_only_reward_fn]
+        return [reward_fn("\\boxed{4}", "4") for reward_fn in reward_functions]
+
+    first_rewards = rewards()
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("another process"))
-    assert [reward("\\boxed{4}", "4") for reward in reward_functions] == first
+    assert rewards() == first_rewards
 
 
 def test_log_generations():
-    entropy, mask = torch.tensor([[1.0, 3.0], [5.0, 9.0]]), torch.tensor([[1, 1], [1, 0]])
     rows, lengths = cs336.log_generations(
-        ["p", "q"], ["\\boxed{1}", "x"], ["1", "2"], cs336.question_only_reward_fn, entropy, mask
+        ["p", "q"],
+        ["\\boxed{1}", "x"],
+        ["1", "2"],
+        cs336.question_only_reward_fn,
+        torch.tensor([[1.0, 3.0], [5.0, 9.0]]),  # entropies of the tokens
+        torch.tensor([[1, 1], [1, 0]]),  # the response mask
     )
-    assert [row["entropy"] for row in rows] == [2, 5] and [row["reward"] for row in rows] == [1, 0]
+    assert [row["entropy"] for row in rows] == [2, 5]
+    assert [row["reward"] for row in rows] == [1, 0]
     assert lengths == {
         "response_length": 1.5,
         "response_length_correct": 2,

@@ -1,13 +1,16 @@
-"""Runs on several processes (gloo, CPU) give the numbers of one, end when one dies, and share checkpoints."""
+"""Training runs on several processes (gloo, CPU) give the numbers of one, and end when one dies.
 
-import hashlib
-import math
+Either continues the checkpoints of the other. Sums are made in another order, so numbers are equal
+up to float32 rounding.
+"""
+
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,16 +18,21 @@ import pytest
 import torch
 from conftest import (
     ROOT,
-    VOCAB,
     LettersEvaluator,
+    approx,
     as_flags,
+    assert_same_log_row,
     assert_same_run,
     closed_port,
+    fixed_sample,
+    in_place_of_sample,
     ragged_batch,
     random_model,
+    relative_distance,
     rollout_of,
     run_flags,
     start,
+    steps,
 )
 
 import distributed
@@ -33,22 +41,21 @@ import llms
 import main
 import sft
 from logs import jsonl
-from sampling.rollout import Rollout, left_pad
 from training import checkpoints
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-GROUPS, GROUP_SIZE = 8, 4
+NUM_GROUPS = 8
+GROUP_SIZE = 4
 
 
 class SometimesMissing(LettersEvaluator):
-    """Rewards that spread, of which one in five is missing."""
+    """Rewards that differ within a group; one in five is missing."""
 
     def compute_rewards(self, prompts, completions, answers):
         rewards = super().compute_rewards(prompts, completions, answers)
-        missing = torch.tensor([[len(text) % 5 == 2] for text in completions])
-        return evaluator.Rewards(
-            rewards.per_function.masked_fill(missing, torch.nan), rewards.details
-        )
+        is_missing = torch.tensor([[len(text) % 5 == 2] for text in completions])
+        values = rewards.per_function.masked_fill(is_missing, torch.nan)
+        return evaluator.Rewards(values, rewards.details)
 
 
 evaluator.EVALUATORS["missing"] = SometimesMissing
@@ -57,109 +64,116 @@ evaluator.EVALUATORS["missing"] = SometimesMissing
 # --- what every process does ----------------------------------------------------------------------
 
 
-def advantages_of(case):
-    """(N,): some missing, some groups (or, of two processes, all of the second one's) without any."""
-    advantages = torch.randn(GROUPS * GROUP_SIZE, generator=torch.Generator().manual_seed(7))
-    if case in ("missing", "mixed"):
-        advantages[[1, 2, 9]] = advantages[4:8] = advantages[16:24] = torch.nan
-    if case in ("skipped", "mixed"):
-        advantages[8:12] = advantages[-4:] = 0
-    if case == "half skipped":
-        advantages[len(advantages) // 2 :] = 0
-    return advantages * 0 if case == "all skipped" else advantages
+@dataclass(frozen=True)
+class Case:
+    """Two updates that one process and several must make alike."""
+
+    advantages: str  # which of them are missing or 0: see advantages_of
+    length_normalization: str
+    beta: float = 0.04
+    loss_type: str = "grpo_clip"
+    tied: bool = True  # whether the output layer is the embedding
+    checkpointing: bool = False  # gradient checkpointing
 
 
+# Several processes skip groups, and have no rewards, in different places. "half skipped": of two
+# processes, the second one has no group with a gradient.
 CASES = [
-    dict(case="full", length_normalization="masked_mean"),
-    dict(case="missing", length_normalization="masked_normalize"),
-    dict(case="half skipped", length_normalization="masked_mean", beta=0.0),
-    dict(case="mixed", length_normalization="token_mean", beta=0.0),
-    dict(case="missing", length_normalization="token_mean"),
-    dict(case="mixed", length_normalization="token_mean", checkpointing=True),
-    dict(case="full", length_normalization="masked_mean", tied=False),
-    dict(
-        case="skipped",
-        length_normalization="masked_normalize",
-        beta=0.0,
-        tied=False,
-        loss_type="no_baseline",
-    ),
-    dict(case="all skipped", length_normalization="masked_mean", beta=0.0),
+    Case("full", "masked_mean"),
+    Case("missing", "masked_normalize"),
+    Case("half skipped", "masked_mean", beta=0.0),
+    Case("mixed", "token_mean", beta=0.0),
+    Case("missing", "token_mean"),
+    Case("mixed", "token_mean", checkpointing=True),
+    Case("full", "masked_mean", tied=False),
+    Case("skipped", "masked_normalize", beta=0.0, tied=False, loss_type="no_baseline"),
+    Case("all skipped", "masked_mean", beta=0.0),
 ]
+NUM_QUICK_CASES = 4
 
 
-def two_updates(case, beta=0.04, tied=True, checkpointing=False, **flags):
-    """Metrics and gradient of two updates on two ragged batches, and the weights after them."""
-    model = random_model(0, tie_word_embeddings=tied).train()
-    if checkpointing:
+def advantages_of(name):
+    """(N,) advantages, some missing (NaN), and some groups with advantage 0 throughout."""
+    N = NUM_GROUPS * GROUP_SIZE
+    advantages = torch.randn(N, generator=torch.Generator().manual_seed(7))
+    if name in ("missing", "mixed"):
+        advantages[[1, 2, 9]] = torch.nan
+        advantages[4:8] = torch.nan
+        advantages[16:24] = torch.nan
+    if name in ("skipped", "mixed"):
+        advantages[8:12] = 0
+        advantages[-4:] = 0
+    if name == "half skipped":
+        advantages[N // 2 :] = 0
+    if name == "all skipped":
+        advantages[:] = 0
+    return advantages
+
+
+@dataclass
+class Updates:
+    """What two updates did."""
+
+    metrics: list[dict]  # of each update
+    gradients: list[torch.Tensor]  # of each update, all parameters as one vector
+    weights: torch.Tensor  # after both
+
+
+def make_updates(case):
+    """The two updates of a case, on two ragged batches."""
+    model = random_model(0, tie_word_embeddings=case.tied).train()
+    if case.checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    base = (
-        llms.shard(random_model(1, tie_word_embeddings=tied).requires_grad_(False))
-        if beta
-        else None
-    )
+    base_model = None
+    if case.beta > 0:
+        base_model = random_model(1, tie_word_embeddings=case.tied).requires_grad_(False)
+        llms.shard(base_model)
     sampler = llms.get_sampler(model)
     llms.shard(model)
-    # SGD, and AdamW in the runs below: AdamW hides a factor, and makes of a gradient that is only rounding a full step.
+    # The weights after SGD show a wrong factor, which AdamW hides. AdamW also makes a full step of
+    # a gradient that is only rounding. The training runs below use AdamW.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
     run = SimpleNamespace(
-        model=model, base_model=base, sampler=sampler, optimizer=optimizer, scheduler=scheduler
+        model=model,
+        base_model=base_model,
+        sampler=sampler,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
     )
     flags = run_flags(
-        "unused", "unused", beta=beta, micro_batch_tokens=50, max_grad_norm=0.5, **flags
+        "unused",
+        "unused",
+        length_normalization=case.length_normalization,
+        loss_type=case.loss_type,
+        beta=case.beta,
+        micro_batch_tokens=50,
+        max_grad_norm=0.5,
     )
     args = main.parse_args([*flags, "--mask_truncated_completions"])
-    advantages, steps = advantages_of(case), []
+    advantages = advantages_of(case.advantages)
+    my_rows = distributed.share(torch.arange(len(advantages)))
+    updates = Updates([], [], None)
     for seed in range(2):
-        mine = distributed.share(torch.arange(len(advantages)))
-        rollout = rollout_of(ragged_batch(GROUPS, GROUP_SIZE, seed)).select(mine)
+        rollout = rollout_of(ragged_batch(NUM_GROUPS, GROUP_SIZE, seed)).select(my_rows)
         metrics = main.accumulate_gradient(
-            args, run, rollout, advantages[mine], list(range(len(mine)))
+            args, run, rollout, advantages[my_rows], list(range(len(my_rows)))
         )
-        parts = [
-            distributed.full_tensor(p.grad).flatten()
-            for p in model.parameters()
-            if p.grad is not None
-        ]
-        gradient = torch.cat([torch.zeros(1), *parts])
-        metrics |= main.take_step(args, run, metrics["loss"])
-        steps.append((metrics, gradient))
-    weights = torch.cat([distributed.full_tensor(p).detach().flatten() for p in model.parameters()])
-    copied = torch.cat([p.flatten() for p in sampler.parameters()])
-    assert torch.equal(weights, copied), "the sampler is the policy's copy"
-    return steps, weights
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        updates.gradients.append(torch.cat([torch.zeros(1), *map(whole_vector, gradients)]))
+        updates.metrics.append(metrics | main.take_step(args, run, metrics["loss"]))
+    updates.weights = torch.cat([whole_vector(p.detach()) for p in model.parameters()])
+    sampler_weights = torch.cat([p.flatten() for p in sampler.parameters()])
+    assert torch.equal(updates.weights, sampler_weights), "the sampler is the policy's copy"
+    return updates
 
 
-def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
-    """Stands in for main.sample: completions that depend on prompt, number and step, not on process or random state."""
-    prompts = run.tokenizer([e["prompt"] for e in examples], add_special_tokens=False)["input_ids"]
-    ids, mask = left_pad([p for p in prompts for _ in range(num_samples)], 0, "cpu")
-    names = [f"{e['id']} {run.step} {j}" for e in examples for j in range(num_samples)]
-    seeds = [int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") for name in names]
-    lengths = torch.tensor([1 + seed % args.max_completion_length for seed in seeds])
-    C = int(lengths.max())
-    draws = [
-        torch.randint(7, VOCAB, (C,), generator=torch.Generator().manual_seed(seed))
-        for seed in seeds
-    ]
-    completion_mask = (torch.arange(C) < lengths[:, None]).long()
-    completion_ids = torch.stack(draws) * completion_mask
-    return Rollout(
-        prompt_ids=ids,
-        completion_ids=completion_ids,
-        attention_mask=torch.cat([mask, completion_mask], dim=1),
-        completion_mask=completion_mask,
-        sampled_logps=torch.zeros(completion_ids.shape),
-        finished=lengths < args.max_completion_length,
-        texts=[
-            run.tokenizer.decode(row[:n]) for row, n in zip(completion_ids, lengths, strict=True)
-        ],
-    )
+def whole_vector(tensor):
+    """All of a tensor that may be sharded, as a vector."""
+    return distributed.full_tensor(tensor).flatten()
 
 
 RUNS = {  # name: flags of a run with completions by fixed_sample
-    "on": dict(rollout_batch_size=16, eval_size=5, max_grad_norm=0.1, num_train_iters=3),
+    "on-policy": dict(rollout_batch_size=16, eval_size=5, max_grad_norm=0.1, num_train_iters=3),
     "missing": dict(
         rollout_batch_size=32,
         beta=0.0,
@@ -169,78 +183,81 @@ RUNS = {  # name: flags of a run with completions by fixed_sample
     ),
     "resumed": dict(rollout_batch_size=16, eval_size=5, num_train_iters=4),
 }
-SFT = dict(
-    num_updates=3,
-    train_batch_size=3,
-    micro_batch_tokens=64,
-    eval_updates=2,
-    save_updates=9,
-    learning_rate=1e-3,
-)
 
 
-def run_main(model, output, name, resume=(), **more):
-    flags = run_flags(model, output, **RUNS[name] | dict(learning_rate=0.01) | more)
-    main.sample, original = fixed_sample, main.sample
-    try:
-        return main.main([*flags, *resume])
-    finally:
-        main.sample = original
+def run_main(model_folder, output, name, *switches, **flags):
+    flags = RUNS[name] | dict(learning_rate=0.01) | flags
+    with in_place_of_sample(fixed_sample):
+        return main.main([*run_flags(model_folder, output, **flags), *switches])
 
 
-def run_sft(model, output):
-    rows = [
-        {"question": f"{n} and {n * n}", "completion": "x" * (3 * n % 11) + "1", "answer": "1"}
-        for n in range(8)
-    ]
+def run_sft(model_folder, output):
+    rows = []
+    for n in range(8):
+        completion = "x" * (3 * n % 11) + "1"
+        rows.append({"question": f"{n} and {n * n}", "completion": completion, "answer": "1"})
+    gold_file = output.parent / "gold.jsonl"
     if distributed.is_main():
-        jsonl.write(output.parent / "gold.jsonl", rows)
+        jsonl.write(gold_file, rows)
     distributed.barrier()
-    flags = SFT | dict(
-        model_name=model, output_dir=output, train_file=output.parent / "gold.jsonl", device="cpu"
+    flags = as_flags(
+        model_name=model_folder,
+        output_dir=output,
+        train_file=gold_file,
+        dataset_name="arithmetic",
+        evaluator="letters",
+        eval_size=5,
+        max_completion_length=12,
+        num_updates=3,
+        train_batch_size=3,
+        micro_batch_tokens=64,
+        eval_updates=2,
+        save_updates=9,
+        learning_rate=1e-3,
+        log_entropy="",
+        device="cpu",
     )
-    flags |= dict(
-        dataset_name="arithmetic", evaluator="letters", eval_size=5, max_completion_length=12
-    )
-    return sft.main(as_flags(**flags, log_entropy=""))
+    return sft.main(flags)
 
 
-def half_a_run(model, folder):
-    assert run_main(model, folder / "resumed", "resumed", num_train_iters=2) == 0
+def make_first_half(model_folder, folder):
+    """Half of the run "resumed"; make_everything goes on with it."""
+    assert run_main(model_folder, folder / "resumed", "resumed", num_train_iters=2) == 0
 
 
-def make(model, folder, quick=False):
-    """What is compared, for one process and for several."""
-    results = [two_updates(**case) for case in CASES[: 4 if quick else None]]
+def make_everything(model_folder, folder, is_quick=False):
+    """The updates and training runs that are compared, in one process or as one of several."""
+    cases = CASES[:NUM_QUICK_CASES] if is_quick else CASES
+    updates = [make_updates(case) for case in cases]
     if distributed.is_main():
-        torch.save(results, folder / "updates.pt")
-    assert run_main(model, folder / "on", "on") == 0
-    assert quick or run_main(model, folder / "missing", "missing") == 0
-    assert (
-        run_main(model, folder / "resumed", "resumed", ["--resume"]) == 0
-    )  # half of it was made by one process
-    assert run_sft(model, folder / "sft") == 0
+        torch.save([vars(two_updates) for two_updates in updates], folder / "updates.pt")
+    assert run_main(model_folder, folder / "on-policy", "on-policy") == 0
+    if not is_quick:
+        assert run_main(model_folder, folder / "missing", "missing") == 0
+    assert run_main(model_folder, folder / "resumed", "resumed", "--resume") == 0
+    assert run_sft(model_folder, folder / "sft") == 0
 
 
-def as_one_of_several(model, folder, quick):
+def make_everything_as_one_of_several(model_folder, folder, is_quick):
     distributed.init("cpu")
-    distributed.finish = lambda code: code  # several runs in one set of processes
-    make(model, folder, quick)
+    distributed.finish = lambda code: code  # several training runs in one set of processes
+    make_everything(model_folder, folder, is_quick)
 
 
 # --- what is compared -----------------------------------------------------------------------------
 
 
-def launch(count, *command):
+def launch(num_processes, *command):
     """A script under torchrun."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-    command = [*TORCHRUN, str(count), *map(str, command)]
+    command = [*TORCHRUN, str(num_processes), *map(str, command)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )
 
 
-def finished(process, seconds=600):
+def output_of(process, seconds=600):
+    """All that a launched script prints; it must end well."""
     try:
         output, _ = process.communicate(timeout=seconds)
     finally:
@@ -250,124 +267,145 @@ def finished(process, seconds=600):
 
 
 @pytest.fixture(scope="module")
-def alone(model_folder, tmp_path_factory):
-    """The cases on one process."""
+def made_by_one(model_folder, tmp_path_factory):
+    """The folder of what one process makes."""
     folder = tmp_path_factory.mktemp("one")
-    half_a_run(model_folder, folder)
-    make(model_folder, folder)
+    make_first_half(model_folder, folder)
+    make_everything(model_folder, folder)
     return folder
 
 
-def compare(alone, folder):
-    """Everything in the folder with the same of one process."""
-    expected, actual = (torch.load(f / "updates.pt") for f in (alone, folder))
-    for case, one, several in zip(CASES, expected, actual, strict=False):
-        for (metrics, gradient), (metrics_of_several, gradient_of_several) in zip(
-            one[0], several[0], strict=True
-        ):
-            assert metrics_of_several == approx(metrics), case
-            close(gradient_of_several, gradient, case)
-        close(several[1], one[1], case)
-    for name in [path.name for path in folder.iterdir() if path.is_dir()]:
-        ours, theirs = folder / name, alone / name
-        for log in ("train_log.jsonl", "eval_log.jsonl"):
-            pairs = list(zip(jsonl.read(ours / log), jsonl.read(theirs / log), strict=True))
-            assert len(pairs) > 1
-            for row, expected in pairs:
-                assert values(row) == approx(values(expected)), (name, log)
-        for transcript in [*theirs.glob("rollouts/*"), *theirs.glob("eval/*")]:
-            assert jsonl.read(ours / transcript.relative_to(theirs)) == jsonl.read(transcript)
-        step = f"checkpoints/step_{4 if name == 'resumed' else 3:06d}"
-        close(
-            *(torch.cat([p.flatten() for p in weights(f / step).values()]) for f in (ours, theirs)),
-            name,
-        )
-        states = [
-            torch.load(f / step / "trainer.pt", weights_only=True)["optimizer"]["state"]
-            for f in (ours, theirs)
-        ]
-        assert states[0].keys() == states[1].keys() and states[0][0]["step"] == states[1][0]["step"]
-        close(
-            *(torch.cat([s["exp_avg_sq"].flatten() for s in state.values()]) for state in states),
-            name,
-        )
+def load_updates(folder):
+    return [Updates(**fields) for fields in torch.load(folder / "updates.pt")]
 
 
-def values(row):
-    """A line of a log without its times; null is NaN."""
-    return {
-        k: math.nan if v is None else v
-        for k, v in row.items()
-        if not k.startswith(("time/", "elapsed"))
-    }
+def assert_same_updates(actual, expected, case):
+    for metrics, expected_metrics in zip(actual.metrics, expected.metrics, strict=True):
+        assert metrics == approx(expected_metrics), case
+    for gradient, expected_gradient in zip(actual.gradients, expected.gradients, strict=True):
+        assert_close(gradient, expected_gradient, case)
+    assert_close(actual.weights, expected.weights, case)
 
 
-def approx(expected):
-    return pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
+def assert_close_runs(folder, expected_folder):
+    """Logs and AdamW's state up to rounding, transcripts exactly."""
+    for log in ("train_log.jsonl", "eval_log.jsonl"):
+        rows = jsonl.read(folder / log)
+        assert len(rows) > 1
+        for row, expected in zip(rows, jsonl.read(expected_folder / log), strict=True):
+            assert_same_log_row(row, expected)
+    for transcripts in ("rollouts", "eval"):
+        for path in expected_folder.glob(f"{transcripts}/*"):
+            assert jsonl.read(folder / transcripts / path.name) == jsonl.read(path)
+
+    checkpoint = max((expected_folder / "checkpoints").iterdir()).name
+    assert checkpoint == ("step_000004" if folder.name == "resumed" else "step_000003")
+    paths = [path / "checkpoints" / checkpoint for path in (folder, expected_folder)]
+    assert_close(*[weights_of(path) for path in paths], folder.name)
+    state, expected_state = [optimizer_state(path) for path in paths]
+    assert state.keys() == expected_state.keys()
+    assert state[0]["step"] == expected_state[0]["step"]
+    assert_close(squared_gradients(state), squared_gradients(expected_state), folder.name)
 
 
-def weights(checkpoint):
-    return dict(llms.get_llm_tokenizer(str(checkpoint))[0].named_parameters())
+def weights_of(checkpoint):
+    model, _ = llms.get_llm_tokenizer(str(checkpoint))
+    return torch.cat([p.flatten() for p in model.parameters()])
 
 
-def close(actual, expected, message, tolerance=1e-5):
-    distance = ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
-    assert distance < tolerance, (message, distance)
+def optimizer_state(checkpoint):
+    return torch.load(checkpoint / "trainer.pt", weights_only=True)["optimizer"]["state"]
 
 
-@pytest.mark.parametrize(
-    "count", [2, pytest.param(4, marks=pytest.mark.slow)]
-)  # two make fewer cases
-def test_several_processes_give_the_numbers_of_one(count, alone, model_folder, tmp_path, capsys):
-    """Loss, metrics, gradients, norms, weights, logs, transcripts; and either continues the other's checkpoint."""
-    half_a_run(model_folder, tmp_path)
-    job = dict(
-        WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port())
-    )  # as torchrun says it
-    case = as_one_of_several, model_folder, tmp_path, count == 2
-    started = [start(*case, RANK=str(rank), **job) for rank in range(count)]
-    output = [output.read() for _, output in started]
+def squared_gradients(state):
+    """AdamW's running means of the squared gradients, as one vector."""
+    return torch.cat(
+        [state_of_tensor["exp_avg_sq"].flatten() for state_of_tensor in state.values()]
+    )
+
+
+def assert_close(actual, expected, message, tolerance=1e-5):
+    """Relative distance of two vectors; both may be 0."""
+    if expected.norm() == 0:
+        assert actual.norm() == 0, message
+    else:
+        assert relative_distance(actual, expected) < tolerance, message
+
+
+# Two processes make fewer cases, so that the test is quick.
+@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_give_the_numbers_of_one(
+    num_processes, made_by_one, model_folder, tmp_path, capsys
+):
+    """Metrics, gradients, weights, logs and transcripts. Each continues the other's checkpoint."""
+    make_first_half(model_folder, tmp_path)
+    job = dict(  # as torchrun names it
+        WORLD_SIZE=str(num_processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port())
+    )
+    arguments = (make_everything_as_one_of_several, model_folder, tmp_path, num_processes == 2)
+    started = [start(*arguments, RANK=str(rank), **job) for rank in range(num_processes)]
+    outputs = [output.read() for _, output in started]
     for process, _ in started:
         process.join()
-        assert process.exitcode == 0, output
-    assert f"saved by 1 processes, continued by {count}" in output[0]
-    compare(alone, tmp_path)
-    shutil.copytree(alone / "on", tmp_path / "alone")
-    for folder in ("alone", "on"):
-        run_main(model_folder, tmp_path / folder, "on", ["--resume"], num_train_iters=4)
-    row, expected = (
-        values(jsonl.read(tmp_path / name / "train_log.jsonl")[-1]) for name in ("on", "alone")
-    )
-    assert row["step"] == 4 and row == approx(expected)
-    assert f"saved by {count} processes, continued by 1" in capsys.readouterr().out
+        assert process.exitcode == 0, outputs
+    assert f"saved by 1 processes, continued by {num_processes}" in outputs[0]
+
+    updates = load_updates(tmp_path)
+    assert len(updates) == (NUM_QUICK_CASES if num_processes == 2 else len(CASES))
+    for case, actual, expected in zip(CASES, updates, load_updates(made_by_one), strict=False):
+        assert_same_updates(actual, expected, case)
+    names = ["on-policy", "resumed", "sft"]
+    if num_processes > 2:
+        names.append("missing")
+    for name in names:
+        assert_close_runs(tmp_path / name, made_by_one / name)
+
+    # One process continues what several have saved, and what it has saved itself.
+    shutil.copytree(made_by_one / "on-policy", tmp_path / "by one")
+    capsys.readouterr()
+    for name in ("on-policy", "by one"):
+        run_main(model_folder, tmp_path / name, "on-policy", "--resume", num_train_iters=4)
+    assert f"saved by {num_processes} processes, continued by 1" in capsys.readouterr().out
+    row = jsonl.read(tmp_path / "on-policy" / "train_log.jsonl")[-1]
+    expected = jsonl.read(tmp_path / "by one" / "train_log.jsonl")[-1]
+    assert row["step"] == 4
+    assert_same_log_row(row, expected)
 
 
 # --- a process that dies, raises or is told to stop -----------------------------------------------
 
 
 def raise_in_one(*flags):
-    """main.py, in which the second process meets an error in its fourth reward: iteration 3, after an evaluation."""
-    original, calls = main.reward, []
+    """main.py, in which the second process meets an error when it rewards for the fourth time.
+
+    That is in iteration 3, after an evaluation.
+    """
+    original = steps.reward
+    num_calls = 0
 
     def reward(*args):
-        calls.append(args)
-        if distributed.rank() == 1 and len(calls) == 4:
+        nonlocal num_calls
+        num_calls += 1
+        if distributed.rank() == 1 and num_calls == 4:
             raise RuntimeError("this reward cannot be computed")
         return original(*args)
 
-    main.reward = reward
+    steps.reward = reward
     return main.main(list(flags))
 
 
-def kill_second(process, number):
-    """Send the second process a signal when the third step is done, so in the fourth: returns what was printed."""
+def signal_second_process(process, number):
+    """Send the second process a signal in the fourth step, and return all that was printed."""
     lines = []
     for line in process.stdout:
         lines.append(line)
         if re.search(r"step +3 ", line):
             break
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(pid) for pid in children if __file__ in Path(f"/proc/{pid}/cmdline").read_text()]
+    workers = []
+    for pid in children:
+        if __file__ in Path(f"/proc/{pid}/cmdline").read_text():
+            workers.append(int(pid))
     assert len(workers) == 2
     os.kill(workers[1], number)
     output, _ = process.communicate(timeout=60)
@@ -376,20 +414,22 @@ def kill_second(process, number):
 
 @pytest.fixture(scope="module")
 def six_steps_run(model_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    finished(launch(2, __file__, "run", *six_steps(model_folder, folder)))
+    """The folder of six steps on two processes that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("six steps") / "run"
+    output_of(launch(2, __file__, "run", *six_steps(model_folder, folder)))
     return folder
 
 
 def six_steps(model_folder, folder):
-    flags = dict(
+    return run_flags(
+        model_folder,
+        folder,
         num_train_iters=6,
         eval_iterations=3,
         max_completion_length=30,
         rollout_batch_size=64,
         eval_size=5,
     )
-    return run_flags(model_folder, folder, **flags)
 
 
 @pytest.mark.slow
@@ -404,23 +444,29 @@ def test_a_job_ends_when_one_process_does_and_can_be_resumed(
         assert "RuntimeError: this reward cannot be computed" in output
     else:
         process = launch(2, __file__, "run", *flags)
-        output = kill_second(process, signal.SIGKILL if end == "killed" else signal.SIGTERM)
+        number = signal.SIGKILL if end == "killed" else signal.SIGTERM
+        output = signal_second_process(process, number)
     assert process.returncode != 0
-    stopped = re.search(r"stopped by SIGTERM after step (\d)", output)
-    assert output.count("stopped by") == (end == "told to stop"), output[-2000:]
+    saved_step = 2
+    stopped = re.findall(r"stopped by SIGTERM after step (\d)", output)
+    if end == "told to stop":
+        assert len(stopped) == 1, output[-2000:]
+        saved_step = int(stopped[0])
+    else:
+        assert "stopped by" not in output
     _, manifest = checkpoints.find(tmp_path / "run")
-    assert manifest["step"] == (int(stopped[1]) if stopped else 2)
-    assert f"continuing after step {manifest['step']} " in finished(
-        launch(2, __file__, "run", *flags, "--resume")
-    )
+    assert manifest["step"] == saved_step
+    output = output_of(launch(2, __file__, "run", *flags, "--resume"))
+    assert f"continuing after step {saved_step} " in output
     assert_same_run(tmp_path / "run", six_steps_run)
 
 
 @pytest.mark.slow
 def test_two_processes_learn_as_one_does(tmp_path):
-    """The demo's first 12 updates, of which one process learns as much."""
-    flags = dict(
+    """The demo's first 12 updates, in which one process learns as much."""
+    flags = as_flags(
         model_name=ROOT / "tiny" / "1m",
+        dataset_name="arithmetic",
         output_dir=tmp_path / "run",
         num_train_iters=12,
         rollout_batch_size=128,
@@ -431,11 +477,10 @@ def test_two_processes_learn_as_one_does(tmp_path):
         save_iterations=12,
         eval_size=200,
     )
-    finished(
-        launch(2, ROOT / "main.py", *as_flags(**flags, dataset_name="arithmetic")), seconds=900
-    )
+    output_of(launch(2, ROOT / "main.py", *flags), seconds=900)
     first, last = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
-    assert last["n"] == 200 and last["accuracy_low"] > first["accuracy_high"]
+    assert last["n"] == 200
+    assert last["accuracy_low"] > first["accuracy_high"]
 
 
 if __name__ == "__main__":  # what torchrun starts

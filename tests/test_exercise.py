@@ -1,4 +1,4 @@
-"""`make exercise`: nothing but one body differs in the copy, and its judge goes by stages, red until one is solved."""
+"""`make exercise` copies all but the body of compute_loss, and `make test-exercise` judges it."""
 
 import ast
 import inspect
@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 import make_exercise
 
-# The formula of stage 1 as a textbook has it: no keyword is read.
+STAGES = [ROOT / "experiments" / f"exercise_stage{stage}.txt" for stage in (1, 2, 3)]
+# The formula of stage 1 as a textbook has it: it reads none of the settings.
 TEXTBOOK = """\
     C = completion_ids.shape[1]
     policy = utils.get_per_token_logps(model, prompt_completion_ids, attention_mask, C)
@@ -30,14 +31,14 @@ TEXTBOOK = """\
 """
 
 
-def body_of_compute_loss(source):
+def split_at_compute_loss(source):
     """(lines before, lines of the body, lines after) of main.compute_loss."""
-    (function,) = (
-        node for node in ast.parse(source).body if getattr(node, "name", None) == "compute_loss"
-    )
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    (function,) = (function for function in functions if function.name == "compute_loss")
     lines = source.splitlines(keepends=True)
-    first, last = function.body[0].lineno - 1, function.body[-1].end_lineno
-    return lines[:first], lines[first:last], lines[last:]
+    start = function.body[0].lineno - 1
+    end = function.body[-1].end_lineno
+    return lines[:start], lines[start:end], lines[end:]
 
 
 @pytest.fixture(scope="module")
@@ -47,82 +48,106 @@ def exercise(tmp_path_factory):
     return folder
 
 
-def judge(folder, solution=None):
-    """(exit status, lines) of `make test-exercise`, with this as the body of compute_loss in the copy."""
-    if solution:
-        before, _, after = body_of_compute_loss((folder / "main.py").read_text())
-        (folder / "main.py").write_text("".join([*before, *solution, *after]))
-    command = [
-        "make",
-        "--no-print-directory",
-        "test-exercise",
-        f"EXERCISE={folder}",
-        f"PYTHON={sys.executable}",
-    ]
+def judge(folder):
+    """(exit status, lines) of `make test-exercise`."""
+    command = ["make", "--no-print-directory", "test-exercise"]
+    command += [f"EXERCISE={folder}", f"PYTHON={sys.executable}"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     return run.returncode, run.stdout.splitlines()
 
 
+def solve(folder, solution):
+    """Write these lines as the body of compute_loss in the copy."""
+    lines_before, _, lines_after = split_at_compute_loss((folder / "main.py").read_text())
+    (folder / "main.py").write_text("".join([*lines_before, *solution, *lines_after]))
+
+
 def test_only_the_body_differs(exercise):
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split("\n")[:-1]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    tracked = listed.stdout.splitlines()
     copied = {str(path.relative_to(exercise)) for path in exercise.rglob("*") if path.is_file()}
-    assert copied == set(tracked) and "main.py" in copied
-    different = [
-        name for name in tracked if (ROOT / name).read_bytes() != (exercise / name).read_bytes()
-    ]
+    assert copied == set(tracked)
+    assert "main.py" in copied
+    different = []
+    for name in tracked:
+        if (ROOT / name).read_bytes() != (exercise / name).read_bytes():
+            different.append(name)
     assert different == ["main.py"]
-    before, solution, after = body_of_compute_loss((ROOT / "main.py").read_text())
-    blank_before, blanked, blank_after = body_of_compute_loss((exercise / "main.py").read_text())
-    assert (before, after) == (blank_before, blank_after)
-    (function,) = ast.parse("def f():\n" + "".join(blanked)).body
-    assert len(function.body) == 2 and isinstance(function.body[1], ast.Raise), (
-        "a docstring and a raise"
-    )
+
+    solved = split_at_compute_loss((ROOT / "main.py").read_text())
+    blanked = split_at_compute_loss((exercise / "main.py").read_text())
+    lines_before, solution, lines_after = solved
+    assert (lines_before, lines_after) == (blanked[0], blanked[2])
+    (function,) = ast.parse("def f():\n" + "".join(blanked[1])).body
+    assert len(function.body) == 2, "a docstring and a raise"
+    assert isinstance(function.body[1], ast.Raise)
     code = {line.strip() for line in solution if "=" in line}
-    assert not code & {line.strip() for line in blanked}, "no line of the solution is left"
+    assert not code & {line.strip() for line in blanked[1]}, "no line of the solution is left"
 
 
 def test_the_task_names_every_argument(exercise):
     task = (exercise / "experiments" / "exercise.md").read_text()
-    assert not [
-        name for name in inspect.signature(main.compute_loss).parameters if f"`{name}`" not in task
-    ]
+    for name in inspect.signature(main.compute_loss).parameters:
+        assert f"`{name}`" in task, name
+
+
+def test_every_test_that_needs_compute_loss_has_one_stage():
+    """A test belongs to a stage if it, or a helper of its file, calls compute_loss or loss_of."""
+    tree = ast.parse((ROOT / "tests" / "test_loss.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    needs_compute_loss = {"compute_loss", "loss_of"}
+    for _ in functions:  # enough rounds for a helper of a helper
+        for name, function in functions.items():
+            if needs_compute_loss & names_in(function):
+                needs_compute_loss.add(name)
+    tests = {name for name in needs_compute_loss if name.startswith("test_")}
+    staged = "".join(path.read_text() for path in STAGES).splitlines()
+    assert sorted(staged) == sorted(f"tests/test_loss.py::{name}" for name in tests)
+
+
+def names_in(tree):
+    """Every name and attribute that a piece of code uses."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return names
 
 
 @pytest.mark.slow
-def test_every_loss_test_belongs_to_a_stage(exercise):
-    """What needs no solution is green in the copy, and the rest has a stage."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "not stage1 and not stage2 and not stage3",
-    ]
-    run = subprocess.run(
-        [*command, "tests/test_loss.py"], cwd=exercise, capture_output=True, text=True, timeout=600
-    )
+def test_what_has_no_stage_is_green_in_the_copy(exercise):
+    command = [sys.executable, "-m", "pytest", "-q", "tests/test_loss.py"]
+    for path in STAGES:
+        command += [f"--deselect={test}" for test in path.read_text().splitlines()]
+    run = subprocess.run(command, cwd=exercise, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout[-3000:]
+    assert " passed" in run.stdout
 
 
 @pytest.mark.slow
 def test_stages(exercise):
     """The textbook's formula once met all tests at once: 71 failures, told in 3,000 lines."""
     status, lines = judge(exercise)
-    assert status and lines[0] == "Next, stage 1: the bare call" and len(lines) < 20, lines
+    assert status != 0
+    assert lines[0] == "Next, stage 1: the bare call"
+    assert len(lines) < 20, lines
     assert any("compute_loss is yours to write" in line for line in lines)
     assert lines[-1] == "Stage 1 is red; experiments/exercise.md says what it asks."
 
-    status, lines = judge(exercise, TEXTBOOK)
-    assert status and "Stage 1 is green." in lines and lines[-1].startswith("Stage 2 is red"), lines
+    solve(exercise, TEXTBOOK)
+    status, lines = judge(exercise)
+    assert status != 0
+    assert "Stage 1 is green." in lines
+    assert lines[-1].startswith("Stage 2 is red")
     assert len(lines) < 25, lines
 
-    _, solution, _ = body_of_compute_loss((ROOT / "main.py").read_text())
-    status, lines = judge(exercise, solution)
-    assert status == 0 and lines[-1].startswith("All three stages are green"), lines
+    _, solution, _ = split_at_compute_loss((ROOT / "main.py").read_text())
+    solve(exercise, solution)
+    status, lines = judge(exercise)
+    assert status == 0
+    assert lines[-1].startswith("All three stages are green"), lines
     assert not any("skipped" in line for line in lines)
 
 
@@ -131,6 +156,9 @@ def test_a_solution_is_never_overwritten(tmp_path):
     folder.mkdir()
     (folder / "main.py").write_text("my solution")
     run = run_script("experiments/make_exercise.py", "--output_dir", folder)
-    assert run.returncode == 2 and run.stderr.startswith("error: ") and run.stderr.count("\n") == 1
-    assert "already exists" in run.stderr and (folder / "main.py").read_text() == "my solution"
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: ")
+    assert run.stderr.count("\n") == 1
+    assert "already exists" in run.stderr
+    assert (folder / "main.py").read_text() == "my solution"
     assert [path.name for path in folder.iterdir()] == ["main.py"]
