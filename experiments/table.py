@@ -30,7 +30,7 @@
 A side (of a comparison) is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
 study. Where several learning rates were tried, the one that ends best on validation counts.
 Accuracies are strict, in %, and of greedy answers to the 2,000 test problems, unless a table says
-something else. The logs are unpacked by experiments/archive.py first.
+something else. The program first unpacks the archives of the studies (experiments/archive.py).
 """
 
 import json
@@ -46,6 +46,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from experiments import archive  # noqa: E402
 from logs import jsonl  # noqa: E402
 from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
 
@@ -585,6 +586,11 @@ def main(name="", *arguments):
 
 
 if __name__ == "__main__":
+    try:
+        archive.unpack_all()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except (ValueError, OSError, LookupError) as error:

@@ -83,7 +83,7 @@ def test_commands_have_flags_that_exist():
 def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
     """Its flags stand in three places, and its numbers are those of the study."""
     makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
-    script = (ROOT / "experiments" / "study.sh").read_text("utf-8")
+    script = (ROOT / "experiments" / "study.sh").read_text("utf-8").replace("\\\n", " ")
     study = dict(re.findall(r'^(DEMO|MODEL)="(.*)"$', script, re.MULTILINE))
     given = [
         re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1],
