@@ -368,11 +368,12 @@ def test_the_same_runs_give_the_same_archive(packed_study):
 
 
 def test_a_study_is_unpacked_once(packed_study):
-    """A run that was changed after it was unpacked must not be lost."""
+    """A run that was changed later must not be lost, and the archive is not even read again."""
     remove_runs(packed_study)
     archive.unpack("a")
     args = packed_study / "base_seed0" / "args.json"
     args.write_text("changed", "utf-8")
+    (packed_study / archive.ARCHIVE).unlink()
     archive.unpack("a")
     assert args.read_text("utf-8") == "changed"
 
@@ -421,14 +422,27 @@ def test_an_unsafe_archive_is_refused(packed_study, capsys):
     assert not (packed_study / archive.TEMPORARY).exists()
 
 
-def test_several_processes_unpack_at_the_same_time(packed_study):
-    """Two pytest workers do so on a fresh clone. A lock belongs to an open file, so threads do."""
+def test_several_processes_unpack_at_the_same_time(packed_study, monkeypatch):
+    """As two pytest workers do on a fresh clone: one of them unpacks, and the others wait.
+
+    Threads stand for the processes here, because a lock belongs to an open file.
+    """
     files = files_in(packed_study)
+    opened = []
+    open_archive = tarfile.open
+
+    def counting_open(*args, **kwargs):
+        opened.append(kwargs)
+        return open_archive(*args, **kwargs)
+
+    monkeypatch.setattr(tarfile, "open", counting_open)
     for _ in range(20):
         remove_runs(packed_study)
+        opened.clear()
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(archive.unpack, ["a"] * 4))
         assert files_in(packed_study) == files
+        assert len(opened) == 1
 
 
 def test_packing_does_not_lose_runs_that_were_not_unpacked(packed_study, capsys):
