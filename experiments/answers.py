@@ -1,17 +1,30 @@
-"""What the answers of a run's evaluations say: which are right, and how the steps of `arithmetic` are written.
+"""What the answers of a run's evaluations say: which are right, and how their steps are written.
 
-    python experiments/answers.py output/demo                                  # what a run changed, in words
-    python experiments/answers.py output/demo experiments/demo/answers.jsonl   # a bit an answer, small enough to keep
+    python experiments/answers.py output/demo
+        print what the run changed
+    python experiments/answers.py output/demo experiments/demo/answers.jsonl
+        write a summary of each evaluation, a bit per answer, which is small enough to keep
 
-A step that has easier pieces is careful (`33 * 4 = 120 + 12 = 132`) or direct (`33 * 4 = 132`); the others are easy. It
-is right if its result is. What is kept is a line per evaluation: step, n (answers), samples (of each question), strict
-and flexible (a bit per answer, in the order of the ids, in hexadecimal), questions (a checksum of the ids: only equal
-ones can be paired), tokens (mean), with_steps (answers), and of easy, direct and careful steps [right, all].
+This is about the data set `arithmetic`. A step that has easier pieces is careful if it is written
+in them (`33 * 4 = 120 + 12 = 132`) and direct if it is not (`33 * 4 = 132`). A step that has no
+easier pieces is easy. A step is right if its result is.
+
+A summary has these keys:
+
+    step                    the training step of the evaluation
+    n                       the number of answers
+    samples                 the number of answers to each question
+    strict, flexible        a bit per answer, 1 for right, in the order of the ids, in hexadecimal
+    questions               a checksum of the ids; only evaluations with equal ones can be paired
+    with_steps              the number of answers that have steps
+    tokens                  the mean length of an answer
+    easy, direct, careful   for each kind of step [the number of right ones, the number of all]
 """
 
 import re
 import sys
 import zlib
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -19,102 +32,163 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.word_problems import OPERATORS, easier_pieces  # noqa: E402
 from logs import jsonl  # noqa: E402
 
-NUMBER = r"(\d{1,12})"
+NUMBER = r"\d{1,12}"
+# A line such as "3 * 4 = 12", "33 * 4 = 120 + 12 = 132", "25% of 40 = 10" or "1/4 of 40 = 10".
 STEP = re.compile(
-    rf"^(?:{NUMBER}( [-+*/] |% of )|1/{NUMBER} of ){NUMBER}((?: = [^=\n]+)*) = {NUMBER}$",
+    rf"^(?:(?P<first>{NUMBER})(?P<operator> [-+*/] |% of )|1/(?P<divisor>{NUMBER}) of )"
+    rf"(?P<second>{NUMBER})(?P<pieces>(?: = [^=\n]+)*) = (?P<result>{NUMBER})$",
     re.MULTILINE,
 )
-WAYS = ("easy", "direct", "careful")
+KINDS = ("easy", "direct", "careful")
+EVALUATION_KEYS = ("id", "prompt", "completion", "correct_strict", "correct_flexible", "length")
 
 
 def checked_steps(text):
-    """(one of WAYS, is right) of each step: "3 * 4 = 12", "25% of 40 = 40 / 4 = 10", "1/4 of 40 = 10"."""
+    """Each step of a completion as (one of KINDS, whether it is right)."""
     steps = []
-    for a, sign, parts, b, pieces, result in STEP.findall(text):
-        operator, x, y = sign.strip()[:1] or "part", int(a or parts), int(b)
-        if operator == "/" and y == 0 or operator == "part" and x == 0:
+    for match in STEP.finditer(text):
+        if match["divisor"]:
+            operator = "part"
+            x = int(match["divisor"])
+        else:
+            operator = match["operator"].split()[0]  # of "% of " the sign alone
+            x = int(match["first"])
+        y = int(match["second"])
+        divisors = {"/": y, "part": x}
+        if divisors.get(operator) == 0:
             steps.append(("easy", False))
             continue
-        numerator, denominator = OPERATORS[operator][1](x, y)
-        way = "easy" if not easier_pieces(x, operator, y) else "careful" if pieces else "direct"
-        steps.append((way, numerator == denominator * int(result)))
+        _, compute = OPERATORS[operator]
+        numerator, denominator = compute(x, y)
+        is_right = numerator == denominator * int(match["result"])
+        if not easier_pieces(x, operator, y):
+            kind = "easy"
+        elif match["pieces"]:
+            kind = "careful"
+        else:
+            kind = "direct"
+        steps.append((kind, is_right))
     return steps
 
 
-def bits(answers):
-    return f"{int('1' + ''.join('01'[bool(answer)] for answer in answers), 2):x}"  # the leading 1 keeps the length
+def hexadecimal(flags):
+    """One bit per flag. The bit 1 that is put before them keeps their number."""
+    bits = "".join("1" if flag else "0" for flag in flags)
+    return f"{int('1' + bits, 2):x}"
 
 
 def read(path):
-    """The answers of an evaluation in the order of their ids, each with its checked steps."""
-    rows = jsonl.read(
-        path,
-        required=("id", "prompt", "completion", "correct_strict", "correct_flexible", "length"),
-    )
-    rows = [row | {"steps": checked_steps(row["completion"])} for row in rows]
-    return sorted(
-        rows, key=lambda row: row["id"]
-    )  # subsets are drawn in another order; samples stay together
+    """The answers of an evaluation, each with its checked steps as "steps".
+
+    They come in the order of their ids, because subsets of a data set are drawn in other orders.
+    The samples of one question stay in their order.
+    """
+    rows = jsonl.read(path, required=EVALUATION_KEYS)
+    for row in rows:
+        row["steps"] = checked_steps(row["completion"])
+    return sorted(rows, key=lambda row: row["id"])
 
 
 def summary(path):
-    """The line that is kept of an evaluation."""
+    """The summary of an evaluation; the head of this file explains its keys."""
     rows = read(path)
-    ids, steps = [row["id"] for row in rows], [step for row in rows for step in row["steps"]]
+    ids = [row["id"] for row in rows]
     result = {
         "step": int(path.stem.removeprefix("step_")),
         "n": len(rows),
         "samples": len(ids) // len(set(ids)),
-    }
-    result |= {
-        kind: bits(row[f"correct_{kind}"] for row in rows) for kind in ("strict", "flexible")
-    }
-    result |= {
+        "strict": hexadecimal(row["correct_strict"] for row in rows),
+        "flexible": hexadecimal(row["correct_flexible"] for row in rows),
         "questions": zlib.crc32("\n".join(ids).encode()),
         "with_steps": sum(bool(row["steps"]) for row in rows),
+        "tokens": round(sum(row["length"] for row in rows) / len(rows), 2),
     }
-    result["tokens"] = round(sum(row["length"] for row in rows) / len(rows), 2)
-    return result | {
-        way: [steps.count((way, True)), sum(step[0] == way for step in steps)] for way in WAYS
-    }
+    num_steps = Counter()  # (kind, whether it is right): how many
+    for row in rows:
+        num_steps.update(row["steps"])
+    for kind in KINDS:
+        num_right = num_steps[kind, True]
+        result[kind] = [num_right, num_right + num_steps[kind, False]]
+    return result
 
 
-def share(part, whole):
-    return f"{part:,} of {whole:,}" + (f" ({part / whole:.0%})" if whole else "")
+def count_of(count, total):
+    """A count in words: "3 of 4 (75%)"."""
+    percentage = f" ({count / total:.0%})" if total else ""
+    return f"{count:,} of {total:,}{percentage}"
 
 
-def counts(row):
-    """What there is to say of the steps of an evaluation: {what: how many of how many}."""
-    easy, direct, careful = (row[way] for way in WAYS)
+def counts(evaluation):
+    """What a summary says of the steps, in words: {measure: its value}."""
+    num_right = sum(evaluation[kind][0] for kind in KINDS)
+    num_steps = sum(evaluation[kind][1] for kind in KINDS)
+    num_direct = evaluation["direct"][1]
+    num_careful = evaluation["careful"][1]
     return {
-        "mean tokens of a completion": f"{row['tokens']:.1f}",
-        "completions with steps": share(row["with_steps"], row["n"]),
-        "right steps": share(*map(sum, zip(easy, direct, careful, strict=True))),
-        "careful, of steps that have easier pieces": share(careful[1], careful[1] + direct[1]),
-        **{f"right, of {way} steps": share(*row[way]) for way in reversed(WAYS)},
+        "mean tokens of a completion": f"{evaluation['tokens']:.1f}",
+        "completions with steps": count_of(evaluation["with_steps"], evaluation["n"]),
+        "right steps": count_of(num_right, num_steps),
+        "careful, of steps that have easier pieces": count_of(
+            num_careful, num_careful + num_direct
+        ),
+        "right, of careful steps": count_of(*evaluation["careful"]),
+        "right, of direct steps": count_of(*evaluation["direct"]),
+        "right, of easy steps": count_of(*evaluation["easy"]),
     }
 
 
 def what_changed(run, paths):
-    """The first and the last evaluation of a run side by side, and one of the questions that it has learnt."""
+    """Yield lines that compare the first and the last evaluation of a run.
+
+    The last lines show a question that the run has learnt to answer, if there is one.
+    """
     if len(paths) < 2:
         raise ValueError(f"{run} has not two evaluations in eval/ to compare")
-    before, after = counts(summary(paths[0])), counts(summary(paths[-1]))
-    first, last = (
-        {row["id"]: row for row in reversed(read(path))} for path in (paths[0], paths[-1])
+    first_path = paths[0]
+    last_path = paths[-1]
+    first_answers = first_answer_to_each(first_path)
+    last_answers = first_answer_to_each(last_path)
+    yield f"{run}: {first_path.stem} -> {last_path.stem}, {len(last_answers)} problems"
+    first_counts = counts(summary(first_path))
+    last_counts = counts(summary(last_path))
+    for measure in first_counts:
+        yield f"{measure}  {first_counts[measure]} -> {last_counts[measure]}"
+
+    learnt = []  # (answer before, answer after) to each question that was wrong and is right
+    for key, new_answer in last_answers.items():
+        old_answer = first_answers.get(key)
+        if old_answer and new_answer["correct_strict"] > old_answer["correct_strict"]:
+            learnt.append((old_answer, new_answer))
+    if not learnt:
+        return
+    old_answer, new_answer = max(learnt, key=lambda pair: num_careful_steps(pair[1]))
+    yield (
+        f"\nOf the {len(learnt)} questions that were wrong and are right, "
+        "the one with the most careful steps:"
     )
-    yield f"{run}: {paths[0].stem} -> {paths[-1].stem}, {len(last)} problems"
-    yield from (f"{what}  {before[what]} -> {after[what]}" for what in before)
-    both = [(first[key], row) for key, row in last.items() if key in first]
-    if fixed := [(old, new) for old, new in both if new["correct_strict"] > old["correct_strict"]]:
-        answers = max(fixed, key=lambda pair: [way for way, _ in pair[1]["steps"]].count("careful"))
-        question = ([answers[0]["prompt"]] + re.findall(r"[^\n<>|]+\?", answers[0]["prompt"]))[-1]
-        shown = zip((paths[0], paths[-1]), answers, strict=True)
-        texts = [question, *(f"--- {path.stem}\n{row['completion']}" for path, row in shown)]
-        yield f"\nOf the {len(fixed)} questions that were wrong and are right, the one with the most careful steps:"
-        yield from (
-            "\n" + re.sub(r"[^\n -~]", "?", text) for text in texts
-        )  # nothing steers a terminal
+    yield "\n" + printable(question_in(old_answer["prompt"]))
+    yield "\n" + printable(f"--- {first_path.stem}\n{old_answer['completion']}")
+    yield "\n" + printable(f"--- {last_path.stem}\n{new_answer['completion']}")
+
+
+def first_answer_to_each(path):
+    """{id: the first answer to that question}; the last question comes first."""
+    return {row["id"]: row for row in reversed(read(path))}
+
+
+def num_careful_steps(answer):
+    return sum(kind == "careful" for kind, _ in answer["steps"])
+
+
+def question_in(prompt):
+    """The last line that ends in a question mark, or the whole prompt if it has none."""
+    questions = re.findall(r"[^\n<>|]+\?", prompt)
+    return questions[-1] if questions else prompt
+
+
+def printable(text):
+    """ASCII alone, so that no completion sends control characters to the terminal."""
+    return re.sub(r"[^\n -~]", "?", text)
 
 
 def main(run="", target=None):
@@ -131,4 +205,5 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except (ValueError, OSError, TypeError) as error:
-        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

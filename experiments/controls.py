@@ -1,9 +1,14 @@
-"""main.py with a reward that cannot teach the answer: what of a run's rise is due to the reward?
+"""main.py with a reward that cannot teach the right answer.
 
-    python experiments/controls.py --evaluator random ...     a coin per completion, blind to what it says
-    python experiments/controls.py --evaluator format ...     the data set's rewards without those for the answer
+A run with such a reward is a control: it shows how much of a rise is not due to the reward for
+right answers.
 
-All other flags are main.py's. The accuracies in the logs are measured as ever.
+    python experiments/controls.py --evaluator random ...
+        reward 0 or 1 by chance, whatever the completion says
+    python experiments/controls.py --evaluator format ...
+        the rewards of the data set except the one for a right answer
+
+All other flags are those of main.py. The logs measure accuracy in the same way as for other runs.
 """
 
 import sys
@@ -18,17 +23,22 @@ from evaluator import EVALUATORS, GSM8kEvaluator  # noqa: E402
 
 
 class RandomEvaluator(GSM8kEvaluator):
-    """Reward 0 or 1 by a coin tossed anew each time: were it a function of the text, a policy could learn it."""
+    """A random reward, drawn anew for each completion.
 
-    reward_names, reward_weights = ("coin",), (1.0,)
+    It must not be a function of the text, because a policy could learn such a function.
+    """
+
+    reward_names = ("coin",)
+    reward_weights = (1.0,)
 
     def reward(self, completion, gold):
         _, details = super().reward(completion, gold)
-        return [float(torch.rand(()) < 0.5)], details  # torch's coin: checkpoints keep its state
+        coin = float(torch.rand(()) < 0.5)  # checkpoints keep the state of torch's generator
+        return [coin], details
 
 
 class FormatEvaluator(GSM8kEvaluator):
-    """The rewards for numbers, tags and their order; nothing for a right answer."""
+    """The rewards for numbers, tags and their order, and none for a right answer."""
 
     reward_weights = tuple(
         0.0 if name == "correctness" else 1.0 for name in GSM8kEvaluator.reward_names

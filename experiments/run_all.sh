@@ -1,27 +1,48 @@
 #!/usr/bin/env bash
-# Every study of analysis.md and its figures: experiments/run_all.sh [--quick]
-#   without --quick   what has no logs yet in experiments/; it can be stopped and started again
-#   --quick           a small version of everything, in output/quick
-# STUDIES="rates sft" names some. STORIES names a directory of stories260K, for the study of the judge.
+# Make every study of analysis.md, and draw its figures: experiments/run_all.sh [--quick]
+#
+#   without --quick   make the runs that have no logs in experiments/ yet. The script can be stopped
+#                     and started again. A clone has all logs, so that only figures are drawn.
+#   --quick           make a small version of every study, with its logs in output/quick
+#
+# STUDIES="rates sft" names some studies. STORIES names a directory of the model stories260K, which
+# the study of the judge needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHON=${PYTHON:-.venv/bin/python} QUICK=
+export PYTHON=${PYTHON:-.venv/bin/python}
 case "${1:-}" in
-    "") logs=experiments ;;
-    --quick) logs=output/quick QUICK=1 ;;
-    *) echo "error: $1: the only flag is --quick" >&2; exit 2 ;;
+    "") export QUICK= ;;
+    --quick) export QUICK=1 ;;
+    *)
+        echo "error: $1: the only flag is --quick" >&2
+        exit 2
+        ;;
 esac
-# Two at a time. exchange needs the runs of rates, sft_then_grpo the checkpoints of sft: they come last.
-studies=${STUDIES:-rates sft zero_shot baseline std length beta filtered groups off_policy prompts expert_iteration family dynamics scaling judge exchange sft_then_grpo}
-for study in $studies; do
-    [ -e experiments/$study/run.sh ] || { echo "error: STUDIES: there is no study $study; a study is a folder of experiments/" >&2; exit 2; }
-done
-printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash
+[ -n "$QUICK" ] || $PYTHON experiments/archive.py unpack
 
-# The figures: the commands that the studies' pages print, on the logs that are there. A quick study has one rate, whichever it is.
-quick=s/^//
-[ -z "$QUICK" ] || quick="s#experiments/#$logs/#g; s/_rate[0-9.e-]*_/_rate*_/g"
-grep -h '^    python plotter\.py .* --output experiments/' analysis.md experiments/*/README.md | sed "s#^    python#$PYTHON#; $quick" | while read -r command; do
+# exchange needs the runs of rates, and sft_then_grpo needs the checkpoints of sft: they come last.
+all_studies="rates sft zero_shot baseline std length beta filtered groups off_policy prompts
+    expert_iteration family dynamics scaling judge exchange sft_then_grpo"
+studies=${STUDIES:-$all_studies}
+for study in $studies; do
+    if [ ! -e experiments/$study/run.sh ]; then
+        echo "error: STUDIES: there is no study $study; a study is a folder of experiments/" >&2
+        exit 2
+    fi
+done
+printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash # two studies at a time
+
+# The figures are drawn by the commands that stand on the pages.
+figure_commands() {
+    grep -h '^    python plotter\.py .* --output experiments/' analysis.md experiments/*/README.md \
+        | sed "s#^    python#$PYTHON#"
+}
+# A quick study has its logs elsewhere, and only one learning rate, whichever it is.
+quick_commands() {
+    figure_commands | sed "s#experiments/#output/quick/#g; s/_rate[0-9.e-]*_/_rate*_/g"
+}
+if [ -n "$QUICK" ]; then quick_commands; else figure_commands; fi | while read -r command; do
+    # With failglob bash refuses a pattern that matches no folder.
     if bash -O failglob -c "printf '%s' $command" >/dev/null 2>&1; then
         echo "== $command"
         bash -c "$command" </dev/null

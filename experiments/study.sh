@@ -1,81 +1,140 @@
-# What the studies' run.sh share; they source it. A study can be stopped and started again at any moment: what has its logs is not run again.
-# QUICK=1: one seed, one rate, few iterations and problems, with logs in output/quick instead of experiments.
+# What the run.sh of every study shares; each of them sources this file.
+#
+# A study can be stopped and started again at any moment: a run whose logs are there is not made
+# again. With QUICK=1 a study has one seed, one learning rate, few iterations and few problems, and
+# its logs go to output/quick instead of experiments.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
+QUICK=${QUICK:-}
 STUDY=$(basename "$(dirname "$(realpath "$0")")")
-SEEDS="0 1 2" RATES="1e-4 2e-4 4e-4" LADDER=" 2.5e-6 5e-6 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4 8e-4 " LOGS=experiments/$STUDY OUT=output/studies/$STUDY
-[ -z "${QUICK:-}" ] || SEEDS=0 RATES=2e-4 LOGS=output/quick/$STUDY OUT=output/quick/runs/$STUDY
-MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 --micro_batch_tokens 4096 --eval_size 500 --device cpu"
-DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 --eval_iterations 20 --save_iterations 100"
-GRPO="$PYTHON main.py $MODEL --num_train_iters 60 --rollout_batch_size 64 --group_size 8 --eval_iterations 20 --save_iterations 60 --max_kl 1000"
+LADDER="2.5e-6 5e-6 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4 8e-4"
+if [ -n "$QUICK" ]; then
+    SEEDS="0"
+    RATES="2e-4"
+    LOGS=output/quick/$STUDY
+    OUT=output/quick/runs/$STUDY
+else
+    SEEDS="0 1 2"
+    RATES="1e-4 2e-4 4e-4"
+    LOGS=experiments/$STUDY
+    OUT=output/studies/$STUDY
+    $PYTHON experiments/archive.py unpack
+fi
+MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 \
+    --micro_batch_tokens 4096 --eval_size 500 --device cpu"
+DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 \
+    --eval_iterations 20 --save_iterations 100"
+GRPO="$PYTHON main.py $MODEL --num_train_iters 60 --rollout_batch_size 64 --group_size 8 \
+    --eval_iterations 20 --save_iterations 60 --max_kl 1000"
 SFT="$PYTHON sft.py $MODEL --num_updates 60 --eval_updates 20 --save_updates 1000 --log_entropy"
-export OMP_NUM_THREADS=1 # one thread: the same numbers on every machine of one kind, and runs side by side
+# One thread gives the same numbers on every machine of one kind, and lets runs go side by side.
+export OMP_NUM_THREADS=1
+mkdir -p "$OUT"
 
-# run NAME PYTHON PROGRAM FLAGS...: a run in $OUT/NAME, unless it is finished; its logs are kept in $LOGS/NAME
+# run NAME PYTHON PROGRAM FLAGS...: make a run in $OUT/NAME and keep its logs in $LOGS/NAME.
 run() {
-    local name=$1 out=$OUT/$1 logs=$LOGS/$1 quick=
+    local name=$1
+    local out=$OUT/$name logs=$LOGS/$name
+    local program=$3 quick_flags= file
     shift
-    if [ -n "${QUICK:-}" ]; then
-        case $2 in
-            sft.py) quick="--num_updates 4 --eval_updates 2 --eval_size 16" ;;
-            */expert_iteration.py) quick="--n_ei_steps 2 --num_questions 16 --eval_size 16" ;;
-            *) quick="--num_train_iters 2 --eval_iterations 1 --eval_size 16" ;;
+    [ ! -e "$logs/answers.jsonl" ] || return 0
+    if [ -n "$QUICK" ]; then
+        case $program in
+            sft.py) quick_flags="--num_updates 4 --eval_updates 2" ;;
+            */expert_iteration.py) quick_flags="--n_ei_steps 2 --num_questions 16" ;;
+            *) quick_flags="--num_train_iters 2 --eval_iterations 1" ;;
         esac
+        quick_flags="$quick_flags --eval_size 16"
     fi
-    if [ ! -e "$logs/answers.jsonl" ]; then
-        echo "== $STUDY: $name"
-        rm -rf "$out"
-        "$@" $quick --output_dir "$out" 2>"$OUT/$name.err" | grep -E "^(examples|expert)" || [ "${PIPESTATUS[0]}" = 0 ] || { tail -n 20 "$OUT/$name.err"; exit 1; }
-        mkdir -p "$logs"
-        cp $(ls "$out"/{args.json,train_log.jsonl,eval_log.jsonl} 2>/dev/null) "$logs" # --eval_only has no train_log
-        $PYTHON experiments/answers.py "$out" "$logs/answers.jsonl"
-    fi
+    echo "== $STUDY: $name"
+    rm -rf "$out"
+    "$@" $quick_flags --output_dir "$out" 2>"$OUT/$name.err" \
+        | { grep -E "^(examples|expert)" || true; } || fail "$OUT/$name.err"
+    mkdir -p "$logs"
+    for file in args.json train_log.jsonl eval_log.jsonl; do
+        [ ! -e "$out/$file" ] || cp "$out/$file" "$logs" # --eval_only writes no train_log.jsonl
+    done
+    $PYTHON experiments/answers.py "$out" "$logs/answers.jsonl"
 }
 
-checkpoint_of() { # NAME: the last one of a run
-    ls -d "$OUT/$1"/checkpoints/step_* 2>/dev/null | tail -n 1 | grep . || { echo "$OUT/$1 has no checkpoint; remove $LOGS/$1, so that it is run again" >&2; exit 1; }
-}
-
-# on_test NAME FILE FLAGS...: the last checkpoint of a run on the 2,000 test problems; what was right is kept in $LOGS/NAME/FILE
+# on_test NAME FILE FLAGS...: evaluate the last checkpoint of a run on the 2,000 test problems, and
+# keep which answers were right in $LOGS/NAME/FILE.
 on_test() {
-    local name=$1 file=$2 model
+    local name=$1 file=$2
+    local test=$OUT/$name/test model
     shift 2
-    if [ ! -e "$LOGS/$name/$file" ]; then
-        model=$(checkpoint_of "$name")
-        rm -rf "$OUT/$name/test"
-        $PYTHON main.py $MODEL --model_name "$model" --eval_only --eval_split test --eval_size 2000 "$@" ${QUICK:+--eval_size 16} \
-            --output_dir "$OUT/$name/test" >"$OUT/$name.err" 2>&1 || { tail -n 20 "$OUT/$name.err"; exit 1; }
-        $PYTHON experiments/answers.py "$OUT/$name/test" "$LOGS/$name/$file"
+    [ ! -e "$LOGS/$name/$file" ] || return 0
+    model=$(last_checkpoint "$name")
+    rm -rf "$test"
+    $PYTHON main.py $MODEL --model_name "$model" --eval_only --eval_split test --eval_size 2000 \
+        "$@" ${QUICK:+--eval_size 16} --output_dir "$test" >"$OUT/$name.err" 2>&1 \
+        || fail "$OUT/$name.err"
+    $PYTHON experiments/answers.py "$test" "$LOGS/$name/$file"
+}
+
+# last_checkpoint NAME: the folder of the last checkpoint of a run
+last_checkpoint() {
+    if ! ls -d "$OUT/$1"/checkpoints/step_* 2>/dev/null | tail -n 1 | grep .; then
+        echo "$OUT/$1 has no checkpoint; remove $LOGS/$1, so that it is run again" >&2
+        exit 1
     fi
 }
 
-# tune NAME PYTHON PROGRAM FLAGS...: seed 0 at each of $RATES, and on along the $LADDER for as long as the best one on validation is
-# at an end; that one is left in $rate
+# fail FILE: show the end of what a program wrote, and end the study.
+fail() {
+    tail -n 20 "$1"
+    exit 1
+}
+
+# tune NAME PYTHON PROGRAM FLAGS...: find the learning rate that is best on validation with seed 0,
+# and leave it in $rate. It tries $RATES first. As long as the best one is the lowest or the highest
+# of those tried, it goes on to the next rate of $LADDER.
 tune() {
-    local name=$1 rates=$RATES last= beyond
+    local name=$1 rates=$RATES tried= next
     shift
-    while [ "$rates" != "$last" ]; do
+    while [ "$rates" != "$tried" ]; do
         for rate in $rates; do
             run "${name}_rate${rate}_seed0" "$@" --learning_rate "$rate" --seed 0
         done
-        last=$rates
+        tried=$rates
         rate=$($PYTHON experiments/table.py best $(printf "$LOGS/${name}_rate%s_seed0 " $rates))
-        [ -z "${QUICK:-}" ] || break
-        beyond=${LADDER%% ${rates%% *} *}
-        [ "$rate" != "${rates%% *}" ] || rates="${beyond##* } $rates"
-        beyond=${LADDER##* ${rates##* } }
-        [ "$rate" != "${rates##* }" ] || rates="$rates ${beyond%% *}"
+        [ -z "$QUICK" ] || break
+        if [ "$rate" = "${rates%% *}" ]; then # the lowest
+            next=$(rate_below "$rate")
+            rates="${next:+$next }$rates"
+        fi
+        if [ "$rate" = "${rates##* }" ]; then # the highest
+            next=$(rate_above "$rate")
+            rates="$rates${next:+ $next}"
+        fi
     done
 }
 
-# arm NAME PYTHON PROGRAM FLAGS...: one side of a comparison: the tuned rate gets the other seeds, and each of these runs one
-# evaluation on the test problems. $PROMPT is given to both.
+# rate_below RATE, rate_above RATE: the next rate of $LADDER, or nothing at its end
+rate_below() {
+    local step previous=
+    for step in $LADDER; do
+        [ "$step" != "$1" ] || break
+        previous=$step
+    done
+    echo "$previous"
+}
+rate_above() {
+    local step previous=
+    for step in $LADDER; do
+        [ "$previous" != "$1" ] || echo "$step"
+        previous=$step
+    done
+}
+
+# arm NAME PYTHON PROGRAM FLAGS...: one side of a comparison, at its best learning rate. The tuning
+# and the final runs get the flags in $PROMPT, and so does the evaluation on the test problems.
 arm() {
     tune "$@" ${PROMPT:-}
     at_rate "$@"
 }
 
-# at_rate NAME PYTHON PROGRAM FLAGS...: the seeds at $rate
+# at_rate NAME PYTHON PROGRAM FLAGS...: a run at $rate for each seed, evaluated on the test problems
 at_rate() {
     local name=$1 seed
     shift
@@ -84,4 +143,3 @@ at_rate() {
         on_test "${name}_rate${rate}_seed$seed" test.jsonl ${PROMPT:-}
     done
 }
-mkdir -p "$OUT"

@@ -1,24 +1,43 @@
-"""The tables of the studies, out of the logs that are kept: the program behind every number of analysis.md.
+"""The tables of the studies, made from their logs: the source of every number in analysis.md.
 
-    python experiments/table.py rates std length              validation accuracy at each rate that was tried
-    python experiments/table.py ends rates/base std/no_std    each side's runs: accuracy, length, how steps are written
-    python experiments/table.py compare std length            comparisons.txt: told apart, or a tie, and of what size
-    python experiments/table.py curve careful rates/base      strict, tokens, careful ... by iteration, on validation
-    python experiments/table.py metrics entropy kl -- std/no_std    train_log's last 10 iterations; change: both ends
-    python experiments/table.py judge judge/rating.json    a judge's report; texts judge/beta0.4: its last texts
-    python experiments/table.py categories zero_shot/r1_zero_1m    form and answer; cases zero_shot/cases.jsonl: to read
-    python experiments/table.py pass dynamics/before dynamics/grpo  pass@k
-    python experiments/table.py exchange exchange/grpo sft/direct10    the GRPO iterations that reach where SFT ends
-    python experiments/table.py check [--write]               that every table on the pages is what its command prints
+    python experiments/table.py check [--write]
+        hold every table on the pages to what its command prints; --write puts the tables in
+    python experiments/table.py compare std length
+        comparisons.txt: how far apart two sides are, and whether the difference is significant
+    python experiments/table.py rates std length
+        validation accuracy at each learning rate that was tried
+    python experiments/table.py ends rates/base std/no_std
+        accuracy on the test problems, length, and how steps are written, after training
+    python experiments/table.py curve careful rates/base
+        one measure by iteration, on validation: strict, flexible, tokens, careful, ...
+    python experiments/table.py metrics entropy kl -- std/no_std
+        means over the last 10 iterations of train_log.jsonl
+    python experiments/table.py change entropy kl -- std/no_std
+        means over the first 5 and over the last 5 iterations of train_log.jsonl
+    python experiments/table.py pass dynamics/pass_before dynamics/grpo
+        pass@k
+    python experiments/table.py categories zero_shot/r1_zero_1m
+        how many completions have the required format and the right answer
+    python experiments/table.py cases zero_shot/cases.jsonl
+        completions to read
+    python experiments/table.py judge judge/rating.json
+        a judge's report
+    python experiments/table.py texts judge/beta0.4
+        the most frequent completion of the last evaluation
+    python experiments/table.py exchange exchange/grpo sft/direct10
+        the number of GRPO iterations that reach the accuracy at which SFT ends
 
-A side is STUDY/ARM: its runs are ARM_seed0, ... there, at the rate that is best on validation. Accuracies are strict,
-in %, of greedy answers to the 2,000 test problems where nothing else is said.
+A side (of a comparison) is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
+study. Where several learning rates were tried, the one that ends best on validation counts.
+Accuracies are strict, in %, and of greedy answers to the 2,000 test problems, unless a table says
+something else. The program first unpacks the archives of the studies (experiments/archive.py).
 """
 
 import json
 import re
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,109 +46,228 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from experiments import archive  # noqa: E402
 from logs import jsonl  # noqa: E402
 from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
 
-LOGS = ROOT / "experiments"
+STUDIES = ROOT / "experiments"
+STUDENT_T = 4.303  # the 97.5 % point of Student's t distribution with 2 degrees of freedom
 read = cache(jsonl.read)
 
 
-def right(row, kind="strict"):
-    """(questions, samples), 1 where the answer is right."""
-    return np.array([int(bit) for bit in f"{int(row[kind], 16):b}"[1:]]).reshape(-1, row["samples"])
+# --- What stands in the logs ----------------------------------------------------------------------
 
 
-def percent(value, n=0):
-    low, high = wilson_interval(value * n, n)
-    return f"{100 * value:.1f}" + (f" [{100 * low:.1f}, {100 * high:.1f}]" if n else "")
+def correct_answers(row, kind="strict"):
+    """The right answers of an evaluation, 1 for right and 0 for wrong: (questions, samples).
+
+    The row keeps a bit per answer, in hexadecimal, after a leading 1 that keeps the length.
+    """
+    bits = f"{int(row[kind], 16):b}"[1:]
+    return np.array([int(bit) for bit in bits]).reshape(-1, row["samples"])
 
 
-def measured(row, key):
-    """A share, or tokens. careful: of the steps with easier pieces; careful_right ...: of such steps. NaN: none."""
+def measure(row, key):
+    """One number of an evaluation; NaN where it has no step of the kind that the key asks for.
+
+    strict, flexible               the share of answers that are right
+    tokens                         the mean length of a completion
+    careful                        of the steps that have easier pieces, the share written in them
+    careful_right, direct_right    of the steps of that kind, the share that is right
+    """
     if key in ("strict", "flexible"):
-        return right(row, key).mean()
+        return correct_answers(row, key).mean()
     if key == "tokens":
-        return row[key]
-    part, whole = row[key.removesuffix("_right")]
+        return row["tokens"]
     if key == "careful":
-        part, whole = whole, whole + row["direct"][1]
-    return part / whole if whole else np.nan
+        _, num_careful = row["careful"]
+        _, num_direct = row["direct"]
+        return share(num_careful, num_careful + num_direct)
+    num_right, num_steps = row[key.removesuffix("_right")]
+    return share(num_right, num_steps)
 
 
-def shown(row, key):
-    value = measured(row, key)
-    return f"{value:.0f}" if key == "tokens" else "none" if np.isnan(value) else percent(value)
+def share(count, total):
+    return count / total if total else np.nan
 
 
-def final(run):
-    return measured(read(run / "answers.jsonl")[-1], "strict")
+def final_accuracy(run):
+    """Strict accuracy of the run's last evaluation on validation."""
+    return measure(read(run / "answers.jsonl")[-1], "strict")
 
 
-def rate_of(run):
-    return "".join(re.findall(r"_rate([^_]+)_", run.name))  # "" where only one was tried
+def learning_rate_of(run):
+    """The learning rate in the name of a run, as text; "" where only one was tried."""
+    match = re.search(r"_rate([^_]+)_", run.name)
+    return match[1] if match else ""
 
 
-def best(runs):
-    """Of runs at several rates the one that ends best on validation; of equals the lowest rate."""
-    return max(sorted(runs, key=lambda run: float(rate_of(run))), key=final)
+def best_run(runs):
+    """Of runs at several learning rates, the one that ends best on validation.
+
+    Of runs that end equally well, it is the one with the lowest rate.
+    """
+    by_rate = sorted(runs, key=lambda run: float(learning_rate_of(run)))
+    return max(by_rate, key=final_accuracy)
 
 
 def runs_of(side):
-    """The folders of a side, one per seed. FileNotFoundError: it has none."""
-    folder, arm = (LOGS / side).parent, (LOGS / side).name
-    if (folder / arm / "answers.jsonl").exists():
-        return [folder / arm]
-    if not (runs := sorted(folder.glob(f"{arm}_seed?"))):
-        tried = list(folder.glob(f"{arm}_rate*_seed0"))
-        runs = sorted(folder.glob(f"{arm}_rate{rate_of(best(tried))}_seed?")) if tried else []
+    """The folders of a side, one per seed. FileNotFoundError: there is none."""
+    path = STUDIES / side
+    if (path / "answers.jsonl").exists():  # a model that was only evaluated
+        return [path]
+    runs = sorted(path.parent.glob(f"{path.name}_seed?"))
     if not runs:
-        raise FileNotFoundError(f"{side}: no runs in {folder}")
+        tried = list(path.parent.glob(f"{path.name}_rate*_seed0"))
+        if tried:
+            rate = learning_rate_of(best_run(tried))
+            runs = sorted(path.parent.glob(f"{path.name}_rate{rate}_seed?"))
+    if not runs:
+        raise FileNotFoundError(f"{side}: no runs in {path.parent}")
     return runs
 
 
-def on_test(run, file="test.jsonl"):
-    """The evaluation on the test problems: its own file, or that of a model that was not trained."""
-    return read(run / (file if (run / "train_log.jsonl").exists() else "answers.jsonl"))[-1]
+def evaluation_on_test(run, file="test.jsonl"):
+    """The evaluation on the test problems.
+
+    A model that was not trained has only one evaluation, which is that one.
+    """
+    was_trained = (run / "train_log.jsonl").exists()
+    return read(run / (file if was_trained else "answers.jsonl"))[-1]
 
 
-def difference(*sides):
-    """Points by seed, and of the mean over seeds its value and 95 % interval: a bootstrap of the questions."""
-    sides = [runs_of(side) for side in sides]
-    count, rows = max(map(len, sides)), [[on_test(run) for run in runs] for runs in sides]
-    if any(
-        len(runs) < count and "_seed" in runs[0].name for runs in sides
-    ):  # what was not trained has no seeds
-        raise FileNotFoundError("other seeds on the other side")
-    if len({row["questions"] for row in sum(rows, [])}) > 1:
+def last_validation_answers(run):
+    """Which validation problems are right at the end of a run: (questions,)."""
+    return correct_answers(read(run / "answers.jsonl")[-1])[:, 0]
+
+
+# --- Two sides compared ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more one side gets right than the other, in percentage points."""
+
+    by_seed: np.ndarray  # (seeds,)
+    mean: float  # over the seeds
+    low: float  # the 95 % interval of the mean, by a bootstrap that draws questions
+    high: float
+
+
+def compare_sides(first, second):
+    """The Difference of two sides on the test problems.
+
+    Raises:
+        FileNotFoundError: a side has no runs, or not all the seeds of the other side.
+        ValueError: the sides answered different questions.
+    """
+    first_runs = runs_of(first)
+    second_runs = runs_of(second)
+    num_seeds = max(len(first_runs), len(second_runs))
+    for runs in (first_runs, second_runs):
+        has_seeds = "_seed" in runs[0].name  # a model that was not trained has none
+        if has_seeds and len(runs) < num_seeds:
+            raise FileNotFoundError("other seeds on the other side")
+    first_rows = [evaluation_on_test(run) for run in first_runs]
+    second_rows = [evaluation_on_test(run) for run in second_runs]
+    if len({row["questions"] for row in first_rows + second_rows}) > 1:
         raise ValueError("other questions on the other side")
-    one, other = (
-        np.stack([right(row)[:, 0] for row in side] * (count // len(side))) for side in rows
-    )
-    by_question = (one - other).sum(0)
-    values, counts = np.unique(
-        by_question, return_counts=True
-    )  # so few values that drawing questions is a multinomial
-    draws = (
-        np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), 10_000) @ values
-    )
-    points = 100 / counts.sum() / count
-    low, high = np.percentile(draws, [2.5, 97.5]) * points
-    return 100 * (one - other).mean(1), by_question.sum() * points, low, high
+
+    gains = answers_by_seed(first_rows, num_seeds) - answers_by_seed(second_rows, num_seeds)
+    gains_by_question = gains.sum(0)
+    num_questions = len(gains_by_question)
+    # A question's gain has few values, so drawing questions is drawing how often each value comes.
+    values, counts = np.unique(gains_by_question, return_counts=True)
+    generator = np.random.default_rng(0)
+    drawn_counts = generator.multinomial(num_questions, counts / num_questions, 10_000)
+    points = 100 / num_questions / num_seeds
+    low, high = np.percentile(drawn_counts @ values, [2.5, 97.5]) * points
+    return Difference(100 * gains.mean(1), gains_by_question.sum() * points, low, high)
 
 
-def verdict(seeds, low, high):
-    """PROTOCOL.md has the rule. What a tie would have shown in four cases of five: 5.6 and 2.8 standard errors."""
+def answers_by_seed(rows, num_seeds):
+    """(seeds, questions); the one row of a model that was not trained stands for every seed."""
+    answers = [correct_answers(row)[:, 0] for row in rows]
+    return np.stack(answers * (num_seeds // len(answers)))
+
+
+def verdict(difference):
+    """What PROTOCOL.md's rule says of a Difference.
+
+    A tie names the smallest difference that would have been seen in four cases of five. That is
+    5.6 standard errors over three seeds, or 2.8 standard errors over questions if this is more.
+    """
+    seeds = difference.by_seed
     if len(seeds) < 3:
         return "one seed"
-    error, same_sign = np.std(seeds, ddof=1) / len(seeds) ** 0.5, min(seeds) > 0 or max(seeds) < 0
-    if same_sign and (low > 0 or high < 0):
-        return (
-            "told apart" if abs(np.mean(seeds)) > 4.303 * error else "leans"
-        )  # Student's t, of three seeds
-    return f"tie (up to {max(5.6 * error, 2.8 * (high - low) / 3.92):.1f})"
+    error_of_seeds = np.std(seeds, ddof=1) / len(seeds) ** 0.5
+    error_of_questions = (difference.high - difference.low) / 3.92
+    same_sign = min(seeds) > 0 or max(seeds) < 0
+    interval_without_zero = difference.low > 0 or difference.high < 0
+    if same_sign and interval_without_zero:
+        if abs(np.mean(seeds)) > STUDENT_T * error_of_seeds:
+            return "told apart"
+        return "leans"
+    detectable = max(5.6 * error_of_seeds, 2.8 * error_of_questions)
+    return f"tie (up to {detectable:.1f})"
 
 
-# --- The tables: each yields rows, the first one its head -----------------------------------------
+def comparisons_of(studies):
+    """Yield (question, one side, other side) for each comparison of these studies; () means all.
+
+    A question that has several comparisons stands at its first one; at the others it is "".
+    """
+    lines = (STUDIES / "comparisons.txt").read_text().splitlines()[1:]
+    for line in lines:
+        if not line.startswith(" "):
+            study, question = line.split(": ")
+        elif not studies or study in studies:
+            first, second = line.split()
+            yield question, first, second
+            question = ""
+
+
+# --- Cells ----------------------------------------------------------------------------------------
+
+
+def percent(value):
+    return f"{100 * value:.1f}"
+
+
+def percent_with_interval(value, n):
+    """A share of n answers in %, with Wilson's 95 % interval."""
+    low, high = wilson_interval(value * n, n)
+    return f"{percent(value)} [{percent(low)}, {percent(high)}]"
+
+
+def measure_cell(row, key):
+    value = measure(row, key)
+    if np.isnan(value):
+        return "none"
+    return f"{value:.0f}" if key == "tokens" else percent(value)
+
+
+def mean_cell(rows, key):
+    """The mean of a metric over rows of train_log.jsonl, without the rows that lack it."""
+    values = [row[key] for row in rows if row[key] is not None]
+    return f"{np.mean(values):.3g}"
+
+
+def iteration_cell(iteration):
+    return f"{iteration:.0f}" if iteration < np.inf else "never"
+
+
+def text_cell(text):
+    """A completion on one line, without the characters that markdown would take as its own."""
+    escaped = re.sub(r"[|<>`]", lambda match: f"&#{ord(match[0])};", text.strip())
+    return escaped.replace("\n", " / ")
+
+
+def key_heading(key):
+    return key.replace("_", ", ")
+
+
+# --- The tables: each yields its head first and then its rows -------------------------------------
 
 
 def compare(*studies):
@@ -141,272 +279,302 @@ def compare(*studies):
         "mean [95 %, questions]",
         "",
     )
-    for line in (LOGS / "comparisons.txt").read_text().splitlines()[1:]:
-        if not line.startswith(" "):
-            study, question = line.split(": ")
-        elif not studies or study in studies:
-            try:
-                seeds, mean, low, high = difference(*line.split())
-                found = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", verdict(seeds, low, high)
-                yield (
-                    question,
-                    *line.split(),
-                    ", ".join(f"{points:+.1f}" for points in seeds),
-                    *found,
-                )
-            except FileNotFoundError:
-                yield question, *line.split(), "", "", "not run yet"
-            question = ""
+    for question, first, second in comparisons_of(studies):
+        try:
+            difference = compare_sides(first, second)
+        except FileNotFoundError:
+            yield question, first, second, "", "", "not run yet"
+            continue
+        seeds = ", ".join(f"{points:+.1f}" for points in difference.by_seed)
+        mean = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
+        yield question, first, second, seeds, mean, verdict(difference)
 
 
 def rates(*studies):
-    tried = [run for study in studies for run in sorted((LOGS / study).glob("*_rate*_seed0"))]
-    grid = sorted({rate_of(run) for run in tried}, key=float)
-    yield "side", *grid
-    for arm in dict.fromkeys(f"{run.parent.name}/{run.name.split('_rate')[0]}" for run in tried):
-        own = {
-            rate_of(run): run
-            for run in tried
-            if f"{run.parent.name}/{run.name}".startswith(f"{arm}_rate")
-        }
-        ends = {rate: percent(final(run)) for rate, run in own.items()}
-        yield (
-            arm,
-            *(
-                f"**{ends[r]}**" if own.get(r) == best(own.values()) else ends.get(r, "")
-                for r in grid
-            ),
-        )
+    runs_by_side = {}  # {side: {learning rate: run}}
+    for study in studies:
+        for run in sorted((STUDIES / study).glob("*_rate*_seed0")):
+            arm = run.name.split("_rate")[0]
+            runs = runs_by_side.setdefault(f"{run.parent.name}/{arm}", {})
+            runs[learning_rate_of(run)] = run
+    all_rates = sorted(set().union(*runs_by_side.values()), key=float)
+    yield "side", *all_rates
+    for side, runs in runs_by_side.items():
+        best_rate = learning_rate_of(best_run(runs.values()))
+        cells = {rate: percent(final_accuracy(run)) for rate, run in runs.items()}
+        cells[best_rate] = f"**{cells[best_rate]}**"
+        yield side, *(cells.get(rate, "") for rate in all_rates)
 
 
 def ends(*sides):
-    keys = "flexible", "tokens", "careful", "careful_right", "direct_right"
-    yield (
-        "side",
-        "rate",
-        "strict, each seed [95 %]",
-        "mean",
-        *(key.replace("_", ", ") for key in keys),
-    )
+    keys = ("flexible", "tokens", "careful", "careful_right", "direct_right")
+    yield "side", "rate", "strict, each seed [95 %]", "mean", *map(key_heading, keys)
     for side in sides:
         runs = runs_of(side)
-        rows = [on_test(run) for run in runs]
-        strict = [measured(row, "strict") for row in rows]
-        each = ", ".join(percent(share, rows[0]["n"]) for share in strict)
-        cells = (", ".join(shown(row, key) for row in rows) for key in keys)
-        yield side, rate_of(runs[0]), each, percent(np.mean(strict)), *cells
+        rows = [evaluation_on_test(run) for run in runs]
+        accuracies = [measure(row, "strict") for row in rows]
+        strict = ", ".join(percent_with_interval(value, rows[0]["n"]) for value in accuracies)
+        cells = []
+        for key in keys:
+            cells.append(", ".join(measure_cell(row, key) for row in rows))
+        yield side, learning_rate_of(runs[0]), strict, percent(np.mean(accuracies)), *cells
 
 
 def curve(key, *sides):
-    logs = {
-        side: [{r["step"]: r for r in read(run / "answers.jsonl")} for run in runs_of(side)]
-        for side in sides
-    }
-    steps = sorted({step for seeds in logs.values() for log in seeds for step in log})
-    yield f"{key.replace('_', ', ')}, each seed, at", *map(str, steps)
-    for side, seeds in logs.items():
-        yield (
-            side,
-            *(", ".join(shown(log[step], key) for log in seeds if step in log) for step in steps),
-        )
-
-
-def metrics(*keys_and_sides, ends=((-10, None),)):
-    keys, _, sides = (tuple(words.split()) for words in " ".join(keys_and_sides).partition(" -- "))
-    if not sides:
-        raise ValueError("keys, then --, then sides")
-    yield "side", *keys
+    evaluations = {}  # {side: one {step: row} for each seed}
     for side in sides:
-        parts = [
-            [read(run / "train_log.jsonl")[slice(*end)] for end in ends] for run in runs_of(side)
-        ]
+        evaluations[side] = [evaluations_by_step(run) for run in runs_of(side)]
+    steps = set()
+    for seeds in evaluations.values():
+        steps = steps.union(*seeds)
+    steps = sorted(steps)
+    yield f"{key_heading(key)}, each seed, at", *map(str, steps)
+    for side, seeds in evaluations.items():
+        cells = []
+        for step in steps:
+            rows = [by_step[step] for by_step in seeds if step in by_step]
+            cells.append(", ".join(measure_cell(row, key) for row in rows))
+        yield side, *cells
 
-        def mean(rows, key):
-            return f"{np.mean([row[key] for row in rows if row[key] is not None]):.3g}"
 
-        yield (
-            side,
-            *(
-                ", ".join(" -> ".join(mean(rows, key) for rows in seed) for seed in parts)
-                for key in keys
-            ),
-        )
+def evaluations_by_step(run):
+    return {row["step"]: row for row in read(run / "answers.jsonl")}
+
+
+def metrics(*keys_and_sides):
+    return metric_table(keys_and_sides, [slice(-10, None)])
 
 
 def change(*keys_and_sides):
-    return metrics(*keys_and_sides, ends=((0, 5), (-5, None)))
+    return metric_table(keys_and_sides, [slice(0, 5), slice(-5, None)])
+
+
+def metric_table(keys_and_sides, windows):
+    """The means of metrics over one or more windows of the iterations, for each seed."""
+    if "--" not in keys_and_sides[1:-1]:
+        raise ValueError("keys, then --, then sides")
+    dashes = keys_and_sides.index("--")
+    keys = keys_and_sides[:dashes]
+    sides = keys_and_sides[dashes + 1 :]
+    yield "side", *keys
+    for side in sides:
+        logs = [read(run / "train_log.jsonl") for run in runs_of(side)]
+        cells = []
+        for key in keys:
+            cells.append(", ".join(window_means(log, key, windows) for log in logs))
+        yield side, *cells
+
+
+def window_means(log, key, windows):
+    return " -> ".join(mean_cell(log[window], key) for window in windows)
 
 
 def texts(*sides):
     yield "side", "its most frequent text in the last evaluation, each seed"
     for side in sides:
-        last = [read(max(run.glob("eval/step_*.jsonl"))) for run in runs_of(side)]
-        common = (
-            Counter(row["completion"].strip() for row in rows).most_common(1)[0] for rows in last
-        )
-        yield side, "; ".join(f"{n} of {len(last[0])}: {text}" for text, n in common)
+        seeds = []
+        for run in runs_of(side):
+            rows = read(max(run.glob("eval/step_*.jsonl")))
+            counter = Counter(row["completion"].strip() for row in rows)
+            text, count = counter.most_common(1)[0]
+            seeds.append(f"{count} of {len(rows)}: {text}")
+        yield side, "; ".join(seeds)
 
 
 def categories(*sides):
-    yield (
-        "side",
-        *(name.replace("format", "form ").replace("_answer", ", answer ") for name in CATEGORIES),
-    )
+    headings = [
+        name.replace("format", "form ").replace("_answer", ", answer ") for name in CATEGORIES
+    ]
+    yield "side", *headings
     for side in sides:
         row = read(runs_of(side)[0] / "eval_log.jsonl")[-1]
         counts = [row[f"count/{name}"] for name in CATEGORIES]
-        yield side, *(f"{count}: {percent(count / row['n'], row['n'])}" for count in counts)
+        n = row["n"]
+        yield side, *(f"{count}: {percent_with_interval(count / n, n)}" for count in counts)
 
 
 def cases(name):
     yield "form, answer", "question", "completion", "gold"
-    for row in read(LOGS / name):
-        text = re.sub(r"[|<>`]", lambda m: f"&#{ord(m[0])};", row["completion"].strip()).replace(
-            "\n", " / "
-        )
-        yield ", ".join(re.findall(r"\d", row["category"])), row["question"], text, row["gold"]
+    for row in read(STUDIES / name):
+        format_and_answer = ", ".join(re.findall(r"\d", row["category"]))
+        yield format_and_answer, row["question"], text_cell(row["completion"]), row["gold"]
 
 
 def judge(*reports):
-    kinds = "shuffled words", "shuffled sentences", "cut", "repeated"
-    yield (
-        "report",
-        "stories",
-        "spread",
-        "with length",
-        *(f"{kind}: AUC [95 %]; with floor; pairs" for kind in kinds),
-    )
+    damages = ("shuffled words", "shuffled sentences", "cut", "repeated")
+    headings = [f"{damage}: AUC [95 %]; with floor; pairs" for damage in damages]
+    yield "report", "stories", "spread", "with length", *headings
     for name in reports:
-        report = json.loads((LOGS / name).read_text("utf-8"))
-        areas = (
-            [report[f"{key}/{kind}"] for key in "auc auc_low auc_high auc_total pairs".split()]
-            for kind in kinds
-        )
-        areas = ("{:.3f} [{:.3f}, {:.3f}]; {:.3f}; {:.0%}".format(*area) for area in areas)
-        yield (
-            name,
-            str(report["stories"]),
-            f"{report['spread']:.3f}",
-            f"{report['length_correlation']:+.2f}",
-            *areas,
-        )
+        report = json.loads((STUDIES / name).read_text("utf-8"))
+        cells = []
+        for damage in damages:
+            interval = f"[{report[f'auc_low/{damage}']:.3f}, {report[f'auc_high/{damage}']:.3f}]"
+            with_floor = f"{report[f'auc_total/{damage}']:.3f}"
+            pairs = f"{report[f'pairs/{damage}']:.0%}"
+            cells.append(f"{report[f'auc/{damage}']:.3f} {interval}; {with_floor}; {pairs}")
+        spread = f"{report['spread']:.3f}"
+        with_length = f"{report['length_correlation']:+.2f}"
+        yield name, str(report["stories"]), spread, with_length, *cells
 
 
-def exchange(grpo, *sides):
-    """Where GRPO's mean curve first is as high as a side's end, both on validation; the bootstrap draws questions."""
-    yield "side", "validation", "GRPO iterations to it [95 %, questions]", "by GRPO's seed"
-    steps = [row["step"] for row in read(runs_of(grpo)[0] / "answers.jsonl")]
-    curves = np.array(
-        [[right(row)[:, 0] for row in read(run / "answers.jsonl")] for run in runs_of(grpo)]
-    )
-    n = curves.shape[2]  # of (seeds, steps, questions)
-    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2_000)
-    draws = (
-        np.concatenate([np.ones((1, n)), draws]) / n
-    )  # the first is the sample itself; after these each seed's own:
-    rising = np.maximum.accumulate(np.concatenate([draws @ curves.mean(0).T, curves.mean(2)]), 1)
-    rising += 1e-9 * np.arange(
-        len(steps)
-    )  # for a first crossing falls do not matter, but equals would
-    for side in sides:
-        ends = np.array([right(read(run / "answers.jsonl")[-1])[:, 0] for run in runs_of(side)])
-        levels = np.append(draws @ ends.mean(0), [ends.mean()] * len(curves))
-        found = [
-            np.interp(level, y, steps, right=np.inf)
-            for level, y in zip(levels, rising, strict=True)
-        ]
-        found[1 : len(draws)] = np.quantile(found[: len(draws)], [0.025, 0.975], method="nearest")
-        first, low, high, *each = (f"{x:.0f}" if x < np.inf else "never" for x in found)
-        yield side, percent(ends.mean()), f"{first} [{low}, {high}]", ", ".join(each)
-
-
-def pass_(*sides, file="pass.jsonl"):
+def pass_(*sides):
     ks = (1, 2, 4, 8, 16)
     yield "side", *(f"pass@{k}" for k in ks), "pass@16, flexible"
     for side in sides:
         for seed, run in enumerate(runs_of(side)):
-            row = on_test(run, file)
-            counts = {kind: right(row, kind).sum(1).tolist() for kind in ("strict", "flexible")}
-            shares = [
-                percent(pass_at_k(counts["strict"], row["samples"], k), row["n"] // row["samples"])
-                for k in ks
-            ]
-            yield (
-                f"{side}, seed {seed}",
-                *shares,
-                percent(pass_at_k(counts["flexible"], row["samples"], 16)),
-            )
+            row = evaluation_on_test(run, "pass.jsonl")
+            samples = row["samples"]
+            num_questions = row["n"] // samples
+            num_strict = correct_answers(row, "strict").sum(1).tolist()  # for each question
+            num_flexible = correct_answers(row, "flexible").sum(1).tolist()
+            strict = [pass_at_k(num_strict, samples, k) for k in ks]
+            cells = [percent_with_interval(value, num_questions) for value in strict]
+            flexible = percent(pass_at_k(num_flexible, samples, 16))
+            yield f"{side}, seed {seed}", *cells, flexible
+
+
+def exchange(grpo, *sides):
+    """Where GRPO's mean curve is first as high as the end of a side, both on validation.
+
+    The interval is a bootstrap that draws questions. Shapes: S seeds, E evaluations, Q questions,
+    D draws; the first draw is the sample itself.
+    """
+    yield "side", "validation", "GRPO iterations to it [95 %, questions]", "by GRPO's seed"
+    runs = runs_of(grpo)
+    steps = [row["step"] for row in read(runs[0] / "answers.jsonl")]
+    answers = []
+    for run in runs:
+        answers.append([correct_answers(row)[:, 0] for row in read(run / "answers.jsonl")])
+    answers = np.array(answers)  # (S, E, Q)
+    num_questions = answers.shape[2]
+    uniform = np.full(num_questions, 1 / num_questions)
+    drawn_counts = np.random.default_rng(0).multinomial(num_questions, uniform, 2_000)
+    weights = np.concatenate([np.ones((1, num_questions)), drawn_counts]) / num_questions  # (D, Q)
+    mean_curves = rising(weights @ answers.mean(0).T)  # (D, E)
+    seed_curves = rising(answers.mean(2))  # (S, E)
+    for side in sides:
+        side_ends = np.array([last_validation_answers(run) for run in runs_of(side)])  # (seeds, Q)
+        levels = weights @ side_ends.mean(0)  # (D,)
+        crossings = [
+            np.interp(level, mean_curve, steps, right=np.inf)
+            for level, mean_curve in zip(levels, mean_curves, strict=True)
+        ]
+        low, high = np.quantile(crossings, [0.025, 0.975], method="nearest")
+        interval = f"[{iteration_cell(low)}, {iteration_cell(high)}]"
+        by_seed = [
+            np.interp(side_ends.mean(), seed_curve, steps, right=np.inf)
+            for seed_curve in seed_curves
+        ]
+        yield (
+            side,
+            percent(side_ends.mean()),
+            f"{iteration_cell(crossings[0])} {interval}",
+            ", ".join(map(iteration_cell, by_seed)),
+        )
+
+
+def rising(curves):
+    """The curves (number, E) without their falls, which do not matter for a first crossing.
+
+    np.interp needs values that rise, so equal values are set apart by 1e-9.
+    """
+    return np.maximum.accumulate(curves, 1) + 1e-9 * np.arange(curves.shape[1])
 
 
 # --- The pages ------------------------------------------------------------------------------------
 
+# A command on a page, an empty line, and the table that the command printed.
+COMMAND_AND_TABLE = re.compile(
+    r"^    python experiments/table\.py (?P<command>.*)\n\n(?P<table>(?:\|.*\n)*)", re.MULTILINE
+)
+NUMBER_WITH_POINT = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)")
+LINK_OR_ARXIV = re.compile(r"\]\(\S+\)|arXiv:\S+")
+
 
 def table(command):
-    """The markdown that "NAME ARGUMENTS" prints."""
+    """The markdown that "NAME ARGUMENTS" prints. ValueError: the table has no row."""
     name, *arguments = command.split()
     head, *rows = TABLES[name](*arguments)
     if not rows:
         raise ValueError(f"{command}: there is nothing of that")
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)) + "\n"
+    rule = ["---"] * len(head)
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def fill_in_tables(text):
+    """The text of a page with what its commands print now."""
+
+    def command_and_new_table(match):
+        command = match["command"]
+        space = "" if match["table"] else "\n"  # a first table needs an empty line after it
+        return f"    python experiments/table.py {command}\n\n{table(command)}{space}"
+
+    return COMMAND_AND_TABLE.sub(command_and_new_table, text)
+
+
+def numbers_in_prose(text):
+    """The numbers with a decimal point that stand outside the tables, each once."""
+    prose = LINK_OR_ARXIV.sub("", COMMAND_AND_TABLE.sub("", text))
+    return list(dict.fromkeys(NUMBER_WITH_POINT.findall(prose)))
 
 
 def check(*flags):
-    """Run the commands that stand on the pages above their tables; with --write put the tables in. A number with a
-    decimal point in the text must stand in one of the tables, or in a study's script as a setting."""
-    command = re.compile(r"^    python experiments/table\.py (.*)\n\n((?:\|.*\n)*)", re.MULTILINE)
-    number, wrong = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)"), []
-    texts = {
-        page: page.read_text("utf-8")
-        for page in (ROOT / "analysis.md", *sorted(LOGS.glob("*/README.md")))
-    }
+    """Run the commands that stand on the pages above their tables.
 
-    def filled(match):
-        return f"    python experiments/table.py {match[1]}\n\n{table(match[1])}" + "\n" * (
-            not match[2]
-        )
+    With --write the tables that have changed are put in. A number with a decimal point in the prose
+    must stand in one of the tables, or in a study's script as a setting.
 
-    new = {page: command.sub(filled, text) for page, text in texts.items()}
-    known = "".join(match[2] for text in new.values() for match in command.finditer(text))
-    known = set(
-        number.findall(known + "".join(path.read_text("utf-8") for path in LOGS.rglob("*.sh")))
-    )
-    for page, text in new.items():
+    Raises:
+        ValueError: what does not agree, on one line.
+    """
+    pages = [ROOT / "analysis.md", *sorted(STUDIES.glob("*/README.md"))]
+    texts = {page: page.read_text("utf-8") for page in pages}
+    new_texts = {page: fill_in_tables(text) for page, text in texts.items()}
+
+    numbers = set()
+    for text in new_texts.values():
+        for match in COMMAND_AND_TABLE.finditer(text):
+            numbers.update(NUMBER_WITH_POINT.findall(match["table"]))
+    for script in STUDIES.rglob("*.sh"):
+        numbers.update(NUMBER_WITH_POINT.findall(script.read_text("utf-8")))
+
+    problems = []
+    for page, text in new_texts.items():
         name = page.relative_to(ROOT)
-        prose = re.sub(r"\]\(\S+\)|arXiv:\S+", "", command.sub("", text))
-        wrong += [
-            f"{name}: {n} is in no table"
-            for n in dict.fromkeys(number.findall(prose))
-            if n not in known
-        ]
-        if text != texts[page] and flags == ("--write",):
+        for number in numbers_in_prose(text):
+            if number not in numbers:
+                problems.append(f"{name}: {number} is in no table")
+        if text == texts[page]:
+            continue
+        if "--write" in flags:
             page.write_text(text, "utf-8")
-        elif text != texts[page]:
-            wrong.append(f"{name}: a table is not what the logs say (--write puts it right)")
-    if wrong:
-        raise ValueError("; ".join(wrong))
+        else:
+            problems.append(f"{name}: a table is not what the logs say (--write puts it right)")
+    if problems:
+        raise ValueError("; ".join(problems))
     print(f"{len(texts)} pages say what the logs say")
 
 
-TABLES = (
-    compare,
-    rates,
-    ends,
-    curve,
-    metrics,
-    change,
-    texts,
-    judge,
-    categories,
-    cases,
-    pass_,
-    exchange,
-)
-TABLES = {function.__name__.strip("_"): function for function in TABLES}
+TABLES = {
+    "compare": compare,
+    "rates": rates,
+    "ends": ends,
+    "curve": curve,
+    "metrics": metrics,
+    "change": change,
+    "texts": texts,
+    "judge": judge,
+    "categories": categories,
+    "cases": cases,
+    "pass": pass_,
+    "exchange": exchange,
+}
 
 
 def main(name="", *arguments):
-    if name == "best":
-        print(rate_of(best(map(Path, arguments))))
+    if name == "best":  # for the scripts of the studies: the best learning rate of these runs
+        print(learning_rate_of(best_run(map(Path, arguments))))
     elif name == "check" and arguments in ((), ("--write",)):
         check(*arguments)
     elif name in TABLES:
@@ -419,9 +587,12 @@ def main(name="", *arguments):
 
 if __name__ == "__main__":
     try:
+        archive.unpack_all()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    try:
         main(*sys.argv[1:])
     except (ValueError, OSError, LookupError) as error:
-        sys.exit(
-            print(f"error: {error} (the head of table.py shows what it takes)", file=sys.stderr)
-            or 2
-        )
+        print(f"error: {error} (the head of table.py shows what it takes)", file=sys.stderr)
+        sys.exit(2)

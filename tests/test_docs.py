@@ -105,7 +105,7 @@ def test_commands_have_flags_that_exist():
 def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
     """Its flags stand in three places, and its numbers are those of the study."""
     makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
-    script = (ROOT / "experiments" / "study.sh").read_text("utf-8")
+    script = (ROOT / "experiments" / "study.sh").read_text("utf-8").replace("\\\n", " ")
     variables = dict(re.findall(r'^(DEMO|MODEL)="(.*)"$', script, re.MULTILINE))
     in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
     on_page = main_commands(ROOT / "docs" / "try.md")[0]

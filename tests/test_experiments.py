@@ -1,10 +1,14 @@
 """The experiments' scripts, at tiny scale."""
 
+import hashlib
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 
 import matplotlib.image
@@ -15,6 +19,7 @@ from conftest import ROOT, run_flags, run_script
 import main
 import plotter
 import utils
+from experiments import archive
 from flags import LOSS_TYPES
 from logs import jsonl
 
@@ -25,40 +30,55 @@ import expert_iteration
 import table
 from answers import checked_steps
 
-PAGES = [ROOT / "analysis.md", ROOT / "README.md", *sorted(ROOT.glob("experiments/**/*.md"))]
-COMMANDS = [
-    c
-    for page in PAGES
-    for c in re.findall(r"python plotter\.py (--log_dir .* --output \S+\.png)", page.read_text())
-]
-FIGURES = [re.search(r"--output (\S+)", command)[1] for command in COMMANDS]
+PAGES = [ROOT / "analysis.md", ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
+TEXTS = {page: page.read_text("utf-8") for page in PAGES}
+COMMANDS = re.findall(
+    r"python plotter\.py (--log_dir .* --output \S+\.png)", "\n".join(TEXTS.values())
+)
+FIGURES = [command.split()[-1] for command in COMMANDS]
+
+
+@pytest.fixture(scope="module")
+def logs():
+    """The logs of all studies, where the commands on the pages read them."""
+    archive.unpack_all()
 
 
 def test_each_figure_of_a_study_has_its_command_and_the_other_way_round():
-    shown = {
-        str((page.parent / figure).resolve().relative_to(ROOT))
-        for page in PAGES
-        for figure in re.findall(r"^!\[.+\]\((\S+)\)$", page.read_text(), re.MULTILINE)
-    }
-    assert shown <= {*FIGURES}
-    drawn = {str(path.relative_to(ROOT)) for path in ROOT.glob("experiments/**/*.png")}
-    assert drawn | {"docs/demo.png"} == {*FIGURES} and len(FIGURES) == len({*FIGURES})
+    shown = set()
+    for page, text in TEXTS.items():
+        for figure in re.findall(r"^!\[.+\]\((\S+)\)$", text, re.MULTILINE):
+            shown.add(str((page.parent / figure).resolve().relative_to(ROOT)))
+    assert shown <= set(FIGURES)
+    committed = {str(path.relative_to(ROOT)) for path in ROOT.glob("experiments/**/*.png")}
+    assert committed | {"docs/demo.png"} == set(FIGURES)
+    assert len(FIGURES) == len(set(FIGURES)), "a figure has two commands"
+
+
+def test_a_page_tells_to_unpack_the_logs_before_it_reads_them():
+    for page, text in TEXTS.items():
+        unpack = text.find("python experiments/archive.py unpack")
+        plot = text.find("python plotter.py --log_dir experiments/")
+        assert plot == -1 or -1 < unpack < plot, page
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=FIGURES)
-def test_the_committed_figures_come_from_the_committed_logs(command, tmp_path, monkeypatch):
-    """The command that a page prints, globs expanded by a shell; as pictures: fonts can differ."""
+def test_the_committed_figures_come_from_the_packed_logs(command, logs, tmp_path, monkeypatch):
+    """The command is the one that a page prints, and a shell expands its patterns.
+
+    The figures are compared as pictures, because fonts can differ.
+    """
     monkeypatch.chdir(ROOT)
-    *flags, figure = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True
-    ).stdout.split()
-    assert flags[-1] == "--output" and plotter.main([*flags, str(tmp_path / "figure.png")]) == 0
-    new, committed = (
-        matplotlib.image.imread(path)[..., :3] for path in (tmp_path / "figure.png", figure)
-    )
-    assert new.shape == committed.shape
-    assert np.abs(new - committed).mean() < 0.01
+    shell = ["bash", "-c", f"printf '%s\\n' {command}"]
+    *arguments, figure = subprocess.run(shell, capture_output=True, text=True).stdout.split()
+    assert arguments[-1] == "--output"
+    drawn = tmp_path / "figure.png"
+    assert plotter.main([*arguments, str(drawn)]) == 0
+    drawn_pixels = matplotlib.image.imread(drawn)[..., :3]
+    committed_pixels = matplotlib.image.imread(figure)[..., :3]
+    assert drawn_pixels.shape == committed_pixels.shape
+    assert np.abs(drawn_pixels - committed_pixels).mean() < 0.01
 
 
 @pytest.mark.slow
@@ -68,133 +88,165 @@ def test_every_table_on_the_pages_is_what_its_command_prints():
 
 
 def write_study(folder, runs):
-    """{run: ([right or not on test], accuracy on validation)}, with the files that the tables are made from."""
-    for name, (right, accuracy) in runs.items():
-        rows = [
-            {
-                "id": f"arithmetic/test/{i}",
-                "prompt": "",
-                "completion": "33 * 4 = 120 + 12 = 132",
-                "correct_strict": ok,
-                "correct_flexible": True,
-                "length": 2 * i,
-            }
-            for i, ok in enumerate(right)
-        ]
-        ten = [
-            rows[0] | {"id": f"arithmetic/validation/{i}", "correct_strict": i < 10 * accuracy}
-            for i in range(10)
-        ]
-        jsonl.write(folder / "output" / name / "eval" / "step_000004.jsonl", ten)
-        jsonl.write(
-            folder / "output" / name / "test" / "eval" / "step_000000.jsonl", rows[::-1]
-        )  # any order
-        answers.main(folder / "output" / name, folder / name / "answers.jsonl")
-        answers.main(folder / "output" / name / "test", folder / name / "test.jsonl")
-        jsonl.write(folder / name / "train_log.jsonl", [{"step": i, "kl": i} for i in range(1, 21)])
-        jsonl.write_json(folder / name / "args.json", {"args": {"learning_rate": 1e-4}})
+    """Write the files of which tables are made. runs: {name: (whether each test answer is right,
+    accuracy on ten validation problems)}"""
+    for name, (test_answers, accuracy) in runs.items():
+        test_rows = [answer_row(f"test/{i}", right, 2 * i) for i, right in enumerate(test_answers)]
+        validation_rows = [answer_row(f"validation/{i}", i < 10 * accuracy, 0) for i in range(10)]
+        output = folder / "output" / name
+        jsonl.write(output / "eval" / "step_000004.jsonl", validation_rows)
+        # The order in the transcript does not matter.
+        jsonl.write(output / "test" / "eval" / "step_000000.jsonl", test_rows[::-1])
+        run = folder / name
+        answers.main(output, run / "answers.jsonl")
+        answers.main(output / "test", run / "test.jsonl")
+        jsonl.write(run / "train_log.jsonl", [{"step": i, "kl": i} for i in range(1, 21)])
+        jsonl.write_json(run / "args.json", {"args": {"learning_rate": 1e-4}})
 
 
-def test_a_study_compares_runs_question_by_question(tmp_path, monkeypatch):
-    """By hand: of every 8 questions seed 0 gains 3 and loses 1, seed 1 gains 3, seed 2 gains 2: 25, 37.5, 25 points."""
-    monkeypatch.setattr(table, "LOGS", tmp_path)
+def answer_row(question, right, length):
+    return {
+        "id": f"arithmetic/{question}",
+        "prompt": "",
+        "completion": "33 * 4 = 120 + 12 = 132",
+        "correct_strict": right,
+        "correct_flexible": True,
+        "length": length,
+    }
+
+
+@pytest.fixture
+def studies(tmp_path, monkeypatch):
+    """A folder of two studies, of which table.py reads: b/new gains on a/base.
+
+    Of every 8 questions seed 0 gains 3 and loses 1, seed 1 gains 3, seed 2 gains 2.
+    """
+    monkeypatch.setattr(table, "STUDIES", tmp_path)
     base = [1, 1, 1, 1, 0, 0, 0, 0] * 8
-    better = (
+    new_seeds = [
         [0, 1, 1, 1, 1, 1, 1, 0] * 8,
         [1, 1, 1, 1, 1, 1, 1, 0] * 8,
         [1, 1, 1, 1, 1, 1, 0, 0] * 8,
-    )
-    write_study(tmp_path / "a", {f"base_rate1e-4_seed{seed}": (base, 0.5) for seed in range(3)})
-    write_study(
-        tmp_path / "a",
-        {"base_rate2e-4_seed0": (better[0], 0.5), "base_rate4e-4_seed0": (better[0], 0.4)},
-    )
-    write_study(
-        tmp_path / "b",
-        {f"new_rate2e-4_seed{seed}": (right, 0.9) for seed, right in enumerate(better)},
-    )
-    write_study(
-        tmp_path / "b", {"new_rate1e-4_seed0": (base, 0.8), "new_rate10e-4_seed0": (base, 0.8)}
-    )
-    assert [run.name[5:9] for run in table.runs_of("a/base")] == ["rate"] * 3
-    assert table.rate_of(table.runs_of("a/base")[0]) == "1e-4", "of equals the lowest"
-    seeds, mean, low, high = table.difference("b/new", "a/base")
-    assert seeds.tolist() == [25, 37.5, 25] and mean == pytest.approx(100 * 7 / 24)
-    # Of a question the three answers stay together: its gains are -1, 0, 0, 0, 3, 3, 2, 0, of three at most.
-    spread = 100 * np.std([-1, 0, 0, 0, 3, 3, 2, 0]) / 3 / np.sqrt(64)
-    assert (high - low) / 2 == pytest.approx(1.96 * spread, rel=0.1) and low < mean < high
-    assert table.verdict(seeds, low, high) == "told apart"
-    assert table.verdict(np.array([1.1, 6.1, 0.9]), 1.9, 3.4) == "leans", "one seed makes it"
-    assert table.verdict(np.array([9.0, 9.0, -1.0]), 1.0, 3.0) == "tie (up to 18.7)", "5.6 x 10 / 3"
-    assert table.verdict(np.array([1.0, 1.1, 0.9]), -0.96, 2.96) == "tie (up to 2.8)", (
-        "2.8 x 3.92 / 3.92"
-    )
-    assert table.verdict(np.array([9.0]), 1.0, 3.0) == "one seed"
-    (tmp_path / "comparisons.txt").write_text(
-        "# head\nb: Is it better?\n    b/new   a/base\n", "utf-8"
-    )
-    assert "| Is it better? | b/new | a/base | +25.0, +37.5, +25.0 | +29.2 [" in table.table(
-        "compare b"
-    )
-    with pytest.raises(ValueError, match="compare other: there is nothing of that"):
-        table.table("compare other")
-    assert "| b/new | 80.0 | **90.0** | 80.0 |" in table.table("rates b").replace("10e-4", "3")
-    ends = table.table("ends b/new").splitlines()[2].split(" | ")
-    assert ends[1] == "2e-4" and ends[3:6] == ["79.2", "100.0, 100.0, 100.0", "63, 63, 63"]
-    assert "| a/base | 15.5, 15.5, 15.5 |" in table.table("metrics kl -- a/base")
+    ]
+    a_runs = {f"base_rate1e-4_seed{seed}": (base, 0.5) for seed in range(3)}
+    a_runs["base_rate2e-4_seed0"] = (new_seeds[0], 0.5)
+    a_runs["base_rate4e-4_seed0"] = (new_seeds[0], 0.4)
+    write_study(tmp_path / "a", a_runs)
+    b_runs = {f"new_rate2e-4_seed{seed}": (right, 0.9) for seed, right in enumerate(new_seeds)}
+    b_runs["new_rate1e-4_seed0"] = (base, 0.8)
+    b_runs["new_rate10e-4_seed0"] = (base, 0.8)
+    write_study(tmp_path / "b", b_runs)
+    return tmp_path
+
+
+def test_a_side_has_the_runs_at_its_best_rate(studies):
+    runs = table.runs_of("a/base")
+    assert [run.name for run in runs] == [f"base_rate1e-4_seed{seed}" for seed in range(3)]
+    assert table.learning_rate_of(runs[0]) == "1e-4", "of equal rates it is the lowest"
     with pytest.raises(FileNotFoundError, match="c/new: no runs in"):
         table.table("ends c/new")
-    (tmp_path / "comparisons.txt").write_text("# head\nc: Later?\n    c/new   a/base\n", "utf-8")
-    assert table.table("compare").endswith("| Later? | c/new | a/base |  |  | not run yet |\n")
-    write_study(tmp_path / "c", {"new_seed0": (base, 0.5)})
-    assert table.table("compare").endswith("| not run yet |\n"), "one of three seeds is there"
+
+
+def test_two_sides_are_compared_question_by_question(studies):
+    """By hand the gains are 25, 37.5 and 25 points."""
+    difference = table.compare_sides("b/new", "a/base")
+    assert difference.by_seed.tolist() == [25, 37.5, 25]
+    assert difference.mean == pytest.approx(100 * 7 / 24)
+    # The three answers to a question stay together: of three they gain -1, 0, 0, 0, 3, 3, 2, 0.
+    error = 100 * np.std([-1, 0, 0, 0, 3, 3, 2, 0]) / 3 / np.sqrt(64)
+    assert (difference.high - difference.low) / 2 == pytest.approx(1.96 * error, rel=0.1)
+    assert difference.low < difference.mean < difference.high
+    assert table.verdict(difference) == "told apart"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "low", "high", "verdict"),
+    [
+        ([1.1, 6.1, 0.9], 1.9, 3.4, "leans"),  # one seed makes the difference
+        ([9.0, 9.0, -1.0], 1.0, 3.0, "tie (up to 18.7)"),  # 5.6 x 10 / 3
+        ([1.0, 1.1, 0.9], -0.96, 2.96, "tie (up to 2.8)"),  # 2.8 x 3.92 / 3.92
+        ([9.0], 1.0, 3.0, "one seed"),
+    ],
+)
+def test_verdicts(seeds, low, high, verdict):
+    difference = table.Difference(np.array(seeds), np.mean(seeds), low, high)
+    assert table.verdict(difference) == verdict
+
+
+def test_tables_of_a_study(studies):
+    comparisons = studies / "comparisons.txt"
+    comparisons.write_text("# head\nb: Is it better?\n    b/new   a/base\n", "utf-8")
+    row = "| Is it better? | b/new | a/base | +25.0, +37.5, +25.0 | +29.2 ["
+    assert row in table.table("compare b")
+    with pytest.raises(ValueError, match="compare other: there is nothing of that"):
+        table.table("compare other")
+    assert "| b/new | 80.0 | **90.0** | 80.0 |" in table.table("rates b")
+    cells = table.table("ends b/new").splitlines()[2].split(" | ")
+    assert cells[1] == "2e-4"
+    assert cells[3:6] == ["79.2", "100.0, 100.0, 100.0", "63, 63, 63"]
+    assert "| a/base | 15.5, 15.5, 15.5 |" in table.table("metrics kl -- a/base")
+    assert "| a/base | 3 -> 18, 3 -> 18, 3 -> 18 |" in table.table("change kl -- a/base")
+
+
+def test_a_comparison_waits_for_all_seeds(studies):
+    (studies / "comparisons.txt").write_text("# head\nc: Later?\n    c/new   a/base\n", "utf-8")
+    waiting = "| Later? | c/new | a/base |  |  | not run yet |\n"
+    assert table.table("compare").endswith(waiting)
+    write_study(studies / "c", {"new_seed0": ([1] * 64, 0.5)})
+    assert table.table("compare").endswith(waiting), "one of three seeds is there"
 
 
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "LOGS", tmp_path)
-    write_study(tmp_path / "sft", {"ten_seed0": ([1], 0.5), "all_seed0": ([1], 1.0)})
-    # 0, 5, 4 and 9 of the same ten; 0, 3, 5 and 9: on average 0, 4, 4.5 and 9, so 5 at 20 + 10 x 0.5 / 4.5
-    for seed, curve in enumerate((("400", "7e0", "7c0", "7fe"), ("400", "780", "7e0", "7fe"))):
-        write_study(tmp_path / "rl", {f"grpo_seed{seed}": ([1], 0.5)})
-        (last,) = jsonl.read(tmp_path / "rl" / f"grpo_seed{seed}" / "answers.jsonl")
-        rows = [
-            last | {"step": step, "strict": digits}
-            for step, digits in zip((0, 10, 20, 30), curve, strict=True)
-        ]
-        jsonl.write(tmp_path / "rl" / f"grpo_seed{seed}" / "answers.jsonl", rows)
+    """Of the same ten questions one seed has 0, 5, 4 and 9 right, and the other 0, 3, 5 and 9.
+
+    Their mean is 0, 4, 4.5 and 9, so it reaches 5 at iteration 20 + 10 x 0.5 / 4.5.
+    """
+    monkeypatch.setattr(table, "STUDIES", tmp_path)
     monkeypatch.setattr(table, "read", jsonl.read)
+    write_study(tmp_path / "sft", {"ten_seed0": ([1], 0.5), "all_seed0": ([1], 1.0)})
+    curves = [("400", "7e0", "7c0", "7fe"), ("400", "780", "7e0", "7fe")]
+    for seed, curve in enumerate(curves):
+        write_study(tmp_path / "rl", {f"grpo_seed{seed}": ([1], 0.5)})
+        path = tmp_path / "rl" / f"grpo_seed{seed}" / "answers.jsonl"
+        (evaluation,) = jsonl.read(path)
+        rows = []
+        for step, strict in zip((0, 10, 20, 30), curve, strict=True):
+            rows.append(evaluation | {"step": step, "strict": strict})
+        jsonl.write(path, rows)
     _, _, ten, all_ = table.table("exchange rl/grpo sft/ten sft/all").splitlines()
     assert re.fullmatch(r"\| sft/ten \| 50.0 \| 21 \[\d+, \d+\] \| 10, 20 \|", ten)
     assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \| never, never \|", all_)
 
 
 def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "LOGS", tmp_path / "experiments")
+    monkeypatch.setattr(table, "STUDIES", tmp_path / "experiments")
     monkeypatch.setattr(table, "ROOT", tmp_path)
-    write_study(tmp_path / "experiments" / "a", {"base_seed0": ([1, 0], 0.5)})
-    (tmp_path / "experiments" / "a" / "run.sh").write_text("run --beta 0.04\n", "utf-8")
-    page = "\n    python experiments/table.py curve strict a/base\n\n| old |\n\nAt 0.04 (arXiv:2506.10947) 50.0 %.\n"
-    (tmp_path / "analysis.md").write_text(page, "utf-8")
+    study = tmp_path / "experiments" / "a"
+    write_study(study, {"base_seed0": ([1, 0], 0.5)})
+    (study / "run.sh").write_text("run --beta 0.04\n", "utf-8")
+    page = tmp_path / "analysis.md"
+    command = "    python experiments/table.py curve strict a/base"
+    prose = "At 0.04 (arXiv:2506.10947) 50.0 %.\n"
+    page.write_text(f"\n{command}\n\n| old |\n\n{prose}", "utf-8")
     with pytest.raises(ValueError, match="^analysis.md: a table is not what the logs say"):
         table.check()
     table.check("--write")
-    assert "| a/base | 50.0 |\n\nAt" in (tmp_path / "analysis.md").read_text("utf-8")
+    assert "| a/base | 50.0 |\n\nAt" in page.read_text("utf-8")
     table.check()
-    (tmp_path / "analysis.md").write_text(
-        (tmp_path / "analysis.md").read_text("utf-8") + "But 49.9 %.\n", "utf-8"
-    )
+    page.write_text(page.read_text("utf-8") + "But 49.9 %.\n", "utf-8")
     with pytest.raises(ValueError, match="^analysis.md: 49.9 is in no table$"):
         table.check()
 
 
 def test_steps_of_arithmetic_are_checked():
-    text = (
-        "3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\nso 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"
-    )
-    right, direct = (True, True, False, False, False, True), (1, 2)  # those that have easier pieces
-    assert checked_steps(text) == [
-        ("direct" if i in direct else "easy", ok) for i, ok in enumerate(right)
+    assert checked_steps("3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\n") == [
+        ("easy", True),
+        ("direct", True),
+        ("direct", False),
+        ("easy", False),
     ]
+    text = "so 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"  # a step is a whole line
+    assert checked_steps(text) == [("easy", False), ("easy", True)]
     text = "47 + 38 = 70 + 15 = 85\n85 - 38 = 85 - 30 - 8 = 55 - 8 = 46\n"
     text += "25% of 80 = 80 / 4 = 20\n1 + 1 = 2 = \n2 + 2 == 4\n7 + 1 = 8 = 8"
     assert checked_steps(text) == [
@@ -203,36 +255,54 @@ def test_steps_of_arithmetic_are_checked():
         ("careful", True),
         ("easy", True),
     ]
-    hostile = f"25% of {'9' * 400} = 5\n{'9' * 5000} / 3 = 5\n1/0 of 5 = 5\n{' = ' * 9999}\n1{' = 1' * 9999}"
-    assert checked_steps(hostile) == [("easy", False)]
+
+
+def test_steps_of_hostile_completions_are_checked():
+    """Huge numbers once took for ever, and division by zero raised."""
+    lines = [
+        f"25% of {'9' * 400} = 5",
+        f"{'9' * 5000} / 3 = 5",
+        "1/0 of 5 = 5",
+        " = " * 9999,
+        "1" + " = 1" * 9999,
+    ]
+    assert checked_steps("\n".join(lines)) == [("easy", False)]
     assert checked_steps("100000000001 / 1 = 100000000000") == [("easy", False)], "no rounding"
 
 
 def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
-    """Two questions before and after: one is learnt, with one careful step of two; control characters do not pass."""
-    row = {
+    """Two questions are learnt, one with a careful step; control characters are not printed."""
+    answer = {
         "id": "arithmetic/1",
         "prompt": "form\n<|user|>\nHow many?<|end|>",
         "completion": "\x1b\n33 - 11 = 1",
         "length": 5,
+        "correct_strict": False,
+        "correct_flexible": False,
     }
-    row |= {"correct_flexible": False}
-    rows = [row | {"correct_strict": False}, row | {"id": "arithmetic/2", "correct_strict": True}]
-    rows.append(row | {"id": "arithmetic/3", "correct_strict": False, "prompt": "Why?"})
-    with pytest.raises(ValueError, match="no evaluations in its eval/"):
-        answers.main(tmp_path)
-    jsonl.write(tmp_path / "eval" / "step_000000.jsonl", rows)
-    with pytest.raises(ValueError, match="has not two evaluations"):
-        answers.main(tmp_path)
+    first_evaluation = [
+        answer,
+        answer | {"id": "arithmetic/2", "correct_strict": True},
+        answer | {"id": "arithmetic/3", "prompt": "Why?"},
+    ]
     learnt = {
         "completion": "33 * 4 = 120 + 12 = 132\n132 + 1 = 134",
         "length": 20,
         "correct_strict": True,
     }
-    late = [row | learnt, rows[1], rows[2] | {"correct_strict": True}]
-    jsonl.write(tmp_path / "eval" / "step_000009.jsonl", late)
+    last_evaluation = [
+        answer | learnt,
+        first_evaluation[1],
+        first_evaluation[2] | {"correct_strict": True},
+    ]
+    with pytest.raises(ValueError, match="no evaluations in its eval/"):
+        answers.main(tmp_path)
+    jsonl.write(tmp_path / "eval" / "step_000000.jsonl", first_evaluation)
+    with pytest.raises(ValueError, match="has not two evaluations"):
+        answers.main(tmp_path)
+    jsonl.write(tmp_path / "eval" / "step_000009.jsonl", last_evaluation)
     answers.main(tmp_path)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for line in (
         "mean tokens of a completion  5.0 -> 10.0",
         "completions with steps  3 of 3 (100%) -> 3 of 3 (100%)",
@@ -241,20 +311,168 @@ def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
         "right, of careful steps  0 of 0 -> 1 of 1 (100%)",
         "right, of direct steps  0 of 3 (0%) -> 0 of 3 (0%)",
     ):
-        assert f"\n{line}\n" in said
-    assert said.endswith(
-        "Of the 2 questions that were wrong and are right, the one with the most careful steps:\n\nHow many?\n"
-        "\n--- step_000000\n?\n33 - 11 = 1\n\n--- step_000009\n33 * 4 = 120 + 12 = 132\n132 + 1 = 134\n"
+        assert f"\n{line}\n" in printed
+    assert printed.endswith(
+        "Of the 2 questions that were wrong and are right, the one with the most careful steps:\n"
+        "\nHow many?\n"
+        "\n--- step_000000\n?\n33 - 11 = 1\n"
+        "\n--- step_000009\n33 * 4 = 120 + 12 = 132\n132 + 1 = 134\n"
     )
+
+
+@pytest.fixture
+def packed_study(tmp_path, monkeypatch):
+    """The folder of a study that was packed, with its runs and its page."""
+    monkeypatch.setattr(archive, "STUDIES", tmp_path)
+    folder = tmp_path / "a"
+    (folder / "base_seed0" / "eval").mkdir(parents=True)
+    (folder / "base_seed0" / "args.json").write_bytes(b'{"rate": 1}\r\n')
+    (folder / "base_seed0" / "eval" / "step_000001.jsonl").write_bytes(bytes(range(256)))
+    (folder / "cases.jsonl").write_text("{}\n", "utf-8")
+    (folder / "README.md").write_text("page", "utf-8")
+    archive.pack("a")
+    return folder
+
+
+def files_in(folder):
+    """{path: content} of the files that are not hidden, without the archive."""
+    files = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.name.startswith(".") and path.name != archive.ARCHIVE:
+            files[str(path.relative_to(folder))] = path.read_bytes()
+    return files
+
+
+def remove_runs(folder):
+    """Leave what a clone has: the page and the archive."""
+    shutil.rmtree(folder / "base_seed0")
+    (folder / "cases.jsonl").unlink()
+    (folder / archive.STAMP).unlink()
+
+
+def test_a_study_is_packed_and_unpacked_byte_for_byte(packed_study):
+    files = files_in(packed_study)
+    assert len(files) == 4
+    remove_runs(packed_study)
+    (packed_study / "README.md").write_text("a newer page", "utf-8")
+    assert archive.main(["unpack"]) == 0
+    assert files_in(packed_study) == files | {"README.md": b"a newer page"}
+
+
+def test_the_same_runs_give_the_same_archive(packed_study):
+    packed = (packed_study / archive.ARCHIVE).read_bytes()
+    os.utime(packed_study / "base_seed0" / "args.json", (1, 1))
+    (packed_study / "base_seed0" / "args.json").chmod(0o600)
+    assert archive.main(["pack"]) == 0
+    assert (packed_study / archive.ARCHIVE).read_bytes() == packed
+
+
+def test_a_study_is_unpacked_once(packed_study):
+    """A run that was changed later must not be lost, and the archive is not even read again."""
+    remove_runs(packed_study)
+    archive.unpack("a")
+    args = packed_study / "base_seed0" / "args.json"
+    args.write_text("changed", "utf-8")
+    (packed_study / archive.ARCHIVE).unlink()
+    archive.unpack("a")
+    assert args.read_text("utf-8") == "changed"
+
+
+def test_a_newer_archive_replaces_the_runs_of_the_older_one(packed_study):
+    """As after a git pull. A run that is not in the archive stays."""
+    (packed_study / archive.STAMP).write_text("the checksum of an older archive", "utf-8")
+    (packed_study / "base_seed0" / "old.json").write_text("{}", "utf-8")
+    (packed_study / "mine_seed0").mkdir()
+    archive.unpack("a")
+    assert not (packed_study / "base_seed0" / "old.json").exists()
+    assert (packed_study / "mine_seed0").exists()
+
+
+def test_a_damaged_archive_is_refused(packed_study, capsys):
+    remove_runs(packed_study)
+    files = files_in(packed_study)
+    path = packed_study / archive.ARCHIVE
+    packed = path.read_bytes()
+    path.write_bytes(packed[:-1] + bytes([packed[-1] ^ 1]))
+    assert archive.main(["unpack", "a"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert str(path) in error and "checksum" in error
+    assert files_in(packed_study) == files
+    path.unlink()
+    assert archive.main(["unpack", "a"]) == 2
+    assert archive.main(["unpack", "unknown"]) == 2
+
+
+def test_an_unsafe_archive_is_refused(packed_study, capsys):
+    """A file of the archive could otherwise be written outside the folder of the study."""
+    remove_runs(packed_study)
+    files = files_in(packed_study)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as unsafe:
+        unsafe.addfile(tarfile.TarInfo("run/args.json"))
+        unsafe.addfile(tarfile.TarInfo("../../outside"))
+    (packed_study / archive.ARCHIVE).write_bytes(packed.getvalue())
+    archive.write_checksum("a", hashlib.sha256(packed.getvalue()).hexdigest())
+    assert archive.main(["unpack", "a"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "outside" in error
+    assert files_in(packed_study) == files
+    assert not (packed_study.parent.parent / "outside").exists()
+    assert not (packed_study / archive.TEMPORARY).exists()
+
+
+def test_several_processes_unpack_at_the_same_time(packed_study, monkeypatch):
+    """As two pytest workers do on a fresh clone: one of them unpacks, and the others wait.
+
+    Threads stand for the processes here, because a lock belongs to an open file.
+    """
+    files = files_in(packed_study)
+    opened = []
+    open_archive = tarfile.open
+
+    def counting_open(*args, **kwargs):
+        opened.append(kwargs)
+        return open_archive(*args, **kwargs)
+
+    monkeypatch.setattr(tarfile, "open", counting_open)
+    for _ in range(20):
+        remove_runs(packed_study)
+        opened.clear()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(archive.unpack, ["a"] * 4))
+        assert files_in(packed_study) == files
+        assert len(opened) == 1
+
+
+def test_packing_does_not_lose_runs_that_were_not_unpacked(packed_study, capsys):
+    remove_runs(packed_study)
+    (packed_study / "new_seed0").mkdir()
+    (packed_study / "new_seed0" / "args.json").write_text("{}", "utf-8")
+    packed = (packed_study / archive.ARCHIVE).read_bytes()
+    assert archive.main(["pack", "a"]) == 2
+    assert "unpack a" in capsys.readouterr().err
+    assert (packed_study / archive.ARCHIVE).read_bytes() == packed
+
+
+def test_every_study_has_an_archive_with_its_checksum():
+    studies = {path.parent.name for path in ROOT.glob("experiments/*/run.sh")}
+    checksums = archive.read_checksums()
+    assert set(checksums) == studies
+    for study, checksum in checksums.items():
+        packed = (ROOT / "experiments" / study / archive.ARCHIVE).read_bytes()
+        assert hashlib.sha256(packed).hexdigest() == checksum, study
 
 
 @pytest.mark.slow
 def test_a_quick_study_ends_with_its_figure(tmp_path):
-    """run_all.sh on a copy, since it writes to output/ beside it; the figures of other studies are left out."""
+    """run_all.sh on a copy, because it writes to output/ beside it.
+
+    The figures of the other studies are left out.
+    """
     copy = tmp_path / "copy"
-    shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "output", "__pycache__")
-    )
+    left_out = (".venv", ".git", "output", "__pycache__", "*_seed?", ".unpack*")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*left_out))
     environment = dict(os.environ, PYTHON=sys.executable, STUDIES="rates std")
     command = ["bash", "experiments/run_all.sh", "--quick"]
     run = subprocess.run(
@@ -270,22 +488,24 @@ def test_a_quick_study_ends_with_its_figure(tmp_path):
         command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment
     )
     assert "== std: no_std" in run.stdout and "== rates: base" in run.stdout, "each run is named"
-    assert again.returncode == 0 and not re.search("== (rates|std):", again.stdout), (
-        "no run is made twice"
-    )
+    assert again.returncode == 0
+    assert not re.search("== (rates|std):", again.stdout), "no run is made twice"
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):
-    flags = "--dataset_name arithmetic --n_ei_steps 2 --num_questions 8 --group_size 4 --learning_rate 1e-4"
-    flags += " --train_batch_size 4 --max_completion_length 96 --eval_size 2 --device cpu"
+    flags = "--dataset_name arithmetic --n_ei_steps 2 --num_questions 8 --group_size 4"
+    flags += " --learning_rate 1e-4 --train_batch_size 4 --max_completion_length 96"
+    flags += " --eval_size 2 --device cpu"
     flags += f" --model_name {ROOT}/tiny/1m --output_dir {tmp_path}/run"
     assert expert_iteration.main(flags.split()) == 0
     train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    assert {row["ei_step"] for row in train} == {1, 2} and all(row["entropy"] > 0 for row in train)
+    assert {row["ei_step"] for row in train} == {1, 2}
+    assert all(row["entropy"] > 0 for row in train)
     for step in (1, 2):
         rows = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
-        kept = {row["kept"] for row in train if row["ei_step"] == step}
-        assert kept == {sum(row["correct_strict"] for row in rows)} and len(rows) == 32
+        assert len(rows) == 32
+        num_right = sum(row["correct_strict"] for row in rows)
+        assert {row["kept"] for row in train if row["ei_step"] == step} == {num_right}
     assert len(jsonl.read(tmp_path / "run" / "eval_log.jsonl")) == 3
 
 

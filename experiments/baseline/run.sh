@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# REINFORCE without a baseline: each log-prob times its reward instead of its advantage.
+# REINFORCE without a baseline: a log-probability is multiplied by its reward, not by its advantage.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

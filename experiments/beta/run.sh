@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The weight of the KL to the reference.
+# Two other weights of the KL divergence from the reference.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

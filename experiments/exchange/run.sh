@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The runs of ../rates at their best rate once more, evaluated often: what the curves of SFT are laid beside.
+# The runs of ../rates at their best learning rate once more, evaluated often. The curves of SFT are
+# compared with these.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

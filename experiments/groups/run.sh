@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# 64 samples an iteration as 32 prompts x 2 and as 2 prompts x 32.
+# The 64 completions of an iteration as 32 prompts x 2 completions, and as 2 prompts x 32
+# completions.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The per-token loss summed over a sequence and divided by a constant, and averaged over all tokens of the batch.
+# Two other means of the loss per token: the sum over a sequence divided by a constant, and the mean
+# over all tokens of the batch.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

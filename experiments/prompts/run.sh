@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Three forms of prompt, each with the answer's reward alone.
+# Three prompt formats, each with a reward for the right answer alone.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-for form in reasoning_answer r1_zero question_only; do
-    PROMPT="--prompt $form --evaluator math"
-    arm $form $GRPO
+for prompt in reasoning_answer r1_zero question_only; do
+    PROMPT="--prompt $prompt --evaluator math"
+    arm $prompt $GRPO
 done

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# GRPO at four learning rates, and what it makes of the test problems at three of them, 3 seeds: the control of the other studies.
+# GRPO at four learning rates. Three of them have three seeds, which are evaluated on the test
+# problems. The runs at the best rate are the control of most other studies.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The demo on the other three sizes of tiny/, 3 seeds (1m: ../dynamics).
+# The demo with the other three models of tiny/, three seeds each. The runs with tiny/1m are those
+# of ../dynamics.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
 for size in 0.1m 0.3m 3m; do
-    run ${size}_before $PYTHON main.py $MODEL --model_name tiny/$size --eval_only --eval_split test --eval_size 2000
+    run ${size}_before $PYTHON main.py $MODEL --model_name tiny/$size --eval_only \
+        --eval_split test --eval_size 2000
     for seed in $SEEDS; do
         run ${size}_seed$seed $PYTHON main.py $DEMO --model_name tiny/$size --seed $seed
         on_test ${size}_seed$seed test.jsonl

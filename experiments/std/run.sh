@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Advantages that are not divided by the group's standard deviation.
+# Advantages that are not divided by the standard deviation of their group.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
