@@ -128,8 +128,9 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
         decoding = f"{samples} at temperature {args.eval_temperature:g}"
     strict = with_interval(metrics, "accuracy")
     flexible = with_interval(metrics, "accuracy_flexible")
+    shares = run.evaluator.verdict_shares_text.format(strict, flexible)
     tqdm.write(
-        f"evaluation at step {run.step}: {run.evaluator.verdict_shares_text.format(strict, flexible)}"
+        f"evaluation at step {run.step}: {shares}"
         f" (n = {metrics['n']}, {args.eval_split}, {decoding}, {metrics['time/total']:.1f} s)"
     )
 
