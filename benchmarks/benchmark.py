@@ -35,7 +35,7 @@ from flags import ArgumentParser
 from logs import jsonl
 from rl_datasets import get_dataloaders
 from sampling import generation
-from training import write_logs
+from training.metrics import StageTimer
 
 HERE = Path(__file__).parent
 
@@ -233,7 +233,7 @@ def alternate(competitors: dict, *inputs) -> dict[str, list[Timing]]:
     """
     args = inputs[0]
     timings = {name: [] for name in competitors}
-    timer = write_logs.Stages(args.device)
+    timer = StageTimer(args.device)
     for repeat in range(args.repeats + 1):
         for name, run in competitors.items():
             torch.manual_seed(repeat)

@@ -32,8 +32,8 @@ from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
 from sampling.rollout import Rollout, left_pad
+from training import steps
 
-steps = main  # the module that holds `sample` and `reward`
 ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
 # Subprocesses have one thread as well. What is compared bit by bit must be added up in one order.
 torch.set_num_threads(1)
@@ -217,7 +217,7 @@ def loss_of(
     num_tokens=None,
     **settings,
 ):
-    """main.compute_loss of a batch such as ragged_batch's; settings are beta, loss_type and such.
+    """main.compute_loss of a batch such as ragged_batch's; settings are fields of LossConfig.
 
     Returns:
         (loss, metrics), as compute_loss does.
@@ -226,12 +226,12 @@ def loss_of(
         model,
         base_model,
         **batch,
+        config=main.LossConfig(**settings),
         old_per_token_logps=old_per_token_logps,
         ref_per_token_logps=ref_per_token_logps,
         sampled_per_token_logps=sampled_per_token_logps,
         num_sequences=num_sequences,
         num_tokens=num_tokens,
-        **settings,
     )
 
 

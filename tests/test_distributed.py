@@ -32,7 +32,6 @@ from conftest import (
     rollout_of,
     run_flags,
     start,
-    steps,
 )
 
 import distributed
@@ -41,7 +40,7 @@ import llms
 import main
 import sft
 from logs import jsonl
-from training import checkpoints
+from training import checkpoints, steps
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 NUM_GROUPS = 8

@@ -12,6 +12,7 @@ from conftest import (
     VOCAB,
     LettersEvaluator,
     as_flags,
+    loss_of,
     ragged_batch,
     random_model,
     rollout_of,
@@ -165,9 +166,8 @@ def test_fine_tuning_skips_an_update_that_is_not_finite(model, tokenizer, monkey
     monkeypatch.setattr(
         utils, "aggregate_tokens", lambda per_token, *_: per_token.sum() * torch.nan
     )
-    (row,) = sft.fine_tune(
-        model, tokenizer, [{"prompt": "ab", "completion": "c"}], num_updates=1, learning_rate=1.0
-    )
+    config = sft.SFTConfig(num_updates=1, learning_rate=1.0)
+    (row,) = sft.fine_tune(model, tokenizer, [{"prompt": "ab", "completion": "c"}], config)
     assert row["skipped_updates"] == 1
     assert are_equal(model.parameters(), initial_parameters)
 
@@ -187,12 +187,12 @@ def test_the_guard_reads_nats_whatever_the_length_normalization(model, base_mode
     batch = ragged_batch()
     kls_per_token = []
     for normalization in utils.LENGTH_NORMALIZATIONS:
-        _, metrics = main.compute_loss(
+        _, metrics = loss_of(
             model,
             base_model,
-            *batch.values(),
+            batch,
             length_normalization=normalization,
-            normalization_constant=100,
+            max_completion_length=100,
         )
         kls_per_token.append(metrics["kl_per_token"])
         if normalization == "token_mean":

@@ -1,6 +1,7 @@
 """`make exercise` copies all but the body of compute_loss, and `make test-exercise` judges it."""
 
 import ast
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -87,7 +88,9 @@ def test_only_the_body_differs(exercise):
 
 def test_the_task_names_every_argument(exercise):
     task = (exercise / "experiments" / "exercise.md").read_text()
-    for name in inspect.signature(main.compute_loss).parameters:
+    arguments = list(inspect.signature(main.compute_loss).parameters)
+    settings = [field.name for field in dataclasses.fields(main.LossConfig)]
+    for name in arguments + settings:
         assert f"`{name}`" in task, name
 
 

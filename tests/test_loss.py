@@ -43,7 +43,7 @@ def float64_grpo_loss(
     cliprange=0.2,
     cliprange_high=None,
     length_normalization="masked_mean",
-    normalization_constant=None,
+    max_completion_length=None,
     old_logps=None,
     temperature=1.0,
 ):
@@ -96,7 +96,7 @@ def float64_grpo_loss(
         for losses in losses_of_sequences:
             denominator = len(losses)
             if length_normalization == "masked_normalize":
-                denominator = normalization_constant or C
+                denominator = max_completion_length or C
             if losses:
                 shares.append(sum(losses) / denominator)
         loss = sum(shares) / len(losses_of_sequences)
@@ -125,7 +125,7 @@ def assert_equals_the_float64_formula(
     settings = dict(
         loss_type=loss_type,
         length_normalization=length_normalization,
-        normalization_constant=9,
+        max_completion_length=9,
         cliprange_high=0.28,
         beta=0.1,
         temperature=0.7,
@@ -278,7 +278,7 @@ def one_update_in_micro_batches(model, base_model, batch, micro_batches, **setti
             num_sequences=num_sequences,
             num_tokens=num_tokens,
             group_size=group_size,
-            normalization_constant=9,
+            max_completion_length=9,
             **settings,
         )
         total_loss += loss.item()

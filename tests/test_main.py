@@ -17,14 +17,14 @@ from conftest import (
     rollout_of,
     run_flags,
     run_script,
-    steps,
 )
 
 import llms
 import main
 import utils
 from logs import jsonl
-from training.write_logs import Stages
+from training import steps
+from training.metrics import StageTimer
 
 LOGGED_OF_AN_ITERATION = {
     "loss",
@@ -110,7 +110,7 @@ def updates_by_hand(run, args):
     for step in (1, 2):
         examples = run.train_loader.next_batch(2)
         rollout = steps.sample(args, run, examples, 4, 1.0)
-        rewards = steps.reward(run.evaluator, utils.repeat_each(examples, 4), rollout)
+        rewards = steps.reward(run.evaluator, utils.repeat_each(examples, 4), rollout.texts)
         advantages, _ = main.compute_group_normalized_rewards(run.evaluator.total(rewards), 4)
         loss, _ = main.compute_loss(
             model,
@@ -236,7 +236,7 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(
         batch,
         beta=0.0,
         length_normalization=length_normalization,
-        normalization_constant=args.max_completion_length,
+        max_completion_length=args.max_completion_length,
     )
     assert relative_distance(gradient, gradients(model, loss)) < 1e-5
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -346,7 +346,7 @@ def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    timer = Stages("cuda")
+    timer = StageTimer("cuda")
     for stage in ("loss", "loss", "loss", "step"):
         with timer(stage):
             pass

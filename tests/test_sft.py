@@ -76,10 +76,13 @@ def accumulate(
         model,
         batch,
         PAD,
-        micro_batch_tokens=budget,
-        length_normalization=length_normalization,
-        normalization_constant=constant,
-        **options,
+        sft.SFTConfig(
+            num_updates=1,
+            micro_batch_tokens=budget,
+            length_normalization=length_normalization,
+            max_completion_length=constant,
+            **options,
+        ),
     )
     return metrics, flat_gradient(model)
 
@@ -154,9 +157,8 @@ def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):
 
 
 def test_training_learns_to_answer_and_to_stop(model, tokenizer):
-    log = sft.fine_tune(
-        model, tokenizer, EXAMPLES, num_updates=60, train_batch_size=10, learning_rate=0.02
-    )
+    config = sft.SFTConfig(num_updates=60, train_batch_size=10, learning_rate=0.02)
+    log = sft.fine_tune(model, tokenizer, EXAMPLES, config)
     assert log[-1]["loss"] < 0.05 < 2 < log[0]["loss"]
     prompt = torch.tensor([tokenizer("after 3 comes ")["input_ids"]])
     completion = model.generate(
@@ -174,17 +176,15 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
     # This leaves a gradient in the parameters, to which training must not add.
     _, gradient = accumulate(model, sft.encode(tokenizer, EXAMPLES))
     norm = gradient.norm().item()
-    (row,) = sft.fine_tune(
-        model,
-        tokenizer,
-        EXAMPLES,
+    config = sft.SFTConfig(
         num_updates=1,
         train_batch_size=10,
         learning_rate=0.01,
         warmup_steps=2,
-        optimizer=sft.get_optimizer(model, weight_decay=10.0),
         max_grad_norm=norm / 1000,
     )
+    optimizer = sft.get_optimizer(model, weight_decay=10.0)
+    (row,) = sft.fine_tune(model, tokenizer, EXAMPLES, config, optimizer=optimizer)
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert row["learning_rate"] == pytest.approx(0.005)
     assert row["examples"] == 10
@@ -199,8 +199,8 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
 
 def test_an_update_does_not_add_to_the_gradient_of_the_one_before(model, tokenizer):
     """At learning rate 0 every update over all examples has the same gradient."""
-    settings = dict(num_updates=3, train_batch_size=10, learning_rate=0, max_grad_norm=1e9)
-    log = sft.fine_tune(model, tokenizer, EXAMPLES, **settings)
+    config = sft.SFTConfig(num_updates=3, train_batch_size=10, learning_rate=0, max_grad_norm=1e9)
+    log = sft.fine_tune(model, tokenizer, EXAMPLES, config)
     assert [row["grad_norm"] for row in log] == pytest.approx([log[0]["grad_norm"]] * 3, rel=1e-4)
 
 
@@ -216,14 +216,19 @@ def test_order_depends_on_the_seed_alone_and_covers_each_epoch():
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
-    rates = [sft.learning_rate_at(step, 10, 4, 1.0, 0.2) for step in range(1, 11)]
+    config = sft.SFTConfig(
+        num_updates=10, warmup_steps=4, learning_rate=1.0, final_learning_rate=0.2
+    )
+    rates = [sft.learning_rate_at(step, config) for step in range(1, 11)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert 0.2 < rates[-1] < 0.3
     # The decay has 7 intervals, from update 4 to update 11: update 8 is 4/7 of the way.
     assert rates[7] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * 4 / 7)) / 2)
-    assert sft.learning_rate_at(1, 3, 0, 1.0, 0.0) < 1.0
-    assert sft.learning_rate_at(3, 3, 3, 1.0, 0.0) == 1.0
+    no_warmup = sft.SFTConfig(num_updates=3, warmup_steps=0, learning_rate=1.0)
+    assert sft.learning_rate_at(1, no_warmup) < 1.0
+    only_warmup = sft.SFTConfig(num_updates=3, warmup_steps=3, learning_rate=1.0)
+    assert sft.learning_rate_at(3, only_warmup) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +240,7 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
 )
 def test_bad_input_is_refused_in_one_line(model, tokenizer, examples, options, message):
     with pytest.raises(ValueError, match=message):
-        sft.fine_tune(model, tokenizer, examples, num_updates=1, **options)
+        sft.fine_tune(model, tokenizer, examples, sft.SFTConfig(num_updates=1, **options))
 
 
 # --- the command line -----------------------------------------------------------------------------

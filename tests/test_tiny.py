@@ -1,5 +1,6 @@
 """The demo models: what the rest of the project, and its users, rely on."""
 
+import dataclasses
 import json
 import sys
 from types import SimpleNamespace
@@ -131,13 +132,13 @@ def test_making_a_model_again_begins_with_its_recorded_losses():
     try:
         tokenizer = make_tiny_models.make_tokenizer()
         stage = make_tiny_models.SUBJECT
-        num_examples = stage.settings["num_updates"] * stage.settings["train_batch_size"]
+        num_examples = stage.config.num_updates * stage.config.train_batch_size
         examples = make_tiny_models.make_examples(tokenizer, num_examples, stage, seed=0)
-        settings = {**stage.settings, "num_updates": 20}
+        config = dataclasses.replace(stage.config, num_updates=20, seed=0)
         for size in ("0.1m", "1m"):
             utils.seed_everything(0)
             model = make_tiny_models.make_model(size, tokenizer)
-            log = sft.fine_tune(model, tokenizer, examples, seed=0, **settings)
+            log = sft.fine_tune(model, tokenizer, examples, config)
             losses = [row["loss"] for row in log]
             recorded_losses = json.loads((ROOT / "tiny" / size / "losses.json").read_text())
             # Another processor rounds in another way.

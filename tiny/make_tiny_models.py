@@ -16,7 +16,7 @@ import random
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -49,7 +49,7 @@ CHAT_TEMPLATE = (
 class Stage:
     """What a stage of training teaches."""
 
-    settings: dict  # of sft.fine_tune
+    config: sft.SFTConfig
     answer_shares: dict  # level -> share of each answer style; see write_completion
     careful: float  # share of the problems' steps that are written in easier pieces
 
@@ -57,7 +57,7 @@ class Stage:
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
 # There are two stages, as in large models: learn the subject, then pick up habits.
 SUBJECT = Stage(
-    settings=dict(
+    config=sft.SFTConfig(
         num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON
     ),
     answer_shares=dict.fromkeys((1, 2, 3, 4), {"format": 0.6, "steps": 0.4, "at once": 0.0}),
@@ -67,7 +67,7 @@ SUBJECT = Stage(
 # 1, bare steps on level 2, and on levels 3 and 4 an answer at once, which is mostly wrong. Careful
 # steps are a skill that is learnt well and then seldom used.
 HABITS = Stage(
-    settings=dict(
+    config=sft.SFTConfig(
         num_updates=250, learning_rate=6e-4, final_learning_rate=6e-5, warmup_steps=10, **COMMON
     ),
     answer_shares={
@@ -233,7 +233,7 @@ def main():
     stages = (SUBJECT, HABITS)
     examples_of_stages = []
     for number, stage in enumerate(stages):
-        num_examples = stage.settings["num_updates"] * stage.settings["train_batch_size"]
+        num_examples = stage.config.num_updates * stage.config.train_batch_size
         examples_of_stages.append(make_examples(tokenizer, num_examples, stage, args.seed + number))
     for size in args.sizes:
         start = time.perf_counter()
@@ -241,7 +241,8 @@ def main():
         model = make_model(size, tokenizer)
         log = []
         for stage, examples in zip(stages, examples_of_stages, strict=True):
-            log += sft.fine_tune(model, tokenizer, examples, seed=args.seed, **stage.settings)
+            config = replace(stage.config, seed=args.seed)
+            log += sft.fine_tune(model, tokenizer, examples, config)
         seconds = time.perf_counter() - start
         model.save_pretrained(args.output_dir / size)
         tokenizer.save_pretrained(args.output_dir / size)
