@@ -209,7 +209,7 @@ class GSM8kEvaluator(RewardEvaluator):
     def check_flags(cls, args, prompt):
         if prompt != "reasoning_answer":
             raise ValueError(
-                f"the evaluator gsm8k reads only the prompt format reasoning_answer, not {prompt}:"
+                f"the evaluator gsm8k reads only reasoning_answer as a prompt format, not {prompt}:"
                 " use --evaluator math"
             )
 
