@@ -209,7 +209,7 @@ class GSM8kEvaluator(RewardEvaluator):
     def check_flags(cls, args, prompt):
         if prompt != "reasoning_answer":
             raise ValueError(
-                f"the evaluator gsm8k reads only the prompt format reasoning_answer, not {prompt}:"
+                f"the evaluator gsm8k reads only reasoning_answer as a prompt format, not {prompt}:"
                 " use --evaluator math"
             )
 
@@ -385,13 +385,13 @@ class CreativeWritingEvaluator(RewardEvaluator):
         broken_rules = [
             self.floor(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
         ]
-        rows = [i for i, rule in enumerate(broken_rules) if rule is None]  # those for the judge
+        judged_rows = [i for i, rule in enumerate(broken_rules) if rule is None]
         row_scores, row_details = self.judge.score(
-            [prompts[i] for i in rows], [texts[i] for i in rows]
+            [prompts[i] for i in judged_rows], [texts[i] for i in judged_rows]
         )
         scores = [math.nan] * len(texts)
         judge_details = [{} for _ in texts]
-        for i, score, judge_detail in zip(rows, row_scores, row_details, strict=True):
+        for i, score, judge_detail in zip(judged_rows, row_scores, row_details, strict=True):
             scores[i] = score
             judge_details[i] = judge_detail
 
@@ -413,7 +413,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
 
         num_missing = sum(math.isnan(score) for score in row_scores)
         counts = self.judge.take_counts() | {"missing": num_missing}
-        if num_missing > self.max_judge_failures * len(rows):
+        if num_missing > self.max_judge_failures * len(judged_rows):
             raise Halted(self._too_many_failures(num_missing, row_details))
         distinct_2 = torch.tensor([detail["distinct_2"] for detail in details])
         return Rewards(
@@ -421,7 +421,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
             details,
             counts={f"judge/{name}": count for name, count in counts.items()},
             means={
-                "below_floor_fraction": 1 - len(rows) / max(1, len(texts)),
+                "below_floor_fraction": 1 - len(judged_rows) / max(1, len(texts)),
                 "distinct_2": distinct_2.nanmean().item(),
                 "distinct_2_batch": story_rules.distinct_n(texts, 2),
             },
