@@ -341,7 +341,7 @@ def sample_batch(args, problems, model, tokenizer):
         model,
         tokenizer,
         [prompt.render(tokenizer, problem["question"]) for problem in problems],
-        max_new_tokens=args.max_completion_length,
+        max_completion_length=args.max_completion_length,
         temperature=1.0 if args.temperature is None else args.temperature,
         stop_strings=prompt.stop_strings,
     )

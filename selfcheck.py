@@ -153,7 +153,7 @@ def check_graphs(args, run, sampled):
                 run.tokenizer,
                 prompts,
                 num_samples=args.group_size,
-                max_new_tokens=150,
+                max_completion_length=150,
             )
             completion_ids = rollout.completion_ids.tolist()
             return completion_ids, time.perf_counter() - start

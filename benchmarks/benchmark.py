@@ -188,7 +188,7 @@ def sample_ours(args, model, tokenizer, prompts) -> list[int]:
         tokenizer,
         prompts,
         num_samples=args.group_size,
-        max_new_tokens=args.max_completion_length,
+        max_completion_length=args.max_completion_length,
     )
     return rollout.lengths.tolist()
 

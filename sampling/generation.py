@@ -26,7 +26,7 @@ def generate(
     prompts: Sequence[str],
     *,
     num_samples: int = 1,
-    max_new_tokens: int = 512,
+    max_completion_length: int = 512,
     temperature: float = 1.0,
     stop_strings: Sequence[str] = (),
     max_concurrent_sequences: int = 512,
@@ -57,7 +57,7 @@ def generate(
     prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     stopper = _Stopper(model, tokenizer, stop_strings)
     num_rows = len(prompts) * num_samples
-    completions = _Completions.allocate(num_rows, max_new_tokens, pad_token_id, model.device)
+    completions = _Completions.allocate(num_rows, max_completion_length, pad_token_id, model.device)
     prompt_lengths = [len(ids) for ids in prompt_ids]
     # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
     autocast_device = model.device if model.dtype == torch.float32 else "cpu"
@@ -216,9 +216,9 @@ class _Turn:
         self.num_checked = 0
         self.completions = completions
         self.prompt_length = prompt_mask.shape[1]
-        self.max_new_tokens = completions.token_ids.shape[1]
+        self.max_completion_length = completions.token_ids.shape[1]
         self.decoder = decoder_for(
-            model, cache, len(rows), self.prompt_length + self.max_new_tokens
+            model, cache, len(rows), self.prompt_length + self.max_completion_length
         )
         self.decoder.start(cache, prompt_mask, completions.uniforms[self.rows])
 
@@ -234,8 +234,8 @@ class _Turn:
         num_samples = len(self.rows) // len(last_hidden)
         first_hidden = last_hidden.repeat_interleave(num_samples, dim=0)  # (R, H)
         decoder.draw(model, first_hidden, temperature)
-        for num_tokens in range(1, self.max_new_tokens + 1):  # the tokens that each row has
-            is_last = num_tokens == self.max_new_tokens
+        for num_tokens in range(1, self.max_completion_length + 1):  # the tokens that each row has
+            is_last = num_tokens == self.max_completion_length
             if is_last or num_tokens - self.num_checked >= decoder.check_interval:
                 self.find_ends(stopper, num_tokens)
                 size = self.size_to_keep()

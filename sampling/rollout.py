@@ -30,7 +30,7 @@ class Rollout:
     completion_mask: Tensor
     # (B, C) float32 log-probs at the sampling temperature (at 1 for greedy decoding), 0 if masked.
     sampled_logps: Tensor
-    # (B,): False where the completion was cut at max_new_tokens.
+    # (B,): False where the completion was cut at max_completion_length.
     finished: Tensor
     # B completions as text, without the EOS token and up to the end of a stop string.
     texts: list[str]

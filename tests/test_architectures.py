@@ -178,7 +178,7 @@ def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
     our_gradient = gradient(model, (ours * weights).sum())
     assert (our_gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-4
     rollout = generation.generate(
-        model, tokenizer, ["abcdefghijk", "lmn"], num_samples=3, max_new_tokens=8
+        model, tokenizer, ["abcdefghijk", "lmn"], num_samples=3, max_completion_length=8
     )
     logps = compute_rollout_logps(
         model, rollout, group_size=3, temperature=1.0, micro_batch_tokens=1000

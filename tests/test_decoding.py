@@ -45,14 +45,14 @@ CONFIGS = {
 }
 
 
-def sample(model, tokenizer, num_samples=6, max_new_tokens=70, **options):
+def sample(model, tokenizer, num_samples=6, max_completion_length=70, **options):
     torch.manual_seed(3)
     return generation.generate(
         model,
         tokenizer,
         PROMPTS,
         num_samples=num_samples,
-        max_new_tokens=max_new_tokens,
+        max_completion_length=max_completion_length,
         **options,
     )
 
@@ -102,13 +102,15 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer):
         torch.testing.assert_close(rollout.sampled_logps, expected.sampled_logps, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 7, 70, 150])
-def test_a_gpus_settings_give_the_same_samples(model, tokenizer, max_new_tokens, monkeypatch):
+@pytest.mark.parametrize("max_completion_length", [1, 7, 70, 150])
+def test_a_gpus_settings_give_the_same_samples(
+    model, tokenizer, max_completion_length, monkeypatch
+):
     """On a GPU ends are looked for every eight steps, and slots are added in larger blocks.
 
     What was sampled after an end is then cut off.
     """
-    options = dict(max_new_tokens=max_new_tokens, stop_strings=STOP_STRINGS)
+    options = dict(max_completion_length=max_completion_length, stop_strings=STOP_STRINGS)
     expected = sample(model, tokenizer, **options)
     decoders = []
 
@@ -136,7 +138,7 @@ def test_first_and_second_tokens_follow_the_exact_distribution(temperature, toke
         tokenizer,
         ["hello"],
         num_samples=num_samples,
-        max_new_tokens=2,
+        max_completion_length=2,
         temperature=temperature,
         max_concurrent_sequences=num_samples,
     )

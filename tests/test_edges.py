@@ -250,7 +250,7 @@ def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
         tokenizer,
         ["ab", "c"],
         num_samples=8,
-        max_new_tokens=4,
+        max_completion_length=4,
         max_concurrent_sequences=3,
         progress=sizes.append,
     )

@@ -708,7 +708,11 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
     flags = ["--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7]
     assert run_gold(folder, *flags) == 0
     assert batch_sizes == [3, 2, 1]
-    assert options_of_calls[0] == {"max_new_tokens": 7, "temperature": 1.0, "stop_strings": ()}
+    assert options_of_calls[0] == {
+        "max_completion_length": 7,
+        "temperature": 1.0,
+        "stop_strings": (),
+    }
     assert {row["id"]: (row["attempt"], row["completion"]) for row in accepted(folder)} == {
         "gsm8k/train/0": (1, FORM("So.", "1")),
         "gsm8k/train/1": (2, FORM("So.", "2")),

@@ -12,11 +12,11 @@ from sampling import generation
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 
 
-def plain_greedy(model, tokenizer, prompt, max_new_tokens, eos_ids=(1,)):
+def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids=(1,)):
     """One unpadded prompt, no cache: the whole text through the model at every step."""
     ids = tokenizer(prompt)["input_ids"]
     completion = []
-    while len(completion) < max_new_tokens:
+    while len(completion) < max_completion_length:
         with torch.no_grad():
             completion.append(model(torch.tensor([ids + completion])).logits[0, -1].argmax().item())
         if completion[-1] in eos_ids:
@@ -47,7 +47,7 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
                 model,
                 tokenizer,
                 PROMPTS,
-                max_new_tokens=40,
+                max_completion_length=40,
                 temperature=0,
                 num_samples=2,
                 max_concurrent_sequences=max_concurrent_sequences,
@@ -66,7 +66,7 @@ def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, to
         tokenizer,
         PROMPTS,
         num_samples=6,
-        max_new_tokens=70,
+        max_completion_length=70,
         temperature=temperature,
         stop_strings=("</answer>",),
     )
@@ -100,7 +100,7 @@ def test_samples_follow_the_distribution(model, tokenizer):
         tokenizer,
         ["hello"],
         num_samples=num_samples,
-        max_new_tokens=1,
+        max_completion_length=1,
         temperature=temperature,
         max_concurrent_sequences=num_samples,
     )
@@ -121,7 +121,7 @@ def test_masks_go_through_the_first_terminator_whatever_the_pad(tokenizer):
     tokenizer.pad_token = tokenizer.eos_token
     torch.manual_seed(1)
     rollout = generation.generate(
-        random_model(2), tokenizer, PROMPTS, num_samples=8, max_new_tokens=60
+        random_model(2), tokenizer, PROMPTS, num_samples=8, max_completion_length=60
     )
     assert rollout.finished.any() and not rollout.finished.all()
     P = rollout.prompt_ids.shape[1]
@@ -140,7 +140,9 @@ def test_every_eos_id_of_the_generation_config_ends_a_completion(tokenizer):
     model = random_model(2)
     model.generation_config.eos_token_id = [1, 20, 21]
     torch.manual_seed(0)
-    rollout = generation.generate(model, tokenizer, PROMPTS, num_samples=16, max_new_tokens=60)
+    rollout = generation.generate(
+        model, tokenizer, PROMPTS, num_samples=16, max_completion_length=60
+    )
     last_tokens = set()
     for row, finished in zip(completions(rollout), rollout.finished, strict=True):
         if finished:
@@ -178,7 +180,7 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
         model,
         tokenizer,
         ["q"],
-        max_new_tokens=30,
+        max_completion_length=30,
         temperature=1.0,
         stop_strings=("</answer>", "###"),
     )
@@ -211,7 +213,12 @@ def scripted_layer(script):
 
 def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, tokenizer):
     rollout = generation.generate(
-        model, tokenizer, PROMPTS, num_samples=3, max_new_tokens=5, max_concurrent_sequences=6
+        model,
+        tokenizer,
+        PROMPTS,
+        num_samples=3,
+        max_completion_length=5,
+        max_concurrent_sequences=6,
     )
     rows = zip(rollout.prompt_ids, rollout.prompt_mask.bool(), strict=True)
     prompts = [ids[mask].tolist() for ids, mask in rows]
@@ -222,7 +229,7 @@ def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, 
 def test_no_prompts_give_a_rollout_without_rows(model, tokenizer):
     """The tokenizer raises IndexError for an empty list; a share of the examples can be empty."""
     random_state = torch.get_rng_state()
-    rollout = generation.generate(model, tokenizer, [], num_samples=4, max_new_tokens=5)
+    rollout = generation.generate(model, tokenizer, [], num_samples=4, max_completion_length=5)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert rollout.texts == []
     assert rollout.prompt_ids.shape[0] == 0
@@ -244,7 +251,7 @@ def test_generation_config_is_not_inherited(tokenizer):
     def sample(model):
         torch.manual_seed(0)
         return completions(
-            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_new_tokens=20)
+            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_completion_length=20)
         )
 
     configured = random_model()
@@ -261,7 +268,7 @@ def test_same_seed_same_samples_and_mode_is_restored(model, tokenizer):
         model.train(training)
         torch.manual_seed(3)
         results.append(
-            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_new_tokens=20)
+            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_completion_length=20)
         )
         assert model.training == training
     assert torch.equal(results[0].completion_ids, results[1].completion_ids)
@@ -273,13 +280,15 @@ def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
     layer = scripted_layer([vocabulary[token] for token in ("a", "<end>", "b", "<eos>")])
     model = random_model()
     monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
-    rollout = generation.generate(model, tokenizer, ["q"], max_new_tokens=9)
+    rollout = generation.generate(model, tokenizer, ["q"], max_completion_length=9)
     assert rollout.texts == ["a<end>b"]
 
 
 def test_select_cuts_padding_on_both_sides(model, tokenizer):
     torch.manual_seed(0)
-    rollout = generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_new_tokens=50)
+    rollout = generation.generate(
+        model, tokenizer, PROMPTS, num_samples=4, max_completion_length=50
+    )
     rows = sorted(range(4, 12), key=lambda i: rollout.lengths[i])[:3]
     selected = rollout.select(rows)
     C = selected.completion_ids.shape[1]
@@ -306,7 +315,7 @@ def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
     llms.refresh_sampler(sampler, model)
     for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
         assert torch.equal(copied, weight.to(torch.bfloat16))
-    generation.generate(sampler, tokenizer, PROMPTS, max_new_tokens=3)
+    generation.generate(sampler, tokenizer, PROMPTS, max_completion_length=3)
 
 
 def test_loading_round_trip_and_its_errors(tmp_path, tokenizer, capsys):

@@ -85,7 +85,7 @@ def test_every_prompt_format_has_something_to_sample(prompt):
         tokenizer,
         [example["prompt"] for example in eval_loader],
         num_samples=8,
-        max_new_tokens=160,
+        max_completion_length=160,
         stop_strings=PROMPTS[prompt].stop_strings,
     )
     evaluator = get_evaluator("gsm8k" if prompt == "reasoning_answer" else "math", prompt=prompt)

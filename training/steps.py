@@ -87,7 +87,7 @@ def sample(
         run.tokenizer,
         [example["prompt"] for example in examples],
         num_samples=num_samples,
-        max_new_tokens=args.max_completion_length,
+        max_completion_length=args.max_completion_length,
         temperature=temperature,
         stop_strings=run.train_loader.prompt.stop_strings,
         max_concurrent_sequences=args.max_concurrent_sequences,
