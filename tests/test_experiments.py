@@ -88,8 +88,10 @@ def test_every_table_on_the_pages_is_what_its_command_prints():
 
 
 def write_study(folder, runs):
-    """Write the files of which tables are made. runs: {name: (whether each test answer is right,
-    accuracy on ten validation problems)}"""
+    """Write the files from which tables are made.
+
+    runs is {name: (whether each test answer is right, accuracy on ten validation problems)}.
+    """
     for name, (test_answers, accuracy) in runs.items():
         test_rows = [answer_row(f"test/{i}", right, 2 * i) for i, right in enumerate(test_answers)]
         validation_rows = [answer_row(f"validation/{i}", i < 10 * accuracy, 0) for i in range(10)]
