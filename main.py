@@ -382,7 +382,17 @@ class LossConfig:
     @classmethod
     def from_flags(cls, args: Namespace) -> "LossConfig":
         """The settings that the flags of the same names ask for."""
-        return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
+        return cls(
+            loss_type=args.loss_type,
+            beta=args.beta,
+            cliprange=args.cliprange,
+            cliprange_high=args.cliprange_high,
+            length_normalization=args.length_normalization,
+            importance_cap=args.importance_cap,
+            temperature=args.temperature,
+            group_size=args.group_size,
+            max_completion_length=args.max_completion_length,
+        )
 
 
 def compute_loss(

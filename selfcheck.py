@@ -297,7 +297,7 @@ def run_selfcheck(argv=None):
     own_args, training_argv = parser.parse_known_args(argv)
     args = flags.parse_args(training_argv)
     try:
-        distributed.init(args.device, several=False)
+        distributed.init(args.device, allow_several=False)
         if own_args.check_judge is not None:
             check_judge(args, own_args.check_judge)
             return 0

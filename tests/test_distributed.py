@@ -159,7 +159,8 @@ def make_updates(case):
         )
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         updates.gradients.append(torch.cat([torch.zeros(1), *map(whole_vector, gradients)]))
-        updates.metrics.append(metrics | main.take_step(args, run, metrics["loss"]))
+        metrics |= main.take_step(args, run, metrics["loss"])
+        updates.metrics.append({name: float(value) for name, value in metrics.items()})
     updates.weights = torch.cat([whole_vector(p.detach()) for p in model.parameters()])
     sampler_weights = torch.cat([p.flatten() for p in sampler.parameters()])
     assert torch.equal(updates.weights, sampler_weights), "the sampler is the policy's copy"

@@ -164,7 +164,7 @@ def test_fine_tuning_skips_an_update_that_is_not_finite(model, tokenizer, monkey
     """sft.py stepped on a NaN gradient, and saved weights that were all NaN."""
     initial_parameters = copy_parameters(model)
     monkeypatch.setattr(
-        utils, "aggregate_tokens", lambda per_token, *_: per_token.sum() * torch.nan
+        utils, "aggregate_tokens", lambda per_token, *_, **__: per_token.sum() * torch.nan
     )
     config = sft.SFTConfig(num_updates=1, learning_rate=1.0)
     (row,) = sft.fine_tune(model, tokenizer, [{"prompt": "ab", "completion": "c"}], config)
@@ -389,7 +389,7 @@ def test_an_exception_keeps_what_can_be_kept(model_folder, tmp_path, capsys, mon
     assert "a bug of this evaluator" in (folder / "traceback.txt").read_text()
     # Once the optimiser has moved the weights, they are those of no finished iteration. Nothing is
     # saved then, and the newest checkpoint is named.
-    monkeypatch.setattr(main.write_logs, "completion_records", divide_by_zero)
+    monkeypatch.setattr(main.write_logs, "save_iteration", divide_by_zero)
     assert main.main([*command, "--resume"]) == 1
     error = only_error(capsys)
     assert f"the newest checkpoint is {folder / 'checkpoints' / 'step_000002'}" in error

@@ -27,7 +27,7 @@ import main
 import sft
 from logs import jsonl
 from sampling import generation
-from training import checkpoints
+from training import checkpoints, steps
 from training.run import run_description
 from training.signals import Diverged, Guard
 
@@ -207,9 +207,8 @@ def do_after_call(monkeypatch, module, name, call, action):
         ),
         pytest.param("main", generation, "generate", 4, 2, id="evaluation"),
         pytest.param("main", torch, "save", 1, 2, id="checkpoint"),
-        pytest.param(
-            "sft", sft, "accumulate_sft_gradient", 3, 3, id="sft: the update is finished first"
-        ),
+        pytest.param("sft", sft, "accumulate_sft_gradient", 3, 2, id="sft: loss"),
+        pytest.param("sft", steps, "clip_and_step", 3, 3, id="sft: the update is finished first"),
         pytest.param(
             "expert iteration", generation, "generate", 4, 1, id="expert iteration: sampling"
         ),
