@@ -31,7 +31,7 @@ import utils
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
-from sampling.rollout import Rollout, left_pad
+from sampling.rollout import Rollout, as_rollout, left_pad
 from training import steps
 
 ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
@@ -362,6 +362,8 @@ def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
 
     They depend neither on the process nor on the random state.
     """
+    if not examples:
+        return as_rollout([], run.tokenizer.pad_token_id, "cpu")
     examples = utils.repeat_each(examples, num_samples)
     texts = [example["prompt"] for example in examples]
     prompts = run.tokenizer(texts, add_special_tokens=False)["input_ids"]

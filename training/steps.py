@@ -99,8 +99,11 @@ def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[s
     """The rewards of N completions.
 
     Args:
-        examples: N, the example of each completion.
+        examples: N, the example of each completion. Of several processes, one may have none; its
+            evaluator is then not asked.
     """
+    if not completions:
+        return Rewards(torch.zeros(0, len(evaluator.reward_names)), [])
     questions = [example["question"] for example in examples]
     answers = [example["answer"] for example in examples]
     return evaluator.check_rewards(questions, completions, answers)
