@@ -383,7 +383,7 @@ def texts(*sides):
 
 def categories(*sides):
     headings = [
-        name.replace("format", "form ").replace("_answer", ", answer ") for name in CATEGORIES
+        name.replace("format", "format ").replace("_answer", ", answer ") for name in CATEGORIES
     ]
     yield "side", *headings
     for side in sides:
@@ -394,7 +394,7 @@ def categories(*sides):
 
 
 def cases(name):
-    yield "form, answer", "question", "completion", "gold"
+    yield "format, answer", "question", "completion", "gold"
     for row in read(STUDIES / name):
         format_and_answer = ", ".join(re.findall(r"\d", row["category"]))
         yield format_and_answer, row["question"], text_cell(row["completion"]), row["gold"]
