@@ -51,7 +51,7 @@ class RewardEvaluator:
         float, ...
     ]  # of each reward in the total; all 1 unless a subclass says so
     # How the console calls the shares of completions with a strict and with a flexible verdict.
-    verdict_shares_text = "accuracy {} strict, {} flexible"
+    accuracies_template = "accuracy {} strict, {} flexible"
 
     def __init_subclass__(cls):
         if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
@@ -333,7 +333,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
     """
 
     reward_names = ("judge", "floor")
-    verdict_shares_text = "{} above the floor and scored, {} above the floor"
+    accuracies_template = "{} above the floor and scored, {} above the floor"
     min_words = 10
     rubric = Rubric(
         task="Continue an opening line into a short story of one paragraph.",

@@ -13,8 +13,9 @@ Where this departs from the paper, and the flag that restores the paper's way, w
      with a checkpoint as --model_name and a new --output_dir.
   4. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
      exactly 0.
-  5. On CUDA a bfloat16 copy of the float32 weights samples; it is refreshed after each update. How
-     far its log-probs are from the policy's is logged as `sampling_logp_gap`. --sampling_dtype
+  5. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, which is
+     refreshed after each update. How far its log-probs are from the policy's is logged as
+     `sampling_logp_gap`. --sampling_dtype
      float32 samples from the weights themselves, and --importance_cap corrects for the gap.
   6. The KL is the k3 estimate, as in the paper: its value estimates KL(policy || reference), but
      its gradient is that of KL(reference || policy).
@@ -62,7 +63,8 @@ from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each
 
 def train(args: Namespace, run: Run) -> None:
     """Run GRPO on what `setup` made; write logs, transcripts and checkpoints to args.output_dir."""
-    llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
+    # --resume has replaced the policy's weights since the sampler copied them.
+    llms.refresh_sampler(run.sampler, run.model)
     if args.eval_only:
         write_logs.print_categories(args, steps.evaluate(args, run))
         return
@@ -79,7 +81,7 @@ def train(args: Namespace, run: Run) -> None:
         rollout = groups.rollout
         loss_weights = distributed.share(groups.loss_weights).to(args.device)
 
-        # 4. Compute log-probs that several updates share once, before the first of them.
+        # 4. If several updates need the same log-probs, compute these before the first update.
         updates = split_into_updates(args)
         with run.timer("logps"):
             old_logps, ref_logps = compute_shared_logps(args, run, rollout, len(updates))
@@ -97,7 +99,7 @@ def train(args: Namespace, run: Run) -> None:
             update_metrics.append(loss_metrics | step_metrics)
 
         # 7. Log what was sampled and what the updates did.
-        # `response_length` is that of all sampled completions, so what was sampled comes last.
+        # Both have `response_length`. The right one wins: that of all sampled completions.
         metrics = average_updates(update_metrics) | groups.metrics
         num_tokens = sum(record["length"] for record in groups.records)
         with run.finish_step(num_tokens):
@@ -126,7 +128,8 @@ def sample_groups(
 
     Args:
         examples: the prompts for which all processes sample together.
-        my_examples: those for which this process samples; all processes' in order are `examples`.
+        my_examples: this process's part of `examples`; the parts of all processes, in the order of
+            the processes, make up `examples`.
     """
     with run.timer("sample"):  # 1.
         rollout = steps.sample(args, run, my_examples, args.group_size, args.temperature)
@@ -166,6 +169,7 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
     num_groups = len(loss_weights) // G
     my_groups = distributed.share(range(num_groups))
     for _ in range(args.dynamic_sampling):
+        # The advantages of a group are all equal (0) exactly where its rewards are.
         flat = flat_groups(loss_weights, G).nonzero().flatten().tolist()
         if not flat:
             break
@@ -175,8 +179,10 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
             example for group, example in zip(flat, examples, strict=True) if group in my_groups
         ]
         new = sample_groups(args, run, examples, my_examples)
-        my_rows = [(group - my_groups[0]) * G + i for group in my_flat for i in range(G)]
-        if my_rows:
+        if my_flat:
+            # The rollout has only this process's groups, so its rows count from the first of them.
+            first_rows = [(group - my_groups[0]) * G for group in my_flat]
+            my_rows = [row + i for row in first_rows for i in range(G)]
             rollout = rollout.replace(my_rows, new.rollout)
         loss_weights.view(-1, G)[flat] = new.loss_weights.view(-1, G)
         records += new.records
@@ -252,8 +258,8 @@ def compute_group_normalized_rewards(
 def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
     """(N / G,) True for a group whose rewards, missing ones aside, are all equal or fewer than two.
 
-    Equality is tested, not computed from a standard deviation: the division by the standard
-    deviation would amplify what rounding leaves of it.
+    The least reward is compared with the greatest. With equal rewards, rounding can make the
+    standard deviation tiny instead of 0, and dividing by it would give large advantages.
     """
     groups = rewards.float().view(-1, group_size)
     lowest = groups.nan_to_num(torch.inf).amin(1)
@@ -289,7 +295,7 @@ def accumulate_gradient(
     loss_mask = rollout.completion_mask
     if args.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
-    has_reward = ~loss_weights[rows].isnan()  # a missing reward leaves the denominators
+    has_reward = ~loss_weights[rows].isnan()  # sequences without a reward are not counted
     num_sequences, num_tokens = distributed.all_sum(
         int(has_reward.sum()), int(loss_mask[rows][has_reward].sum())
     )
@@ -298,13 +304,18 @@ def accumulate_gradient(
     config = LossConfig.from_flags(args)
     shares = []
     micro_batches = rollout.micro_batches(
-        trained_rows, args.group_size, args.micro_batch_tokens, distributed.is_sharded(run.model)
+        trained_rows,
+        args.group_size,
+        args.micro_batch_tokens,
+        sharded=distributed.is_sharded(run.model),
     )
-    for batch_rows, batch, counts in micro_batches:
+    for batch_rows, batch, is_counted in micro_batches:
         C = batch.completion_ids.shape[1]
         batch_mask = loss_mask[batch_rows, :C]
         batch_weights = loss_weights[batch_rows]
-        if not counts:  # a pass that only keeps this process in step with the others
+        if not is_counted:
+            # This pass only keeps the process in step with the others. NaN marks missing rewards, so
+            # its rows contribute nothing.
             batch_weights = torch.full_like(batch_weights, torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
@@ -330,6 +341,8 @@ def accumulate_gradient(
     totals = {"loss": 0.0}  # where every group is skipped
     totals |= add_up(distributed.gather(shares))
     trained_tokens = totals.pop("trained_tokens", 0)
+    # Token means were divided by all tokens of the update, but skipped groups added nothing to them.
+    # So they are divided by the tokens that ran instead.
     for name, value in totals.items():
         if isinstance(value, TokenShare):
             totals[name] = value * (num_tokens / max(1, trained_tokens))
@@ -339,9 +352,9 @@ def accumulate_gradient(
 def select_groups_with_gradient(
     args: Namespace, loss_weights: Tensor, loss_mask: Tensor, rows: list[int]
 ) -> Tensor:
-    """Those of the given rows whose group has a gradient: the others can skip their passes.
+    """The rows that must go through the model; those of a group without gradient are left out.
 
-    A group has none if its tokens are all masked or its rewards all missing, or, with beta 0, if
+    A group has no gradient if its tokens are all masked or its rewards all missing, or, with beta 0, if
     its loss weights are all 0. Its sequences still count in the denominators.
     """
     has_reward = ~loss_weights[rows].isnan()
@@ -374,9 +387,9 @@ class LossConfig:
     cliprange: float = 0.2  # the ratio is clipped to [1 - cliprange, 1 + cliprange]
     cliprange_high: float | None = None  # another upper range; None: cliprange
     length_normalization: str = "masked_mean"  # how tokens are averaged: utils.aggregate_tokens
-    importance_cap: float | None = None  # the cap of p_old / p_sampler; None: no such weight
+    importance_cap: float | None = None  # tokens weigh min(p_old / p_sampler, cap); None: all 1
     temperature: float = 1.0  # that of sampling: log-probs are of softmax(logits / temperature)
-    group_size: int = 1  # G consecutive rows share their prompt; fewer rows are a part of a group
+    group_size: int = 1  # G consecutive rows share a prompt; a batch may be a part of one group
     max_completion_length: int | None = None  # masked_normalize divides by it; None: by C
 
     @classmethod
@@ -421,7 +434,8 @@ def compute_loss(
         completion_ids, completion_mask: (B, C), the last C columns.
         advantages: (B,), for "no_baseline" raw rewards; a row with NaN, whose reward is missing,
             contributes nothing.
-        old_per_token_logps: (B, C) under the policy before this batch's updates; None: its own.
+        old_per_token_logps: (B, C) under the policy before this batch's updates; None: the present
+            policy's, detached, so that the ratio is 1.
         ref_per_token_logps: (B, C) under the reference; None: they are computed here.
         sampled_per_token_logps: (B, C) as the sampler gave them, for `sampling_logp_gap` and for
             config.importance_cap.
@@ -430,9 +444,9 @@ def compute_loss(
 
     Returns:
         (loss, metrics): a scalar with gradient, and floats that say by their class how they add up
-        where an update takes several calls (training/metrics.py). `kl` has the loss's own average,
-        and is absent if beta is 0; `response_length` is per sequence; the others are means over
-        completion tokens, and extremes.
+        where an update takes several calls (training/metrics.py). `kl` is averaged as the loss is,
+        and absent if beta is 0. `response_length` is a mean over sequences, `ratio_min` and
+        `ratio_max` are extremes, and the rest are means over completion tokens.
     """
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape, attention_mask.shape
@@ -478,8 +492,8 @@ def compute_loss(
         per_token_kl = estimate_kl(policy_logps, ref_per_token_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
-    # This call's share of the update's mean, as the loss takes it.
-    average = partial(
+    # This call's share of the update's average, which config.length_normalization defines.
+    share_of_average = partial(
         utils.aggregate_tokens,
         mask=mask,
         length_normalization=config.length_normalization,
@@ -505,26 +519,27 @@ def compute_loss(
             metrics["ratio_min"] = Minimum(ratio[mask].min().item())
             metrics["ratio_max"] = Maximum(ratio[mask].max().item())
         if config.beta > 0:
-            metrics["kl"] = Share(average(per_token_kl).item())
+            metrics["kl"] = Share(share_of_average(per_token_kl).item())
             metrics["kl_per_token"] = token_mean(per_token_kl)
         if sampled_per_token_logps is not None:
             metrics["sampling_logp_gap"] = token_mean((old_logps - sampled_per_token_logps).abs())
-    return average(per_token_loss), metrics
+    return share_of_average(per_token_loss), metrics
 
 
 def estimate_kl(policy_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """The k3 estimate of KL(policy || reference) for each token, in nats. (B, C) -> (B, C).
 
     It is never negative, and its mean over samples of the policy is the KL
-    (http://joschu.net/blog/kl-approx.html). Its gradient, (1 - p_ref / p) grad log p, takes the
-    samples as they are, so on-policy it is that of KL(reference || policy).
+    (http://joschu.net/blog/kl-approx.html). Its gradient, (1 - p_ref / p) grad log p, ignores that
+    the samples depend on the policy. On-policy its mean is therefore the gradient of
+    KL(reference || policy).
     """
     log_ratio = ref_log_probs - policy_log_probs
     return log_ratio.exp() - log_ratio - 1
 
 
-# The policy-gradient losses: each returns a loss for each token (B, C), and masks (B, C) whose
-# share of the tokens is logged. Advantages are (B, 1), log-probs (B, C).
+# The policy-gradient losses. Each returns a loss for each token (B, C), and boolean masks (B, C): the
+# fraction of tokens where a mask is true is logged. Advantages are (B, 1), log-probs (B, C).
 
 
 def compute_naive_policy_gradient_loss(
@@ -539,7 +554,8 @@ def compute_clipped_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, 1 - low, 1 + high) A).
 
-    The clip stops the gradient where the ratio has already moved as far as the advantage asks for.
+    The clip stops the gradient of a token whose ratio has already left the range in the direction in
+    which the advantage pushes it.
     """
     high = cliprange if cliprange_high is None else cliprange_high
     clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
@@ -616,7 +632,7 @@ def compute_policy_gradient_loss(
     cliprange_high: float | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of each token (B, C) under one of LOSS_TYPES, and masks of which shares are logged.
+    """The loss of each token (B, C) under one of LOSS_TYPES, and masks whose fractions are logged.
 
     Args:
         policy_log_probs, old_log_probs, mask: (B, C).
@@ -647,7 +663,10 @@ def compute_policy_gradient_loss(
 
 
 def setup(args: Namespace) -> Run:
-    """All that GRPO works with, from the flags. Raises ValueError or OSError for what is wrong."""
+    """All that GRPO works with, from the flags.
+
+    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
+    """
     run = steps.load(args, with_reference=args.beta > 0)
     if not args.eval_only:
         run.train_loader.next_batch(0)  # raises where there is no training split

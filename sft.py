@@ -51,7 +51,7 @@ class SFTConfig:
     length_normalization: str = "masked_mean"  # how tokens are averaged: utils.aggregate_tokens
     max_completion_length: int | None = None  # what masked_normalize divides by
     log_entropy: bool = False  # whether the entropy at the completions' tokens is logged
-    seed: int = 0  # of the order of the examples
+    seed: int = 0  # by which the examples are shuffled
 
 
 def fine_tune(
@@ -155,23 +155,22 @@ def accumulate_sft_gradient(
     num_tokens = int(rollout.lengths.sum())
     my_rows = distributed.share(range(len(batch)))
     micro_batches = rollout.micro_batches(
-        my_rows, 1, config.micro_batch_tokens, distributed.is_sharded(model)
+        my_rows, 1, config.micro_batch_tokens, sharded=distributed.is_sharded(model)
     )
     shares = []
-    for _, micro_batch, counts in micro_batches:
+    for _, micro_batch, is_counted in micro_batches:
         completion_mask = micro_batch.completion_mask
-        if not counts:  # a pass that only keeps this process in step with the others
+        if not is_counted:  # this pass only keeps the process in step with the others
             completion_mask = torch.zeros_like(completion_mask)
         with utils.autocast(model.device):
-            logps = utils.get_per_token_logps(
+            output = utils.get_per_token_logps(
                 model,
                 micro_batch.prompt_completion_ids,
                 micro_batch.attention_mask,
                 micro_batch.completion_ids.shape[1],
                 return_entropy=config.log_entropy,
             )
-        if config.log_entropy:
-            logps, entropies = logps
+        logps, entropies = output if config.log_entropy else (output, None)
         loss = utils.aggregate_tokens(
             -logps,
             completion_mask,
@@ -264,7 +263,7 @@ def select_examples(
 ) -> list[dict]:
     """The examples to train on: filtered, shuffled by the seed, and cut to args.num_examples.
 
-    A smaller set is therefore inside a larger one. Prints how many rows each filter leaves out.
+    With one seed, the examples of a smaller number are among those of a larger one. Prints how many rows each filter leaves out.
     Raises ValueError where too few are left.
     """
     counts = {"read": len(rows)}
@@ -362,7 +361,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def setup(args: argparse.Namespace) -> Run:
-    """Model, data and examples, from the flags. Raises ValueError or OSError for what is wrong."""
+    """Model, data and examples, from the flags.
+
+    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
+    """
     flags.check(args)
     rows = read_gold(args.train_file, args.prompt or DATASETS[args.dataset_name].default_prompt)
     run = steps.load(args)
@@ -389,7 +391,8 @@ def train(args: argparse.Namespace, run: Run) -> None:
         if steps.is_due(run.step, args.save_updates, num_updates):
             save_checkpoint(args, run)
 
-    llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
+    # --resume has replaced the policy's weights since the sampler copied them.
+    llms.refresh_sampler(run.sampler, run.model)
     evaluation_is_due = steps.is_due(run.step, args.eval_updates, num_updates)
     if evaluation_is_due and run.evaluated_step != run.step:
         steps.evaluate(args, run)

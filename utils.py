@@ -1,4 +1,4 @@
-"""Log-probs and masks, and what they stand on: micro-batches, seeds, precision.
+"""Log-probs, masked sums and means, micro-batches, seeds and precision.
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size,
 V vocabulary, N completion tokens of all sequences.
@@ -53,7 +53,7 @@ def get_per_token_logps(
         (B, C).
     """
     if distributed.is_sharded(model):
-        compute = model.per_token_logps  # llms.shard has its weights gathered for this method
+        compute = model.per_token_logps  # FSDP2 gathers the weights for it (llms.shard)
     else:
         compute = partial(per_token_logps_of_unsharded, model)
     return compute(
@@ -175,18 +175,18 @@ def _completion_hidden_states(
         )
         return output.last_hidden_state
 
-    # Gradient checkpointing drops the cache, so that nothing can be shared. With a sharded model
-    # every process runs prompts and completions apart, in two passes whatever the size of its
-    # groups, since all must make equally many passes.
+    # Gradient checkpointing drops the cache, so that nothing can be shared. With a sharded model all
+    # processes must make equally many passes. So each makes two here, one for prompts and one for
+    # completions, even if group_size is 1.
     is_sharded = distributed.is_sharded(model)
     if model.is_activation_checkpointing or (group_size == 1 and not is_sharded):
         every_row = slice(None)
         return forward(every_row, 0, P + C, None)[:, P - 1 : -1]
 
     # The prompt runs once for each group, and its keys and values stay in the graph; then the
-    # completions run on top of it. The cache has plain layers: a model's own would keep no more of
-    # a prompt than a sliding window, which begins elsewhere for another token. The mask says who is
-    # inside the window.
+    # completions run on top of it. The model's own class of cache would keep only the last sliding
+    # window of the prompt. That is too little, since each completion token has a window of its own.
+    # So this cache keeps all, and the mask limits each token to its window.
     prompt_cache = DynamicCache()
     one_row_per_group = slice(None, None, group_size)
     prompt_states = forward(one_row_per_group, 0, P, prompt_cache)
@@ -198,7 +198,8 @@ def _completion_hidden_states(
     lengths = attention_mask[:, P:].sum(1)  # (B,)
     num_buckets = 1 if is_sharded else LENGTH_BUCKETS
     for rows in lengths.argsort().chunk(num_buckets):
-        # The last token predicts nothing. At least one column runs, as a pass for every process.
+        # The last token predicts nothing. At least one column runs, even in vain, since with a
+        # sharded model every process must make this pass.
         num_columns = max(1, int(lengths[rows].max()) - 1)
         cache = DynamicCache()
         for i, layer in enumerate(prompt_cache.layers):
@@ -207,7 +208,7 @@ def _completion_hidden_states(
             values = layer.values.index_select(0, rows // group_size)
             cache.update(keys, values, i)
         states = forward(rows, P, P + num_columns, cache)
-        hidden_states[rows, 1 : num_columns + 1] = states[:, : C - 1]
+        hidden_states[rows, 1 : num_columns + 1] = states[:, : C - 1]  # of a single token, none
     return hidden_states
 
 
@@ -250,11 +251,9 @@ def aggregate_tokens(
 ) -> Tensor:
     """A micro-batch's share of an update's mean of a per-token loss (B, C). Shares simply add.
 
-    "masked_mean": the mean over the tokens of each sequence, then over sequences (GRPO,
-        arXiv:2402.03300).
-    "masked_normalize": the sum over the tokens of each sequence divided by a constant, then the
-    mean
-        over sequences (Dr. GRPO, arXiv:2503.20783).
+    "masked_mean": the mean over each sequence's tokens, then over sequences (GRPO, arXiv:2402.03300).
+    "masked_normalize": each sequence's sum divided by a constant, then the mean over sequences (Dr.
+        GRPO, arXiv:2503.20783).
     "token_mean": the mean over all tokens (DAPO, arXiv:2503.14476).
 
     Args:
@@ -313,9 +312,10 @@ def split_into_micro_batches(
             for start in range(0, group_size, num_fitting_rows):
                 micro_batches.append(list(rows[start : start + num_fitting_rows]))
             continue
-        num_groups = len(current) // group_size + 1
-        tokens_of_group = max(P, group_P) + group_size * max(C, group_C)
-        if current and num_groups * tokens_of_group > max_tokens:
+        # Would the micro-batch be too large with this group? All groups are padded to one size.
+        num_groups_with_this = len(current) // group_size + 1
+        padded_tokens_per_group = max(P, group_P) + group_size * max(C, group_C)
+        if current and num_groups_with_this * padded_tokens_per_group > max_tokens:
             micro_batches.append(current)
             current = []
             P = 0

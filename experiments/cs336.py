@@ -1,4 +1,4 @@
-"""The functions of CS336 assignment 5, with its names, keywords and order; cs336.md lists them.
+"""CS336 assignment 5: its functions, with its names and its order of arguments; see cs336.md.
 
 Shapes: B rows, L tokens of prompt and output, V vocabulary, N responses.
 """
@@ -21,7 +21,8 @@ from main import (
 )
 from utils import compute_entropy, masked_mean, masked_normalize
 
-# One evaluator for each prompt: each starts a grading process, which takes a second.
+# There is one evaluator for each prompt format, kept after its first use: each starts a grading
+# process, which takes a second.
 _evaluator_of = cache(MathEvaluator)
 
 
@@ -57,7 +58,11 @@ def get_response_log_probs(model, input_ids, labels, return_token_entropy=False)
 def sft_microbatch_train_step(
     policy_log_probs, response_mask, gradient_accumulation_steps, normalize_constant=1.0
 ):
-    """Backward through the mean over the batch of -sum of log-probs / constant, / steps."""
+    """Compute the gradient of the loss.
+
+    The loss of a row is minus the sum of its log-probs, divided by normalize_constant. It is averaged
+    over rows and divided by gradient_accumulation_steps.
+    """
     per_row = -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1)
     loss = per_row.mean() / gradient_accumulation_steps
     loss.backward()
@@ -97,7 +102,11 @@ def grpo_microbatch_train_step(
     old_log_probs=None,
     cliprange=None,
 ):
-    """Backward through the mean over rows of the mean over a row's tokens of the loss, / steps."""
+    """Compute the gradient of the loss.
+
+    The loss is averaged over each row's tokens, then over rows, and divided by
+    gradient_accumulation_steps.
+    """
     per_token, metadata = compute_policy_gradient_loss(
         policy_log_probs,
         loss_type,
@@ -112,9 +121,9 @@ def grpo_microbatch_train_step(
     return loss.detach(), metadata
 
 
-def _reward(prompt, response, ground_truth):
-    """{"format_reward", "answer_reward", "reward"} of a response to a prompt of this name."""
-    evaluator = _evaluator_of(prompt)
+def _reward(prompt_name, response, ground_truth):
+    """{"format_reward", "answer_reward", "reward"} of a response to a prompt of this format."""
+    evaluator = _evaluator_of(prompt_name)
     rewards = evaluator.compute_rewards([""], [response], [ground_truth])
     format_reward, answer_reward = rewards.per_function[0].tolist()
     return {

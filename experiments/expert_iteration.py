@@ -49,7 +49,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def setup(args: argparse.Namespace) -> Run:
-    """Model, data and evaluator, from the flags. Raises ValueError or OSError for what is wrong."""
+    """Model, data and evaluator, from the flags.
+
+    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
+    """
     run = steps.load(args)
     run.optimizer = sft.get_optimizer(run.model, args.weight_decay)
     return run
@@ -57,7 +60,8 @@ def setup(args: argparse.Namespace) -> Run:
 
 def train(args: argparse.Namespace, run: Run) -> None:
     """args.n_ei_steps times: sample, keep the strictly correct, fine-tune on them, evaluate."""
-    llms.refresh_sampler(run.sampler, run.model)  # a resumed policy is not the one that was loaded
+    # --resume has replaced the policy's weights since the sampler copied them.
+    llms.refresh_sampler(run.sampler, run.model)
     if run.evaluated_step != run.step:
         steps.evaluate(args, run)
     for ei_step in range(run.ei_step + 1, args.n_ei_steps + 1):
@@ -82,7 +86,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         if correct_examples:
             log = fine_tune_on_correct(args, run, correct_examples, ei_step)
         with run.finish_step(num_tokens=int(rollout.lengths.sum()), num_steps=len(log)):
-            first_step = run.step - len(log) + 1
+            first_step = run.step - len(log) + 1  # finish_step has counted the updates already
             for step, row in enumerate(log, first_step):
                 row["step"] = step
                 row["ei_step"] = ei_step

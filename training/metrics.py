@@ -1,4 +1,4 @@
-"""Metrics: how those of micro-batches, processes and updates become one; metrics of completions.
+"""Metrics: how those of micro-batches, processes and updates are combined; metrics of completions.
 
 Shapes: N completions of all processes.
 """
@@ -29,8 +29,8 @@ class Share(float):
 class TokenShare(Share):
     """A share of a mean over an update's tokens. Shares add up.
 
-    Tokens of groups that were skipped have no such value, so the sum of the shares is rescaled to
-    the tokens that went through the model (`main.accumulate_gradient`).
+    Groups that are skipped do not run, so their tokens have no entropy or ratio. The mean is taken
+    over the tokens that ran: `main.accumulate_gradient` rescales the sum.
     """
 
 
@@ -112,7 +112,8 @@ def gather_completions(rollout: Rollout, rewards: Rewards) -> tuple[Completions,
         per_function=distributed.gather(rewards.per_function),
         details=distributed.gather(rewards.details),
         counts={name: sum(values) for name, values in counts.items()},
-        means={name: mean(values) for name, values in means.items()},  # of equal shares
+        # This is exact where all processes have equally many completions.
+        means={name: mean(values) for name, values in means.items()},
     )
     return completions, all_rewards
 

@@ -1,4 +1,4 @@
-"""A training run: its record, and its life from the start to one clear last line.
+"""The object `Run`, and how a run starts, resumes, saves and ends with one clear line.
 
 A run can be stopped at any moment and continued with --resume as if it had never stopped. `args`
 are the flags of main.py, sft.py or experiments/expert_iteration.py.
@@ -59,15 +59,15 @@ class Run:
     ei_step: int = 0  # finished expert iterations
     total_tokens: int = 0
     evaluated_step: int | None = None  # the step of the last evaluation
-    accuracy: float | None = None  # its strict accuracy
+    accuracy: float | None = None  # the strict accuracy of that evaluation
     start: float = field(
         default_factory=time.perf_counter
     )  # moved back by the time before a resume
     boundary: dict = field(default_factory=dict)  # the state after the last finished step, see mark
-    weights_moved: bool = False  # whether the weights have left that state
+    weights_changed: bool = False  # whether the weights have left that state
 
     def mark(self) -> None:
-        """Keep the state that sampling changes, so that the next step can be begun again."""
+        """Remember all that a checkpoint needs beside weights and optimiser, after a finished step."""
         self.boundary = {
             "rng": distributed.get_rng_state(),
             "train_loader": self.train_loader.state_dict(),
@@ -75,12 +75,12 @@ class Run:
             "total_tokens": self.total_tokens,
             "ei_step": self.ei_step,
         }
-        self.weights_moved = False
+        self.weights_changed = False
 
     def begin_update(self) -> None:
         """Called before the weights move: from here on a signal waits for finish_step."""
         self.interrupts.hold()
-        self.weights_moved = True
+        self.weights_changed = True
 
     @contextmanager
     def finish_step(self, num_tokens: int, num_steps: int = 1) -> Iterator[None]:
@@ -91,7 +91,8 @@ class Run:
             fine-tuning.
             num_steps: how many steps are finished at once.
         """
-        self.begin_update()  # what is written here must be complete, even if no update was made
+        # Signals wait from here on, also if every update was skipped: logs are written completely.
+        self.begin_update()
         self.step += num_steps
         self.total_tokens += num_tokens
         yield
@@ -187,7 +188,7 @@ def check_directory(args: Namespace, previous: dict | None) -> None:
                 "--resume continues training, and --eval_only does not train: leave one of them out"
             )
         check_same_flags(args, previous)
-    elif not previous.get("eval_only"):
+    elif not previous.get("eval_only"):  # the directory of an --eval_only may be used again
         advice = "" if is_evaluation else ", or --resume it"
         raise ValueError(
             f"--output_dir {folder} already holds a run; name another directory{advice}"
@@ -269,7 +270,7 @@ def resume(args: Namespace, run: Run) -> None:
         checkpoints.find(args.output_dir) if distributed.is_main() else None
     )
     if newest is None:
-        check_no_checkpoint_is_due(args)
+        check_no_checkpoint_was_lost(args)
         print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
         checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 is removed as well
         return
@@ -283,7 +284,9 @@ def resume(args: Namespace, run: Run) -> None:
     if run.scheduler:
         run.scheduler.load_state_dict(state["scheduler"])
     run.train_loader.load_state_dict(state["train_loader"])
-    distributed.resume_rng_state(state["rng"], args.seed + 7919 * manifest["step"])
+    # Another number of processes than before needs new random states, with a seed for each step.
+    new_seed = args.seed + 7919 * manifest["step"]
+    distributed.resume_rng_state(state["rng"], new_seed)
     run.step = manifest["step"]
     run.saved_step = run.step
     run.ei_step = state["ei_step"]
@@ -291,7 +294,7 @@ def resume(args: Namespace, run: Run) -> None:
     run.start -= state["elapsed"]
     last_transcripts = {
         "eval": run.step,
-        "rollouts": run.ei_step or run.step,  # expert iteration counts them by its own steps
+        "rollouts": run.ei_step or run.step,  # expert iteration numbers them by ei_step
     }
     checkpoints.rewind(args.output_dir, manifest["log_sizes"], last_transcripts)
     run.mark()
@@ -302,8 +305,8 @@ def resume(args: Namespace, run: Run) -> None:
     print(f"continuing after step {run.step} from {path}")
 
 
-def check_no_checkpoint_is_due(args: Namespace) -> None:
-    """Raise ValueError where the log has so many steps that a checkpoint must have been written."""
+def check_no_checkpoint_was_lost(args: Namespace) -> None:
+    """Raise ValueError if the log has so many steps that checkpoints must have been lost."""
     log = args.output_dir / "train_log.jsonl"
     if not distributed.is_main() or not log.exists():
         return
@@ -352,7 +355,8 @@ def run_to_the_end(
     interrupts.loading = True
     try:
         distributed.init(args.device, several_processes)
-        # On several nodes the first process alone has the directory of the run.
+        # With --resume the flags come from args.json, which other nodes may not see. So all
+        # processes take the flags of the first one.
         vars(args).update(distributed.from_main(vars(args)))
         lock = claim(args)
         run = setup(args)
@@ -419,12 +423,12 @@ def rescue(args: Namespace, run: Run, error: Exception) -> str:
             file.write_text(traceback.format_exc(), "utf-8")
     if not run.saves:
         return message
-    can_save = not run.weights_moved and distributed.world_size() == 1
+    can_save = not run.weights_changed and distributed.world_size() == 1
     if can_save and save_checkpoint(args, run):
         return f"{message}; stopped after step {run.step}, which is saved: --resume continues"
     newest = max(checkpoints.finished(args.output_dir), default=None)
-    where = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
-    return f"{message}; {where}, and --resume continues from there"
+    newest_text = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
+    return f"{message}; {newest_text}, and --resume continues from there"
 
 
 def save_checkpoint(args: Namespace, run: Run) -> bool:
@@ -450,6 +454,7 @@ def save_checkpoint(args: Namespace, run: Run) -> bool:
             accuracy=run.accuracy if run.evaluated_step == run.step else None,
             keep=args.keep_checkpoints,
         )
+    # Only the first process knows whether the checkpoint was written; the others assume it.
     if written or not distributed.is_main():
         run.saved_step = run.step
     run.interrupts.release()

@@ -25,7 +25,10 @@ from utils import repeat_each
 
 
 def load(args: Namespace, *, with_reference: bool = False) -> Run:
-    """Model, data and rewards from the flags. Raises ValueError or OSError for what is wrong."""
+    """Model, data and rewards, from the flags.
+
+    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
+    """
     check(args)
     utils.seed_everything(args.seed)
     model, tokenizer = llms.get_llm_tokenizer(
@@ -69,7 +72,7 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
 
 
 def is_due(step: int, every: int, last_step: int) -> bool:
-    """Whether something that is done every so many steps, first and last, is done at this one."""
+    """True at step 0, at every multiple of `every`, and at the last step."""
     return step % every == 0 or step == last_step
 
 
@@ -99,8 +102,8 @@ def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[s
     """The rewards of N completions.
 
     Args:
-        examples: N, the example of each completion. Of several processes, one may have none; its
-            evaluator is then not asked.
+        examples: N, one for each completion. A process may have none; it then does not call its
+            evaluator.
     """
     if not completions:
         return Rewards(torch.zeros(0, len(evaluator.reward_names)), [])

@@ -20,7 +20,7 @@ from training.metrics import Completions
 
 
 def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
-    """A tqdm bar on the first process, if stderr is a terminal: a log file has whole lines only."""
+    """A tqdm bar on the first process; none if stderr goes to a file, since a bar rewrites a line."""
     disable = None if distributed.is_main() else True  # None: disabled unless there is a terminal
     return tqdm(iterable, dynamic_ncols=True, disable=disable, **options)
 
@@ -97,13 +97,15 @@ def save_iteration(args, run, metrics: dict, records: list[dict]) -> None:
     columns = [
         f"step {run.step:4d}",
         f"reward {metrics['reward']:.3f}",
-        run.evaluator.verdict_shares_text.format(strict, flexible),
+        run.evaluator.accuracies_template.format(strict, flexible),
+    ]
+    if "kl" in metrics:
+        columns.append(f"kl {metrics['kl']:.4f}")
+    columns += [
         f"length {metrics['response_length']:.1f}",
         f"gradient norm {metrics['grad_norm']:.3f}",
         f"{seconds['time/total']:.2f} s",
     ]
-    if "kl" in metrics:
-        columns.insert(3, f"kl {metrics['kl']:.4f}")
     tqdm.write(" | ".join(columns))
     if metrics["skipped_updates"]:
         tqdm.write(
@@ -128,7 +130,7 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
         decoding = f"{samples} at temperature {args.eval_temperature:g}"
     strict = with_interval(metrics, "accuracy")
     flexible = with_interval(metrics, "accuracy_flexible")
-    shares = run.evaluator.verdict_shares_text.format(strict, flexible)
+    shares = run.evaluator.accuracies_template.format(strict, flexible)
     tqdm.write(
         f"evaluation at step {run.step}: {shares}"
         f" (n = {metrics['n']}, {args.eval_split}, {decoding}, {metrics['time/total']:.1f} s)"
@@ -141,13 +143,13 @@ def with_interval(metrics: dict, key: str) -> str:
 
 
 def print_categories(args, metrics: dict) -> None:
-    """Print what --eval_only adds: the three categories of format and answer, accuracies by group.
+    """Print what --eval_only adds: the three categories of format and answer, accuracies by level or subject, and pass@k.
 
     For each category it prints how many completions are in it, and a command that lists ten.
     """
     transcript = args.output_dir / "eval" / "step_000000.jsonl"
     for name, (in_format, correct) in CATEGORIES.items():
-        # The text as a line of the transcript has it.
+        # The two fields as they stand in a line of the transcript: JSON without its outer braces.
         pattern = jsonl.dumps({"format": in_format, "correct_strict": correct})[1:-1]
         print(
             f"format {in_format:d}, answer {correct:d}: {metrics[f'count/{name}']};"
