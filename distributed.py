@@ -1,4 +1,6 @@
-"""What scripts need to say about several processes, in a few verbs; on one process they do nothing.
+"""The few functions through which scripts work with several processes.
+
+With one process they have no effect.
 
     torchrun --nproc_per_node=4 main.py ...
 
@@ -92,7 +94,7 @@ def gather(shard):
         shard: a list, or a tensor that is joined along its first dimension and comes back on the
             CPU. (On one process it stays where it is.)
 
-    What is pickled on the way comes from these processes alone, never from a file.
+    Unpickling is safe here, since the data comes only from the other processes of this run.
     """
     if world_size() == 1:
         return shard

@@ -42,7 +42,7 @@ def get_llm_tokenizer(
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
 
     Raises:
-        ValueError: in one line, if the model cannot be found, loaded or served exactly.
+        ValueError: in one line, if the model cannot be found, loaded or supported exactly.
     """
     check_model_name("--model_name", model_name)
     is_cuda = torch.device(device).type == "cuda"
@@ -58,7 +58,7 @@ def get_llm_tokenizer(
         torch.cuda.set_device(model.device)  # graphs are captured and replayed on the current one
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    reason = why_not_served(model)
+    reason = why_not_supported(model)
     if reason is not None:
         raise ValueError(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
@@ -83,8 +83,9 @@ def check_model_name(flag: str, name: str) -> None:
     """
     path = Path(name)
     looks_like_path = name.startswith((".", "/", "~")) or len(path.parts) > 2
-    is_in_directory = len(path.parts) == 2 and path.parent.is_dir()
-    if (looks_like_path or is_in_directory) and not path.is_dir():
+    # "tiny/9m" is a path and not a name on the hub if there is a directory tiny.
+    parent_exists = len(path.parts) == 2 and path.parent.is_dir()
+    if (looks_like_path or parent_exists) and not path.is_dir():
         raise ValueError(f"{flag} {name}: there is no such directory")
 
 
@@ -157,7 +158,7 @@ def _check_tokenizer(
         raise ValueError(f"{flag} its tokenizer has no EOS token, so a completion could never end")
 
 
-# --- Which models are served ----------------------------------------------------------------------
+# --- Which models are supported -------------------------------------------------------------------
 
 # Fields of configs, such as Gemma's, Granite's and Cohere's, that change the logits after the
 # output layer. Log-probs here are made from the output layer itself.
@@ -165,7 +166,7 @@ RESCALING = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_hea
 
 
 @torch.no_grad()
-def why_not_served(model: PreTrainedModel) -> str | None:
+def why_not_supported(model: PreTrainedModel) -> str | None:
     """Why utils' log-probs are not those of the model's own forward pass; None if they are.
 
     Both are computed for four short rows of random tokens, since no list of names can know every

@@ -314,8 +314,8 @@ def accumulate_gradient(
         batch_mask = loss_mask[batch_rows, :C]
         batch_weights = loss_weights[batch_rows]
         if not is_counted:
-            # This pass only keeps the process in step with the others. NaN marks missing rewards, so
-            # its rows contribute nothing.
+            # This pass only keeps the process in step with the others. NaN marks missing rewards,
+            # so its rows contribute nothing.
             batch_weights = torch.full_like(batch_weights, torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
@@ -341,8 +341,8 @@ def accumulate_gradient(
     totals = {"loss": 0.0}  # where every group is skipped
     totals |= add_up(distributed.gather(shares))
     trained_tokens = totals.pop("trained_tokens", 0)
-    # Token means were divided by all tokens of the update, but skipped groups added nothing to them.
-    # So they are divided by the tokens that ran instead.
+    # Token means were divided by all tokens of the update, but skipped groups added nothing to
+    # them. So they are divided by the tokens that ran instead.
     for name, value in totals.items():
         if isinstance(value, TokenShare):
             totals[name] = value * (num_tokens / max(1, trained_tokens))
@@ -354,8 +354,8 @@ def select_groups_with_gradient(
 ) -> Tensor:
     """The rows that must go through the model; those of a group without gradient are left out.
 
-    A group has no gradient if its tokens are all masked or its rewards all missing, or, with beta 0, if
-    its loss weights are all 0. Its sequences still count in the denominators.
+    A group has no gradient if its tokens are all masked or its rewards all missing, or, with beta
+    0, if its loss weights are all 0. Its sequences still count in the denominators.
     """
     has_reward = ~loss_weights[rows].isnan()
     has_tokens = loss_mask[rows].any(1)
@@ -538,8 +538,8 @@ def estimate_kl(policy_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
 
 
-# The policy-gradient losses. Each returns a loss for each token (B, C), and boolean masks (B, C): the
-# fraction of tokens where a mask is true is logged. Advantages are (B, 1), log-probs (B, C).
+# The policy-gradient losses. Each returns a loss for each token (B, C), and boolean masks (B, C):
+# the fraction of tokens where a mask is true is logged. Advantages are (B, 1), log-probs (B, C).
 
 
 def compute_naive_policy_gradient_loss(
@@ -554,8 +554,8 @@ def compute_clipped_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, 1 - low, 1 + high) A).
 
-    The clip stops the gradient of a token whose ratio has already left the range in the direction in
-    which the advantage pushes it.
+    The clip stops the gradient of a token whose ratio has already left the range in the direction
+    in which the advantage pushes it.
     """
     high = cliprange if cliprange_high is None else cliprange_high
     clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)

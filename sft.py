@@ -263,8 +263,8 @@ def select_examples(
 ) -> list[dict]:
     """The examples to train on: filtered, shuffled by the seed, and cut to args.num_examples.
 
-    With one seed, the examples of a smaller number are among those of a larger one. Prints how many rows each filter leaves out.
-    Raises ValueError where too few are left.
+    With one seed, the examples of a smaller number are among those of a larger one. Prints how many
+    rows each filter leaves out. Raises ValueError where too few are left.
     """
     counts = {"read": len(rows)}
     if args.filter_correct:

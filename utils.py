@@ -175,9 +175,9 @@ def _completion_hidden_states(
         )
         return output.last_hidden_state
 
-    # Gradient checkpointing drops the cache, so that nothing can be shared. With a sharded model all
-    # processes must make equally many passes. So each makes two here, one for prompts and one for
-    # completions, even if group_size is 1.
+    # Gradient checkpointing drops the cache, so that nothing can be shared. With a sharded model
+    # all processes must make equally many passes. So each makes two here, one for prompts and one
+    # for completions, even if group_size is 1.
     is_sharded = distributed.is_sharded(model)
     if model.is_activation_checkpointing or (group_size == 1 and not is_sharded):
         every_row = slice(None)
@@ -251,7 +251,8 @@ def aggregate_tokens(
 ) -> Tensor:
     """A micro-batch's share of an update's mean of a per-token loss (B, C). Shares simply add.
 
-    "masked_mean": the mean over each sequence's tokens, then over sequences (GRPO, arXiv:2402.03300).
+    "masked_mean": the mean over each sequence's tokens, then over sequences (GRPO,
+        arXiv:2402.03300).
     "masked_normalize": each sequence's sum divided by a constant, then the mean over sequences (Dr.
         GRPO, arXiv:2503.20783).
     "token_mean": the mean over all tokens (DAPO, arXiv:2503.14476).

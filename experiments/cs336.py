@@ -60,8 +60,8 @@ def sft_microbatch_train_step(
 ):
     """Compute the gradient of the loss.
 
-    The loss of a row is minus the sum of its log-probs, divided by normalize_constant. It is averaged
-    over rows and divided by gradient_accumulation_steps.
+    The loss of a row is minus the sum of its log-probs, divided by normalize_constant. It is
+    averaged over rows and divided by gradient_accumulation_steps.
     """
     per_row = -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1)
     loss = per_row.mean() / gradient_accumulation_steps

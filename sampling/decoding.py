@@ -1,11 +1,13 @@
 """The decode step: one more token for every row of a batch.
 
-Its memory is set aside before, and it never asks the host for a value. One function can therefore
-run on a CPU, on the meta device in a test, and on CUDA, where it is captured as a graph.
+Its memory is allocated before the first step, and during a step no value is copied from the GPU to
+Python, which would make the GPU wait and could not be captured. One function can therefore run on a
+CPU, on the meta device in a test, and on CUDA, where it is captured as a graph.
 
 Shapes: R rows of N prompts, P prompt tokens, S slots, H hidden size, D head size, V vocabulary. A
-token has a slot: the same column number in the keys, the values and all else that is kept of its
-row. The prompt, padded on the left, takes the first P slots. A cell is one slot of one row.
+token's slot is its column number. It is the same in the keys, values, tokens, log-probs and random
+numbers of its row. The prompt, padded on the left, takes the first P slots. A cell is one slot of
+one row.
 """
 
 from weakref import WeakKeyDictionary
@@ -45,8 +47,9 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
 def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
     """(R, 1, 1, S): what is added to the scores of one query token, 0 or minus infinity.
 
-    transformers' own function would ask the host. The model's code calls this one, for each kind of
-    layer that it has; where there are several query tokens, transformers' mask is returned.
+    transformers' own function would copy a value from the GPU to Python. The model's code calls
+    this one, for each kind of layer that it has; where there are several query tokens,
+    transformers' mask is returned.
 
     Args:
         attention_mask: (R, S) bool, False on padding and on slots that are still to come.
@@ -144,13 +147,13 @@ class Decoder:
         """
         device = model.device
         if device.type == "cpu":
-            self.check_interval = 1  # steps after which the caller looks for ends
+            self.check_interval = 1  # check for ended completions every this many steps
             block = 32
         else:
-            self.check_interval = 8  # to look makes the GPU wait for the host
+            self.check_interval = 8  # a check makes the GPU wait for Python
             block = 128
         self.max_rows = max_rows
-        # The numbers of slots through which keys and values grow.
+        # The sizes, in slots, that the memory of keys and values may have as it grows.
         self.slot_counts = range(block, max_slots + block, block)
         # The slot of every row's last token, which has not run through the model yet.
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
@@ -237,6 +240,7 @@ class Decoder:
             # A GPU's cumulative sum in float32 would not be quite monotonic.
             cumulative = probs.cumsum(-1, dtype=torch.float64)
             uniforms = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
+            # The rounded probabilities do not add up to exactly 1, hence the last column.
             token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:])
             # If the probabilities are NaN, the search ends after the last token.
             token = token.clamp(max=probs.shape[1] - 1)
@@ -247,10 +251,11 @@ class Decoder:
 
 
 # --- CUDA graphs: one launch for a step instead of thousands --------------------------------------
-# None of these lines has run on a GPU yet: selfcheck.py compares captured steps with others there.
+# This section has not been run on a GPU yet. On a GPU, selfcheck.py compares captured steps with
+# ordinary ones.
 
 
-class Captured(Decoder):
+class CapturedDecoder(Decoder):
     """A decoder whose steps are captured as CUDA graphs.
 
     There is one graph for each number of rows, number of slots and temperature. It is captured when
@@ -274,7 +279,8 @@ class Captured(Decoder):
             start_slot = self.slot.clone()
             try:
                 self.graphs[key] = self._capture(model, temperature, start_slot)
-            except RuntimeError as error:  # the model's code asks the host, or the driver refuses
+            except RuntimeError as error:
+                # The model's code copies a value to Python, or the driver refuses.
                 reason = " ".join(str(error).split())[:200]
                 print(f"sampling without CUDA graphs, which is slower: {reason}")
                 self.uses_graphs = False
@@ -296,8 +302,8 @@ class Captured(Decoder):
             with torch.cuda.stream(self.capture_stream):
                 super().step(model, temperature)  # chooses kernels and makes workspaces
                 self.slot.copy_(start_slot)
-                # A step that asks the host raises here. During a capture, the capture would be
-                # left open.
+                # A step that copies a value to Python raises an error here. If it did so only
+                # during the capture, the capture would be left open.
                 torch.cuda.set_sync_debug_mode("error")
                 super().step(model, temperature)
         finally:
@@ -315,7 +321,7 @@ class Captured(Decoder):
 
 
 # A graph knows the addresses of its memory, so a model's decoder is kept from call to call.
-CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, Captured] = WeakKeyDictionary()
+CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, CapturedDecoder] = WeakKeyDictionary()
 
 
 def decoder_for(
@@ -323,7 +329,8 @@ def decoder_for(
 ) -> Decoder:
     """A decoder for so many rows and slots, and for keys and values like those in the cache.
 
-    On CUDA it is the model's own, with its graphs, unless that would fill the memory. Only a
+    On CUDA it is the captured decoder that was kept for this model, or a new one, unless its memory
+    would be too large. Only a
     bfloat16 copy is captured: autocast keeps casts of float32 weights, which would go stale in a
     graph.
     """
@@ -345,7 +352,7 @@ def decoder_for(
     # The memory of keys and values stays while the loss runs, so that it must not be too much.
     max_bytes = torch.cuda.get_device_properties(model.device).total_memory / 8
     for max_rows, max_slots in sizes:
-        decoder = Captured(model, max_rows, max_slots)
+        decoder = CapturedDecoder(model, max_rows, max_slots)
         if decoder.reserved_cells * bytes_per_cell <= max_bytes:
             CAPTURED_DECODERS[model] = decoder
             return decoder

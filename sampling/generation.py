@@ -5,7 +5,7 @@ R rows of N prompts.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,17 +60,18 @@ def generate(
     completions = _Completions.allocate(num_rows, max_completion_length, pad_token_id, model.device)
     prompt_lengths = [len(ids) for ids in prompt_ids]
     # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
-    autocast_device = model.device if model.dtype == torch.float32 else "cpu"
-    with utils.autocast(autocast_device), _sampling_mode(model):
+    needs_autocast = model.dtype == torch.float32
+    autocast = utils.autocast(model.device) if needs_autocast else nullcontext()
+    with autocast, _sampling_mode(model):
         for plan in _plan_turns(prompt_lengths, num_samples, max_concurrent_sequences):
-            turn_ids = [prompt_ids[i] for i in plan.prompts]
+            turn_ids = [prompt_ids[i] for i in plan.prompt_indices]
             ids, mask = left_pad(turn_ids, pad_token_id, model.device)
             cache, last_hidden = _run_prompts(model, ids, mask)
-            turn = _Turn(model, cache, mask, plan.rows, completions)
+            turn = _Turn(model, cache, mask, plan.row_indices, completions)
             turn.decode(model, last_hidden, temperature, stopper)
             del cache, last_hidden, turn  # the next turn needs their memory
             if progress:
-                progress(len(plan.rows))
+                progress(len(plan.row_indices))
 
     completion_ids = completions.cut_ids()
     prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
@@ -88,7 +89,7 @@ def generate(
 def _sampling_mode(model):
     """Evaluation mode, and attention that takes the decode step's mask.
 
-    Flash-attention would have to ask the host where the padding lies.
+    Flash-attention would have to copy to Python where the padding lies.
     """
     was_training = model.training
     own_attention = model.config._attn_implementation
@@ -114,7 +115,7 @@ class _Completions:
     logps: Tensor
     # (B, C) float64 random numbers, one for the draw of each token.
     uniforms: Tensor
-    # (B,) tokens through the one that ends the completion; C where there is no end.
+    # (B,) the number of tokens, including the one that ends the completion; C if there is no end.
     lengths: Tensor
     # (B,) whether the completion has an end.
     finished: Tensor
@@ -126,8 +127,8 @@ class _Completions:
         """B completions of at most C tokens, of which none has been sampled yet.
 
         All random numbers are drawn here, so that a sample depends neither on the rows that are
-        sampled with it nor on those that have ended. They lie in (0, 1], since torch.rand gives
-        [0, 1): with a 0, a token of probability 0 could be drawn.
+        sampled with it nor on those that have ended. torch.rand gives numbers in [0, 1), and a 0
+        could draw a token of probability 0; so 1 - torch.rand is used.
         """
         return cls(
             token_ids=torch.full((B, C), pad_token_id, device=device),
@@ -150,10 +151,10 @@ class _Completions:
 class _TurnPlan:
     """The rows that are sampled together: equally many samples of each of some prompts."""
 
-    # N numbers of prompts.
-    prompts: list[int]
-    # R numbers of rows among all B, those of one prompt next to each other.
-    rows: list[int]
+    # N indexes into the prompts.
+    prompt_indices: list[int]
+    # R indexes into the B rows, those of one prompt next to each other.
+    row_indices: list[int]
 
 
 def _plan_turns(
@@ -191,8 +192,8 @@ def _run_prompts(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Dyn
 class _Turn:
     """Rows that are sampled together to their ends, in one decoder.
 
-    A row that has ended is sampled on until enough rows have ended to make a copy of the smaller
-    batch worth its time.
+    Rows that have ended stay in the batch, and are sampled in vain, until so many have ended that
+    copying the others into a smaller batch pays.
     """
 
     def __init__(
@@ -210,9 +211,9 @@ class _Turn:
         """
         # (R,) for each row of the decoder, the row of `completions` that it samples.
         self.rows = torch.tensor(rows, device=model.device)
-        # (R,) whether the row has not come to its end yet, as far as ends have been looked for.
+        # (R,) True for a row in which no end has been found yet.
         self.is_open = torch.ones_like(self.rows, dtype=torch.bool)
-        # The number of tokens of each row among which ends have been looked for.
+        # How many tokens of each row have been searched for an end.
         self.num_checked = 0
         self.completions = completions
         self.prompt_length = prompt_mask.shape[1]
@@ -237,6 +238,8 @@ class _Turn:
         for num_tokens in range(1, self.max_completion_length + 1):  # the tokens that each row has
             is_last = num_tokens == self.max_completion_length
             if is_last or num_tokens - self.num_checked >= decoder.check_interval:
+                # When rows leave the batch or sampling is over, the results are written. Then it
+                # stops if no row is open, or goes on with fewer rows.
                 self.find_ends(stopper, num_tokens)
                 size = self.size_to_keep()
                 if is_last or size < len(self.rows):
@@ -246,7 +249,7 @@ class _Turn:
                 if size < len(self.rows):
                     self.shrink(size, num_tokens)
             num_used_slots = self.prompt_length + num_tokens
-            if num_used_slots == decoder.size[1]:  # no slot is free for the next token
+            if num_used_slots == decoder.size[1]:  # every slot has a token: make more
                 decoder.fit(decoder.cache, num_used_slots)
             decoder.step(model, temperature)
 
@@ -264,8 +267,8 @@ class _Turn:
     def size_to_keep(self) -> int:
         """The number of rows to go on with: at least those that are open, 0 if none is.
 
-        It shrinks by a quarter at a time. To shrink copies the cache, and a CUDA graph is made for
-        each number of rows, so that there should be few of them.
+        The number falls by a quarter at a time. Each fall copies the cache and needs a new CUDA
+        graph, so there should be few different numbers.
         """
         num_open = int(self.is_open.sum())
         size = len(self.rows)
@@ -330,7 +333,7 @@ class _Stopper:
             self.num_window_tokens = longest + 8
 
     def find_ends(self, tokens: Tensor, num_checked: int) -> Tensor:
-        """How many tokens each row keeps, through its end.
+        """How many tokens each row keeps, the one that ends it included.
 
         Args:
             tokens: (R, n) completion tokens.

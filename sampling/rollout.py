@@ -110,12 +110,12 @@ class Rollout:
         )
         rows_of_passes = [rows[indices] for indices in micro_batches]
         if sharded:
-            any_row = torch.tensor([len(self.texts) - 1])
+            any_row = torch.tensor([0])
             passes = distributed.equal_passes(rows_of_passes, any_row)
         else:
             passes = [(pass_rows, True) for pass_rows in rows_of_passes]
-        for pass_rows, counts in passes:
-            yield MicroBatch(pass_rows, self.select(pass_rows), counts)
+        for pass_rows, is_counted in passes:
+            yield MicroBatch(pass_rows, self.select(pass_rows), is_counted)
 
 
 class MicroBatch(NamedTuple):
@@ -126,7 +126,7 @@ class MicroBatch(NamedTuple):
     # The rows themselves, without the padding that none of them needs.
     rollout: Rollout
     # False for a pass that only keeps this process in step with others: its loss must be 0.
-    counts: bool
+    is_counted: bool
 
 
 @torch.no_grad()
@@ -166,7 +166,9 @@ def compute_rollout_logps(
 
 
 def as_rollout(rows: list[tuple[list[int], list[int]]], pad_token_id: int, device) -> Rollout:
-    """Existing text as a Rollout of B rows, to be scored or learnt.
+    """A Rollout of the given token ids, as B rows.
+
+    Its log-probs are 0, its rows all finished and its texts empty; the sampler fills these in.
 
     Args:
         rows: B pairs of (prompt ids, completion ids). Every prompt has at least one token. There

@@ -222,9 +222,9 @@ def test_without_a_capture_steps_are_ordinary_and_one_line_says_so(
         addresses.add(addresses_of(self))
         return SimpleNamespace(replay=lambda: decoding.Decoder.step(self, model, temperature))
 
-    monkeypatch.setattr(decoding.Captured, "_capture", capture)
+    monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
     # It is kept for all turns and calls, as decoder_for keeps it.
-    decoder = decoding.Captured(model, 24, 90)
+    decoder = decoding.CapturedDecoder(model, 24, 90)
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     for bound in (24, 7):
         rollout = sample(model, tokenizer, max_concurrent_sequences=bound)

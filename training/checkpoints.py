@@ -248,7 +248,8 @@ def gather_state(model, optimizer) -> tuple[dict | None, dict]:
         optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
         state_by_name = optimizer_state.get("state", {})
         state["state"] = {}
-        for i, (name, _) in enumerate(model.named_parameters()):  # one process uses numbers
+        # An optimiser on one process identifies parameters by number, not by name.
+        for i, (name, _) in enumerate(model.named_parameters()):
             if name in state_by_name:
                 state["state"][i] = state_by_name[name]
     for tied_name in model.all_tied_weights_keys:

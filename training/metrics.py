@@ -64,13 +64,12 @@ def add_up(shares: list[dict[str, float]]) -> dict[str, float]:
 
 
 def average_updates(updates: list[dict[str, float]]) -> dict[str, float]:
-    """The metrics of an iteration: means over its updates, of extremes the extreme."""
-    return {
-        name: values[0].combine(values)
-        if isinstance(values[0], Minimum | Maximum)
-        else mean(values)
-        for name, values in values_by_name(updates).items()
-    }
+    """The metrics of an iteration: the means over its updates, but for a Minimum or Maximum."""
+    averages = {}
+    for name, values in values_by_name(updates).items():
+        is_extreme = isinstance(values[0], Minimum | Maximum)
+        averages[name] = values[0].combine(values) if is_extreme else mean(values)
+    return averages
 
 
 def values_by_name(rows: list[dict[str, float]]) -> dict[str, list[float]]:

@@ -60,14 +60,13 @@ class Run:
     total_tokens: int = 0
     evaluated_step: int | None = None  # the step of the last evaluation
     accuracy: float | None = None  # the strict accuracy of that evaluation
-    start: float = field(
-        default_factory=time.perf_counter
-    )  # moved back by the time before a resume
+    # When the run began (time.perf_counter), less the seconds that it took before a resume.
+    start: float = field(default_factory=time.perf_counter)
     boundary: dict = field(default_factory=dict)  # the state after the last finished step, see mark
     weights_changed: bool = False  # whether the weights have left that state
 
     def mark(self) -> None:
-        """Remember all that a checkpoint needs beside weights and optimiser, after a finished step."""
+        """Remember what a checkpoint needs beside weights and optimiser, after a finished step."""
         self.boundary = {
             "rng": distributed.get_rng_state(),
             "train_loader": self.train_loader.state_dict(),
@@ -414,9 +413,9 @@ def rescue(args: Namespace, run: Run, error: Exception) -> str:
     With several processes it is not saved, since the others may be anywhere.
     """
     message = " ".join(str(error).split())[:500]
-    if not isinstance(
-        error, OSError
-    ):  # an OSError is a full disk or a dead judge, not a fault here
+    # An OSError comes from outside, as from a full disk or a dead judge, and needs no traceback.
+    is_bug = not isinstance(error, OSError)
+    if is_bug:
         file = args.output_dir / "traceback.txt"
         message = f"{type(error).__name__}: {message}; the traceback is in {file}"
         with suppress(OSError):

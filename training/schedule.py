@@ -40,7 +40,8 @@ def learning_rate_factor(args: Namespace, update: int) -> float:
     num_updates = args.num_train_iters * args.epochs_per_rollout_batch * updates_per_epoch
     num_warmup_updates = max(1, args.warmup_steps)
     warmup_factor = min(1.0, (update + 1) / num_warmup_updates)
-    # The remaining share of the decay is 1 until the warm-up ends.
+    # `remaining` falls linearly from 1 at the last update of the warm-up to 0 at update
+    # num_updates, which is never made.
     remaining = min(1.0, (num_updates - update) / max(1, num_updates + 1 - num_warmup_updates))
     if args.lr_schedule == "linear":
         return warmup_factor * remaining

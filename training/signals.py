@@ -5,7 +5,7 @@ import signal
 
 import distributed
 
-# A run is warned of when its entropy falls below this share of its first entropy, or when all
+# A warning is printed when the entropy falls below this share of its first value, and when all
 # rewards are equal in more than this share of the groups.
 LOW_ENTROPY_SHARE = 0.05
 HIGH_FLAT_GROUP_SHARE = 0.9

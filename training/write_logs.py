@@ -20,7 +20,7 @@ from training.metrics import Completions
 
 
 def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
-    """A tqdm bar on the first process; none if stderr goes to a file, since a bar rewrites a line."""
+    """A tqdm bar on the first process; none if stderr is a file, since a bar rewrites its line."""
     disable = None if distributed.is_main() else True  # None: disabled unless there is a terminal
     return tqdm(iterable, dynamic_ncols=True, disable=disable, **options)
 
@@ -143,9 +143,10 @@ def with_interval(metrics: dict, key: str) -> str:
 
 
 def print_categories(args, metrics: dict) -> None:
-    """Print what --eval_only adds: the three categories of format and answer, accuracies by level or subject, and pass@k.
+    """Print what --eval_only adds: categories, accuracies by level or subject, and pass@k.
 
-    For each category it prints how many completions are in it, and a command that lists ten.
+    For each category of format and answer it prints how many completions are in it, and a command
+    that lists ten.
     """
     transcript = args.output_dir / "eval" / "step_000000.jsonl"
     for name, (in_format, correct) in CATEGORIES.items():
