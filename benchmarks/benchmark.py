@@ -1,9 +1,9 @@
-"""How fast a GRPO step is, beside transformers and TRL doing the same work: one table.
+"""How fast a GRPO step is, compared with transformers and TRL doing the same work: one table.
 
-  step      iterations of main.py as it runs, by stage, with rewards, optimiser and logs; beside
-            TRL's GRPOTrainer
-  sampling  generation.generate beside model.generate, at natural lengths, and with an EOS that
-            cannot be sampled
+  step      iterations of main.py as it runs, by stage, with rewards, optimiser and logs; compared
+            with TRL's GRPOTrainer
+  sampling  generation.generate compared with model.generate: once until EOS, and once without EOS,
+            so that every completion has the maximum length
 
 Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention.
 Each row of the table has the median and the range over the repeats. A ratio is taken within each
@@ -50,11 +50,11 @@ class Row:
     values: list[float]
 
 
-# --- Steps, beside TRL ----------------------------------------------------------------------------
+# --- Steps, compared with TRL ---------------------------------------------------------------------
 
 
 def step(args, folder: Path) -> Iterator[Row]:
-    """Iterations of main.py and of TRL; every turn is a process whose first iteration warms up."""
+    """Iterations of main.py and of TRL. Each turn is a new process; its first one only warms up."""
     our_runs = []
     trl_runs = []
     for repeat in range(args.repeats):
@@ -97,8 +97,9 @@ def run_grpo(args, output_dir: Path) -> dict[str, float]:
     subprocess.run(command, check=True, stdout=sys.stderr)
 
     log = jsonl.read(output_dir / "train_log.jsonl")
-    timed = log[1:]
-    # From log line to log line, which includes what no stage counts (transcripts, metrics).
+    timed = log[1:]  # the first iteration only warms up
+    # A whole step lasts from one log line to the next. So it includes what belongs to no stage, such
+    # as writing transcripts and computing metrics.
     end_times = [line["elapsed"] for line in log]
     whole_steps = [end - start for start, end in zip(end_times, end_times[1:], strict=False)]
     medians = {}
@@ -110,19 +111,19 @@ def run_grpo(args, output_dir: Path) -> dict[str, float]:
         "sample, s": medians["time/sample"],
         "reward, s": medians["time/reward"],
         "loss, s": medians["time/loss"],
-        "step, s": medians["time/step"],
+        "step, s": medians["time/step"],  # the optimiser's
         "sampling, tokens/s": medians["sampled_tokens"] / medians["time/sample"],
         "completion length, tokens": medians["response_length"],
         "sampling gap, nats": medians["sampling_logp_gap"],
     }
     for key, value in medians.items():
-        if key.startswith("memory/"):
+        if key.startswith("memory/"):  # one for each stage, on CUDA alone
             quantities[f"peak memory: {key.removeprefix('memory/')}, GB"] = value
     return quantities
 
 
 def run_trl(args, output: Path) -> dict:
-    """The same iterations on the same prompts by trl_step.py, with the Python of --trl_python."""
+    """Run the same iterations on the same prompts in TRL: what trl_step.py writes."""
     tokenizer = AutoTokenizer.from_pretrained(args.model_name)
     loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
     batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
@@ -131,7 +132,7 @@ def run_trl(args, output: Path) -> dict:
         **vars(args),
         "examples": examples,
         "output": str(output),
-        "sequences": args.num_prompts * args.group_size,
+        "completions_per_batch": args.num_prompts * args.group_size,
     }
     settings_file = output.with_suffix(".settings")
     jsonl.write_json(settings_file, settings)
@@ -140,7 +141,7 @@ def run_trl(args, output: Path) -> dict:
     return json.loads(output.read_text("utf-8"))
 
 
-# --- Sampling, beside transformers ----------------------------------------------------------------
+# --- Sampling, compared with transformers ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,18 @@ class Timing:
 
 
 def sampling(args, folder: Path) -> Iterator[Row]:
-    """From prompts to texts, in one process."""
+    """The time from prompts to decoded texts. Both samplers run in this process, in turns."""
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
     model = llms.get_sampler(policy).eval()
     loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
     prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
     eos_of_setting = {
         "natural lengths": generation.eos_token_ids(model, tokenizer),
-        "equal lengths": [model.config.vocab_size],  # an id that cannot be sampled
+        "equal lengths": [model.config.vocab_size],  # an id that is never sampled
     }
     competitors = {"ours": sample_ours, "generate": sample_transformers}
     for setting, eos in eos_of_setting.items():
+        # Both samplers ask this function which ids end a completion.
         with patch.object(generation, "eos_token_ids", return_value=eos):
             timings = alternate(competitors, args, model, tokenizer, prompts)
         for name in competitors:
@@ -182,7 +184,7 @@ def sampling_rows(label: str, turns: list[Timing]) -> Iterator[Row]:
 
 
 def sample_ours(args, model, tokenizer, prompts) -> list[int]:
-    """Sample with this project's sampler; the number of tokens of each completion."""
+    """Sample with this project's sampler, and return the number of tokens of each completion."""
     rollout = generation.generate(
         model,
         tokenizer,
@@ -194,9 +196,10 @@ def sample_ours(args, model, tokenizer, prompts) -> list[int]:
 
 
 def sample_transformers(args, model, tokenizer, prompts) -> list[int]:
-    """Sample with model.generate from the whole distribution; the tokens of each completion.
+    """Sample with model.generate, and return the number of tokens of each completion.
 
-    Every field of the generation config is set, since an unset one would be the model's own.
+    It samples from the whole distribution. The fields that could change this are all set, because
+    transformers takes an unset field from the model's generation config.
     """
     inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt")
     inputs = inputs.to(model.device)
@@ -219,26 +222,26 @@ def sample_transformers(args, model, tokenizer, prompts) -> list[int]:
     P = inputs.input_ids.shape[1]
     completions = []
     for row in ids[:, P:].tolist():
+        # A completion ends with its first EOS, which belongs to it. Padding follows.
         length = next((n for n, token in enumerate(row, 1) if token in eos), len(row))
         completions.append(row[:length])
-    tokenizer.batch_decode(completions)
+    tokenizer.batch_decode(completions)  # only for the time it takes, since our sampler decodes too
     return [len(completion) for completion in completions]
 
 
-def alternate(competitors: dict, *inputs) -> dict[str, list[Timing]]:
-    """Let competitors run turn by turn on the same inputs, the first of which are the flags.
+def alternate(competitors: dict, args, *inputs) -> dict[str, list[Timing]]:
+    """Let the competitors take turns on the same inputs. The first turn of each only warms up.
 
     Returns:
-        For each name one Timing per repeat. A first turn of each only warms up.
+        For each competitor's name one Timing per repeat.
     """
-    args = inputs[0]
     timings = {name: [] for name in competitors}
     timer = StageTimer(args.device)
     for repeat in range(args.repeats + 1):
         for name, run in competitors.items():
             torch.manual_seed(repeat)
             with timer("run"):
-                lengths = run(*inputs)
+                lengths = run(args, *inputs)
             seconds = timer.flush()["time/run"]
             if repeat > 0:
                 timings[name].append(Timing(seconds, lengths))
@@ -256,11 +259,11 @@ BENCHMARKS = {"step": step, "sampling": sampling}
 
 
 def parse_args(argv):
-    parser = ArgumentParser(description="GRPO-Lite's speed, beside transformers and TRL.")
+    parser = ArgumentParser(description="GRPO-Lite's speed, compared with transformers and TRL.")
     add = parser.add_argument
     benchmark_help = (
-        "step: iterations of main.py, by stage, beside TRL's GRPOTrainer."
-        " sampling: this project's sampler beside transformers' model.generate"
+        "step: iterations of main.py, by stage, compared with TRL's GRPOTrainer."
+        " sampling: this project's sampler, compared with transformers' model.generate"
     )
     add("benchmarks", nargs="+", choices=BENCHMARKS, help=benchmark_help)
     add("--model_name", default="tiny/1m", help="directory of a model, or its name on the hub")

@@ -9,20 +9,22 @@ A model has P parameters, and there are N processes. Each GPU always holds
 
 On top comes the largest of these:
 
-  sampling   Keys and values of the concurrent sequences, prompt and completion, and their logits.
-             For CUDA graphs they stay in memory, if they take at most an eighth of the GPU.
+  sampling   Keys and values of all sequences that are sampled at one time, for prompts and
+             completions, and the logits of one token of each. CUDA graphs need that these stay in
+             memory afterwards. They are used if this takes at most an eighth of the GPU.
   training   Activations of one micro-batch, and the weights at work.
-             On one process these are bfloat16 casts of the linear layers, and a new gradient of
-             the output layer.
+             On one process the weights at work are bfloat16 casts of the linear layers, and the
+             output layer's gradient before it is added to the sum of gradients.
              On several processes they are the gathered embedding and output layer with their
-             gradients, in float32; two decoder layers in bfloat16; and one layer's gradient, with
-             the buffer in which it is summed.
-  step       An intermediate of AdamW, 4 P / N; or, if it is larger, the buffer in which the
-             embedding's gradient is summed.
+             gradients, in float32; two gathered decoder layers in bfloat16; the gradient of one
+             decoder layer; and the buffer in which the processes sum that gradient.
+  step       An intermediate result of AdamW, 4 P / N. On several processes it can be less than what
+             the last sum of gradients takes: embedding and output layer, their gradients and the
+             buffer in which the processes sum these. Then the latter counts.
 
-Activations are counted and not guessed. The count is of the bytes that autograd saves for each
-token in one more decoder layer of the model's width, in bfloat16 autocast, with prompts shared as
-in training.
+Activations are counted and not guessed. A model with one decoder layer and one with two do a
+forward pass in bfloat16 autocast, with prompts shared as in training. The bytes that autograd saves
+for each token in the second, and not in the first, are those of a layer.
 """
 
 import sys
@@ -73,7 +75,7 @@ def parse_args(argv=None):
 def model_of(config, **changes):
     """A float32 model of a config with some changes, which takes no memory yet."""
     settings = {**config.to_dict(), **changes}
-    settings.pop("layer_types", None)
+    settings.pop("layer_types", None)  # made anew for the changed number of layers
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             type(config).from_dict(settings), dtype=torch.float32
@@ -90,7 +92,8 @@ def saved_bytes(model, num_groups, group_size, length):
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor keeps it alive
+        # Keep the tensor, so that its storage is not freed and its address not used again.
+        storages[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     def unpack(tensor):
@@ -110,9 +113,9 @@ def saved_bytes(model, num_groups, group_size, length):
 def bytes_per_token(config, num_layers, group_size):
     """Bytes that a model of so many layers saves for each token that runs through it."""
     model = model_of(config, num_hidden_layers=num_layers, vocab_size=64)
-    model = model.to_empty(device="cpu")  # with any weights
+    model = model.to_empty(device="cpu")  # uninitialised weights, since values do not matter
     length = 8
-    # Weights are saved as well. They are in both counts, so that the difference is without them.
+    # Autograd saves weights as well. Both counts include them, so that their difference does not.
     one_group = saved_bytes(model, 1, group_size, length)
     two_groups = saved_bytes(model, 2, group_size, length)
     tokens_of_group = length + group_size * length
@@ -124,8 +127,10 @@ def activation_bytes(config, group_size, checkpointing):
     one_layer = bytes_per_token(config, 1, group_size)
     two_layers = bytes_per_token(config, 2, group_size)
     layer = two_layers - one_layer
-    outside_layers = 2 * one_layer - two_layers
-    if checkpointing:  # each layer keeps its float32 input; one layer at a time is computed again
+    outside_layers = one_layer - layer
+    if checkpointing:
+        # Each layer keeps only its float32 input. In the backward pass one layer at a time computes
+        # its activations again.
         inputs = config.num_hidden_layers * FLOAT32 * config.hidden_size
         return inputs + layer + outside_layers
     return config.num_hidden_layers * layer + outside_layers
@@ -140,14 +145,16 @@ def memory_by_purpose(config, processes, args, activation):
     Args:
         activation: the bytes of activations for each token, from activation_bytes.
     """
-    # All decoder layers are alike, and a model of one layer is made sooner.
+    # All decoder layers are alike, so that a model of one layer tells the number of weights.
     model = model_of(config, num_hidden_layers=1)
-    layer = sum(weight.numel() for weight in model.get_decoder().layers[0].parameters())
-    with_one_layer = sum(weight.numel() for weight in model.parameters())
-    outside_layers = with_one_layer - layer  # embedding, output layer, last norm
-    inside_layers = layer * config.num_hidden_layers
-    P = outside_layers + inside_layers
-    output_layer = config.vocab_size * config.hidden_size
+    layer_parameters = model.get_decoder().layers[0].parameters()
+    weights_per_layer = sum(weight.numel() for weight in layer_parameters)
+    weights_with_one_layer = sum(weight.numel() for weight in model.parameters())
+    # Those of the embedding, the output layer and the last norm.
+    weights_outside_layers = weights_with_one_layer - weights_per_layer
+    weights_in_layers = weights_per_layer * config.num_hidden_layers
+    P = weights_outside_layers + weights_in_layers
+    weights_of_output_layer = config.vocab_size * config.hidden_size
 
     # Keys and values of one token, in bfloat16.
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -162,26 +169,35 @@ def memory_by_purpose(config, processes, args, activation):
 
     tokens_per_pass = args.micro_batch_tokens
     if args.gradient_checkpointing:
-        # Each row then brings its own prompt, which the budget counts once for a group.
+        # Then prompts are not shared: each row runs its own. The budget micro_batch_tokens still
+        # counts a prompt once for its group, so that more tokens run in a pass.
         group_tokens = args.max_prompt_length + args.group_size * args.max_completion_length
         tokens_per_pass *= args.group_size * sequence_length / group_tokens
 
     if processes == 1:
-        casts = BFLOAT16 * (inside_layers + output_layer)  # of what is multiplied
-        weights_at_work = casts + FLOAT32 * output_layer  # the gradient of one loss
+        # Autocast casts the weights of matrix products. The embedding is only looked up.
+        casts = BFLOAT16 * (weights_in_layers + weights_of_output_layer)
+        new_gradient = FLOAT32 * weights_of_output_layer  # of one micro-batch
+        weights_at_work = casts + new_gradient
         step = FLOAT32 * P
     else:
-        gathered_outside = 2 * FLOAT32 * outside_layers
-        gathered_layers = (2 * BFLOAT16 + BFLOAT16 + FLOAT32) * layer
-        weights_at_work = gathered_outside + gathered_layers
-        step = max(FLOAT32 * P / processes, 3 * FLOAT32 * outside_layers)
+        outside_with_gradients = 2 * FLOAT32 * weights_outside_layers
+        two_gathered_layers = 2 * BFLOAT16 * weights_per_layer
+        gradient_of_layer = BFLOAT16 * weights_per_layer
+        buffer_of_sum = FLOAT32 * weights_per_layer
+        weights_at_work = (
+            outside_with_gradients + two_gathered_layers + gradient_of_layer + buffer_of_sum
+        )
+        # At most three float32 copies of the weights outside the layers are held at one time: the
+        # gathered weights, their gradient, and the buffer in which the processes sum it.
+        step = max(FLOAT32 * P / processes, 3 * FLOAT32 * weights_outside_layers)
     return {
         "master weights": FLOAT32 * P / processes,
         "gradients": FLOAT32 * P / processes,
         "optimiser": 2 * FLOAT32 * P / processes,
         "reference": FLOAT32 * P / processes if args.beta else 0,
         "sampling copy": BFLOAT16 * P,
-        "cache": cache + logits,
+        "cache": cache + logits,  # all that sampling adds
         "activations": tokens_per_pass * activation,
         "weights at work": weights_at_work,
         "step": step,
@@ -192,8 +208,8 @@ def peaks(memory, gpu_memory):
     """{stage of main.py: bytes at its peak}, from memory_by_purpose and the bytes of a GPU."""
     purposes = ("master weights", "gradients", "optimiser", "reference", "sampling copy")
     always = sum(memory[purpose] for purpose in purposes)
-    # A cache that CUDA graphs read stays while the loss runs; the bound is that of
-    # sampling/decoding.py.
+    # A cache that CUDA graphs read stays while the loss runs. sampling/decoding.py uses them only
+    # if the cache takes at most an eighth of the GPU.
     is_captured = memory["cache"] <= gpu_memory / 8
     lasting_cache = memory["cache"] if is_captured else 0
     return {

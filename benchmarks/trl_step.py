@@ -1,4 +1,4 @@
-"""GRPO steps in TRL, timed one by one: the peer of `step` in benchmark.py.
+"""TRL's side of the benchmark `step` in benchmark.py: GRPO steps, each one timed.
 
 `python trl_step.py SETTINGS.json` runs in an environment of its own, made by `pip install torch trl
 accelerate datasets`, and imports nothing of this project. TRL is set up for the same update and,
@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def reward(completions, answer, **_):
-    """1 where the answer tags hold the gold answer: as cheap as a rule can be."""
+    """1 where the answer tags contain the gold answer, else 0. This rule takes next to no time."""
     rewards = []
     for text, gold in zip(completions, answer, strict=True):
         match = re.search(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL)
@@ -54,7 +54,7 @@ def main():
     config = GRPOConfig(
         output_dir=args.output + ".trl",
         max_steps=args.iterations + 1,
-        per_device_train_batch_size=args.sequences,
+        per_device_train_batch_size=args.completions_per_batch,
         num_generations=args.group_size,
         max_completion_length=args.max_completion_length,
         temperature=1.0,

@@ -3,11 +3,13 @@
     python experiments/answers.py output/demo
         print what the run changed
     python experiments/answers.py output/demo experiments/demo/answers.jsonl
-        write a summary of each evaluation, a bit per answer, which is small enough to keep
+        write a summary of each evaluation, which is small enough to keep: it has one bit for each
+        answer
 
-This is about the data set `arithmetic`. A step that has easier pieces is careful if it is written
-in them (`33 * 4 = 120 + 12 = 132`) and direct if it is not (`33 * 4 = 132`). A step that has no
-easier pieces is easy. A step is right if its result is.
+This is about the data set `arithmetic`. A hard step can be split into easier pieces, such as
+`33 * 4` into `120 + 12` (easier_pieces in data/word_problems.py). If it is written with them, it is
+careful (`33 * 4 = 120 + 12 = 132`), and without them it is direct (`33 * 4 = 132`). A step that
+cannot be split is easy. A step is right if its result is right.
 
 A summary has these keys:
 
@@ -47,19 +49,18 @@ def checked_steps(text):
     """Each step of a completion as (one of KINDS, whether it is right)."""
     steps = []
     for match in STEP.finditer(text):
-        if match["divisor"]:
+        if match["divisor"]:  # "1/4 of 40": a part of a number
             operator = "part"
             x = int(match["divisor"])
         else:
-            operator = match["operator"].split()[0]  # of "% of " the sign alone
+            operator = match["operator"].split()[0]  # "% of " becomes "%"
             x = int(match["first"])
         y = int(match["second"])
-        divisors = {"/": y, "part": x}
-        if divisors.get(operator) == 0:
+        divides_by_zero = (operator == "/" and y == 0) or (operator == "part" and x == 0)
+        if divides_by_zero:
             steps.append(("easy", False))
             continue
-        _, compute = OPERATORS[operator]
-        numerator, denominator = compute(x, y)
+        numerator, denominator = OPERATORS[operator].fraction(x, y)
         is_right = numerator == denominator * int(match["result"])
         if not easier_pieces(x, operator, y):
             kind = "easy"
@@ -72,7 +73,7 @@ def checked_steps(text):
 
 
 def hexadecimal(flags):
-    """One bit per flag. The bit 1 that is put before them keeps their number."""
+    """One bit per flag. A 1 stands before the bits, since leading zeros would be lost otherwise."""
     bits = "".join("1" if flag else "0" for flag in flags)
     return f"{int('1' + bits, 2):x}"
 
@@ -80,8 +81,8 @@ def hexadecimal(flags):
 def read(path):
     """The answers of an evaluation, each with its checked steps as "steps".
 
-    They come in the order of their ids, because subsets of a data set are drawn in other orders.
-    The samples of one question stay in their order.
+    They are sorted by id, because evaluations on the same questions can have them in other orders.
+    Several answers to one question keep their order.
     """
     rows = jsonl.read(path, required=EVALUATION_KEYS)
     for row in rows:
@@ -172,7 +173,8 @@ def what_changed(run, paths):
 
 
 def first_answer_to_each(path):
-    """{id: the first answer to that question}; the last question comes first."""
+    """{id: the first answer to that question}, from the last question to the first."""
+    # Of several answers to a question a dict keeps the last one, which is the first when reversed.
     return {row["id"]: row for row in reversed(read(path))}
 
 
@@ -187,14 +189,16 @@ def question_in(prompt):
 
 
 def printable(text):
-    """ASCII alone, so that no completion sends control characters to the terminal."""
+    """Replace all but printable ASCII, so that no control character gets to the terminal."""
     return re.sub(r"[^\n -~]", "?", text)
 
 
 def main(run="", target=None):
+    if not run:
+        raise ValueError("name the directory of a run")
     paths = sorted(Path(run).glob("eval/step_*.jsonl"))
-    if not run or not paths:
-        raise ValueError(f"{run or 'name the directory of a run'}: no evaluations in its eval/")
+    if not paths:
+        raise ValueError(f"{run}: no evaluations in its eval/")
     if target:
         jsonl.write(target, [summary(path) for path in paths])
     else:
@@ -204,6 +208,6 @@ def main(run="", target=None):
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except (ValueError, OSError, TypeError) as error:
+    except (ValueError, OSError, TypeError) as error:  # TypeError: too many arguments
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -5,8 +5,9 @@
     python experiments/archive.py pack [STUDY ...]
         write the archives anew, after runs were added
 
-Without a name both do so for every study that has an archive. A study that is unpacked already is
-left as it is. An unpacked run replaces one of the same name; other runs in the folder stay.
+If no study is named, every study that has an archive is packed or unpacked. `unpack` leaves a study
+as it is if its archive was unpacked before. Otherwise runs of the archive replace runs of the same
+name, and other runs in the folder stay.
 
 archives.sha256 holds the checksums of the archives, as sha256sum writes them.
 """
@@ -24,7 +25,7 @@ STUDIES = Path(__file__).resolve().parent
 CHECKSUMS = "archives.sha256"
 ARCHIVE = "runs.tar.xz"
 STAMP = ".unpacked"  # in a study's folder: the checksum of the archive that was unpacked there
-TEMPORARY = ".unpacking"  # in a study's folder: runs on their way there
+TEMPORARY = ".unpacking"  # in a study's folder: its runs while they are being unpacked
 
 
 def read_checksums():
@@ -60,8 +61,8 @@ def unpack(study):
     Several processes can do this at the same time: the first one unpacks, and the others wait.
 
     Raises:
-        ValueError: the archive has no checksum, or another one, or something unsafe in it. Then no
-            file was unpacked.
+        ValueError: the archive has no entry in archives.sha256, or not the checksum that stands
+            there, or it contains something unsafe. Then no file was unpacked.
         OSError: the archive cannot be read, or the runs cannot be written.
     """
     folder = STUDIES / study
@@ -76,9 +77,10 @@ def unpack(study):
             f"{folder / ARCHIVE} is damaged: its checksum is not the one in {CHECKSUMS}; "
             "git checkout gets it back"
         )
+    # The stamp is the lock as well. Mode "a" creates the file, and does not empty one that exists.
     with open(folder / STAMP, "a", encoding="utf-8") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_EX)  # until the file is closed
-        if is_unpacked(study, checksum):  # by the process that held the lock
+        if is_unpacked(study, checksum):  # another process did it while this one waited
             return
         temporary = folder / TEMPORARY
         remove(temporary)  # a process that was killed may have left it
@@ -121,7 +123,7 @@ def pack(study):
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
         for name in names:
             content = (folder / name).read_bytes()
-            entry = tarfile.TarInfo(name)  # no owner, and the time 0
+            entry = tarfile.TarInfo(name)  # without owner and time, which would change the bytes
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     checksum = hashlib.sha256(packed.getvalue()).hexdigest()
@@ -131,7 +133,7 @@ def pack(study):
 
 
 def run_files(folder):
-    """The files in the folders of a study, and the .json and .jsonl beside those folders."""
+    """The files in the run folders of a study, and its .json and .jsonl files outside of them."""
     for entry in folder.iterdir():
         if entry.name.startswith("."):
             continue

@@ -1,7 +1,7 @@
 """main.py with a reward that cannot teach the right answer.
 
-A run with such a reward is a control: it shows how much of a rise is not due to the reward for
-right answers.
+A run with such a reward is a control. It shows how far accuracy rises without the reward for right
+answers.
 
     python experiments/controls.py --evaluator random ...
         reward 0 or 1 by chance, whatever the completion says
@@ -33,7 +33,8 @@ class RandomEvaluator(GSM8kEvaluator):
 
     def reward(self, completion, gold):
         _, details = super().reward(completion, gold)
-        coin = float(torch.rand(()) < 0.5)  # checkpoints keep the state of torch's generator
+        # From torch's generator, whose state is in checkpoints, so that --resume repeats the run.
+        coin = float(torch.rand(()) < 0.5)
         return [coin], details
 
 

@@ -35,7 +35,7 @@ def write_exercise(folder):
     """Copy every tracked file to a new folder, and blank compute_loss there.
 
     Raises:
-        ValueError: The folder exists already, or this is no git clone.
+        ValueError: The folder exists already, or the repository is no git clone.
         OSError: A file cannot be copied.
     """
     if folder.exists():
@@ -45,7 +45,7 @@ def write_exercise(folder):
     git = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT)
     if git.returncode != 0:
         raise ValueError(
-            f"git cannot list the tracked files of {ROOT}: the exercise is made in a clone"
+            f"git cannot list the files of {ROOT}: `make exercise` works only in a git clone"
         )
     for name in git.stdout.removesuffix("\0").split("\0"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
