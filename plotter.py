@@ -35,7 +35,7 @@ from logs import read, report
 from logs.read import column
 
 # The colour-blind-safe palette of Okabe and Ito, without its yellow, which is too pale for paper.
-# Markers tell runs apart in grey.
+# In a greyscale print the markers tell runs apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = "os^Dv*XP"
 LINESTYLES = ("-", "--", ":", "-.")
@@ -90,7 +90,8 @@ class Layout:
 class Curve:
     """One metric of one run, or the mean over several runs. All arrays have a value per step.
 
-    The band is the interval of a single run, NaN in training, or the range of several runs.
+    The band of several runs is their range. That of a single run goes from KEY_low to KEY_high in
+    its log, and is NaN where the log lacks them.
     """
 
     x: np.ndarray
@@ -123,10 +124,10 @@ DASHBOARD = (
 )
 # The other pages and how the keys on them begin. A key goes to the first page that fits.
 FAMILIES = {
-    "Rewards": ("reward", "zero_std", "sampled_p"),
+    "Rewards": ("reward", "zero_std", "sampled_prompts"),
     "Levels and subjects": ("accuracy_level/", "accuracy_subject/"),
     "Verdicts and categories": ("accuracy", "pass@", "count/"),
-    "Lengths": ("response", "truncated", "sampled_t"),
+    "Lengths": ("response", "truncated", "sampled_tokens"),
     "Loss, KL, entropy, ratio": ("loss", "kl", "entropy", "ratio", "clip", "sampling_"),
     "Times and memory": ("time/", "memory/"),
     "Gradient and learning rate": ("grad_norm", "learning_rate", "skipped"),
@@ -137,7 +138,7 @@ FAMILIES = {
 UNITS = {
     "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
     "number": ("count/", "judge/"),
-    "tokens": ("response_length", "sampled_t"),
+    "tokens": ("response_length", "sampled_tokens"),
     "seconds": ("time/",),
     "nats": ("kl", "entropy", "sampling_"),
     "reward": ("reward",),
@@ -192,14 +193,19 @@ def choose_axis(runs, name):
 def title_of(keys, log, runs):
     """Return the title of a panel with these metrics."""
     if len(keys) > 1:
-        title = JOINT_TITLES.get(keys[0]) or title_of([keys[0].split("/")[0]], "train", runs)
-        return read.adapt_to_stories(title, runs)
-    title = TITLES.get(keys[0])
-    if not title:
-        title = keys[0].replace("_", " ").replace("/", ": ").capitalize()
+        title = JOINT_TITLES.get(keys[0]) or heading(keys[0].split("/")[0])
+        suffix = ""
+    else:
+        title = heading(keys[0])
+        suffix = ", evaluation" if log == "eval" else ""
     title = read.adapt_to_stories(title, runs)
-    title = title[0].upper() + title[1:]
-    return f"{title}, evaluation" if log == "eval" else title
+    first_letter = title[0].upper()  # Words for stories can begin with a small one.
+    return first_letter + title[1:] + suffix
+
+
+def heading(name):
+    """Return the key of a metric, or the part before its "/", in words."""
+    return TITLES.get(name) or name.replace("_", " ").replace("/", ": ").capitalize()
 
 
 def label_of(key, runs):
@@ -281,6 +287,7 @@ def logs_with_key(runs, panel, key):
 
 def make_curve(logs, key, axis):
     """Return the curve of a metric in the log of one run, or its mean over the logs of several."""
+    # At the same step the runs have seen different numbers of tokens. x is their mean.
     x, _, _ = read.pool(logs, axis.key)
     y, low, high = read.pool(logs, key)
     if len(logs) == 1:
@@ -449,26 +456,34 @@ def dashboard_panels(metrics, axis, is_overlay):
     metrics: {log: its metrics}.
     is_overlay: whether colours tell runs apart, so that a panel can hold only one metric.
     """
-    families = {key.split("/")[0] for key in metrics["train"] if "/" in key}
-    new_families = families - {"rewards", "time", "memory"}
-    dashboard = [*DASHBOARD, *((f"{family}/",) for family in sorted(new_families))]
+    prefixes = {key.split("/")[0] + "/" for key in metrics["train"] if "/" in key}
+    new_prefixes = sorted(prefixes - {"rewards/", "time/", "memory/"})
     panels = []
-    for wanted in dashboard:
-        log = "eval" if wanted[0] == "accuracy" else "train"
-        keys = logged_keys(wanted, metrics[log])
+    # An evaluator's metrics, such as "judge/missing", get a panel for each prefix.
+    for names_of_panel in [*DASHBOARD, *((prefix,) for prefix in new_prefixes)]:
+        log = "eval" if names_of_panel[0] == "accuracy" else "train"
+        keys = logged_keys(names_of_panel, metrics[log])
         if is_overlay:
-            shown_keys = keys if log == "eval" else [key for key in keys if key == wanted[0]]
-            panels += [Panel(log, (key,), axis) for key in shown_keys]
+            if log == "train":  # Of several training metrics only the first is drawn.
+                keys = [key for key in keys if key == names_of_panel[0]]
+            panels += [Panel(log, (key,), axis) for key in keys]
         elif keys:
             panels.append(Panel(log, tuple(keys), axis))
-    return panels or single_panels(metrics, metrics, axis)[:12]
+    # Logs that have none of these metrics show their first twelve.
+    return panels or single_panels(metrics, ("eval", "train"), axis)[:12]
 
 
-def logged_keys(wanted, metrics):
-    """Return the metrics whose key is wanted, or whose family is, such as "rewards/"."""
+def logged_keys(names, metrics):
+    """Return the metrics with these names.
+
+    A name that ends in "/" stands for all metrics that begin so.
+    """
     keys = []
-    for name in wanted:
-        keys += [key for key in metrics if name in (key, key.split("/")[0] + "/")]
+    for name in names:
+        if name.endswith("/"):
+            keys += [key for key in metrics if key.startswith(name)]
+        elif name in metrics:
+            keys.append(name)
     return keys
 
 
@@ -516,17 +531,18 @@ def draw_last_accuracies(runs, flags):
     mean_style = {"marker": ""}
     if not is_log_scale:
         mean_style = {"marker": "_", "markersize": 40, "linestyle": ""}
-    for i, (verdict, key) in enumerate(read.ACCURACIES.items()):
+    for i, (kind, key) in enumerate(read.ACCURACIES.items()):
         style = curve_style(i)
         means = [column(rows, key).mean() for rows in rows_of_group.values()]
         ax.plot(positions, means, **style | mean_style)
+        offset = (i - 0.5) / 4  # strict to the left, flexible to the right
         x = []
         for position, rows in zip(positions, rows_of_group.values(), strict=True):
-            x += spread_out(position, len(rows), (i - 0.5) / 4, is_log_scale)
+            x += spread_out(position, len(rows), offset, is_log_scale)
         low = column(all_rows, f"{key}_low")
         high = column(all_rows, f"{key}_high")
         ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
-        words = read.adapt_to_stories(verdict, runs)
+        words = read.adapt_to_stories(kind, runs)
         label = f"{words}: each run with its 95 % interval, and the mean"
         ax.plot(x, column(all_rows, key), **style | {"linestyle": ""}, label=label)
     draw_first_accuracies(ax, positions, runs)
@@ -539,12 +555,14 @@ def draw_last_accuracies(runs, flags):
 
 
 def spread_out(position, num_runs, offset, is_log_scale):
-    """Return x for each run of a group, side by side, since intervals would hide each other.
+    """Return the x positions of a group's runs, side by side, so that no interval hides another.
 
     offset: moves all of them, in units of the distance between two runs.
     """
     shifts = 0.03 * (np.arange(num_runs) - (num_runs - 1) / 2 + offset)
-    return list(position * 10**shifts if is_log_scale else position + 3 * shifts)
+    if is_log_scale:
+        return list(position * 10**shifts)
+    return list(position + 3 * shifts)
 
 
 def draw_first_accuracies(ax, positions, runs):
@@ -616,8 +634,9 @@ def parse_args(argv=None):
         nargs="+",
         choices=AXES,
         default=["step"],
-        help="the x axis of the curves, or several. step: the key step of the logs. tokens: the "
-        "tokens that were sampled or trained on. time: minutes since the start (default: step)",
+        help="the x axis of the curves, or several. step: the number of the iteration (`step` in "
+        "the logs). tokens: the tokens that were sampled or trained on. time: minutes since the "
+        "start (default: step)",
     )
     add(
         "--metrics",
@@ -630,9 +649,10 @@ def parse_args(argv=None):
         nargs="+",
         metavar="FLAG",
         default=[],
-        help="group the runs, with a colour per group, by the values of these flags in args.json, "
-        "by parameters (their number), or by arm (the directory's name without _seed0). Without "
-        "--metrics, draw the accuracies at the end of the runs and print their table",
+        help="group the runs by these flags, with a colour per group. FLAG is a flag in "
+        "args.json, or `parameters` (the model's number of parameters), or `arm` (the directory's "
+        "name without learning rate and seed). Without --metrics, draw the accuracies at the end "
+        "of the runs and print their table",
     )
     add(
         "--show",

@@ -26,8 +26,10 @@ def read(path, required=(), on_torn_line=None):
         try:
             row = parse(line, location)
         except ValueError:
-            is_last = number == len(lines)  # Behind a complete line, the last one is empty.
-            if not is_last or on_torn_line is None:
+            # A file that ends in a line break splits into its lines and an empty last one, so a
+            # non-empty last one was cut.
+            is_cut = number == len(lines)
+            if not is_cut or on_torn_line is None:
                 raise
             on_torn_line(
                 f"{location}: torn last line skipped (the run was killed or is still writing)"

@@ -19,8 +19,9 @@ from logs.statistics import mcnemar
 
 # These keys of the logs count progress and are therefore not metrics.
 COUNTERS = {"step", "total_tokens", "tokens", "examples", "elapsed", "epoch", "ei_step", "n"}
-ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}  # {verdict: key in the logs}
-# Stories have no correct answer. If all runs wrote stories, these words replace the usual ones.
+ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}  # {kind: key in the logs}
+# Stories have no correct answer. If all runs wrote stories, these words replace the usual ones. The
+# floor is a set of rules: a text that breaks one is below the floor, and the judge does not see it.
 STORY_WORDS = {
     "strict": "above the floor and scored",
     "flexible": "above the floor",
@@ -31,8 +32,9 @@ STORY_WORDS = {
     "Response length correct": "Response length, scored",
     "Response length incorrect": "Response length, not scored",
 }
-# Flags in which runs of one group may differ without a remark: replicates are meant to differ in
-# some of them, and the others do not change what is learnt.
+# A group's label does not mention these flags if its runs differ in them. seed, arm and output_dir
+# differ between repeats of a run. "parameters" follows from the model, which the label does
+# mention. The others have no effect on what is learnt.
 MAY_DIFFER = {
     "seed",
     "arm",
@@ -110,7 +112,7 @@ def load_runs(log_dirs):
     for path in paths:
         if (path / "train_log.jsonl").exists() or (path / "eval_log.jsonl").exists():
             runs.append(load_run(path, os.path.relpath(path, common_folder), len(runs)))
-        elif path == paths[-1] and not runs:
+        elif path == paths[-1] and not runs:  # None of the directories holds a run.
             raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
         else:
             print(f"note: {path}: holds no run, left out")
@@ -133,7 +135,16 @@ def load_run(path, name, color_index):
         raise ValueError(f"{path}: no complete line in its logs yet")
     args = read_args(path / "args.json")
     args["arm"] = re.sub(r"(_rate[^_]+)?_seed\d+$", "", path.name)
-    return RunLog(name, path, args, describe(args), rows, (name,), name, color_index)
+    return RunLog(
+        name=name,
+        path=path,
+        args=args,
+        description=describe(args),
+        rows=rows,
+        group=(name,),
+        label=name,
+        color_index=color_index,
+    )
 
 
 def describe(args):
@@ -219,7 +230,10 @@ def values_of(args, flags):
 
 
 def value_of(args, flag):
-    """Return the value of a flag as a number or a text, which for an unset flag is "default"."""
+    """Return the value of a flag as a number or a text.
+
+    An unset flag is "default". But an unset num_examples is "all", since it means all examples.
+    """
     value = args.get(flag)
     if value is None:
         return "all" if flag == "num_examples" else "default"
@@ -250,24 +264,24 @@ def differing_flags(runs, group_flags):
 def in_words(flag, value, all_values):
     """Return the value of a flag as a legend shows it.
 
-    A path is shown by its last component that no other of `all_values` has in the same position,
-    counted from the end.
+    Of a path one component is shown: the last one that sets it apart from the other paths in
+    `all_values`. `out/a/model` and `out/b/model` become `a` and `b`.
     """
     if isinstance(value, bool):
         words = flag.removeprefix("use_").replace("_", " ")
         return f"with {words}" if value else f"without {words}"
     if flag == "parameters" and not isinstance(value, str):
         return parameters_in_words(value)
-    other_values = [other_value for other_value in all_values if other_value != value]
-    other_paths = [components_from_end(other_value) for other_value in other_values]
     path = components_from_end(value)
+    other_paths = [components_from_end(other) for other in all_values if other != value]
     for i, component in enumerate(path):
-        if all(other_path[i : i + 1] != [component] for other_path in other_paths):
+        if component not in [other_path[i] for other_path in other_paths if i < len(other_path)]:
             return component
     return path[0]
 
 
 def components_from_end(value):
+    """Return the components of a path, the last one first."""
     return str(value).rstrip("/").split("/")[::-1]
 
 
@@ -276,9 +290,10 @@ def parameters_in_words(number):
 
 
 def adapt_to_stories(words, runs):
-    """Return the words, or what replaces them if all runs wrote stories.
+    """Return the words, or their entry in STORY_WORDS if all runs wrote stories.
 
-    Of words such as "accuracy (strict)" those in brackets are looked up.
+    For "accuracy (strict)" the result is the entry of "strict". A run wrote stories if its
+    evaluator is `creative` or, where that flag is unset, its data set.
     """
     for run in runs:
         if (run.args.get("evaluator") or run.args.get("dataset_name")) != "creative":
@@ -292,6 +307,7 @@ def adapt_to_stories(words, runs):
 
 def to_float(value):
     """Return a float, which is NaN if the value is not a finite number."""
+    # The comparison is false for NaN, for infinity and for integers too large for a float.
     is_finite = isinstance(value, int | float) and abs(value) < 1e300
     return float(value) if is_finite else math.nan
 
@@ -343,8 +359,8 @@ def log_of(runs, key):
         ValueError: neither log has the metric.
     """
     metrics = {log: find_metrics(runs, log) for log in ("train", "eval")}
-    is_verdict = key.startswith(("accuracy", "pass"))
-    order = ("eval", "train") if is_verdict else ("train", "eval")
+    is_accuracy = key.startswith(("accuracy", "pass"))
+    order = ("eval", "train") if is_accuracy else ("train", "eval")
     for log in order:
         if key in metrics[log]:
             return log
@@ -390,6 +406,7 @@ def first_answers(path):
     Questions are the same if both id and gold answer are. If a question was sampled several times,
     its first sample counts.
     """
+    # Reversed, so that the first sample of a question overwrites the later ones.
     rows = reversed(read_log(path, "id"))
     return {(str(row["id"]), str(row.get("gold"))): row for row in rows}
 
@@ -403,8 +420,8 @@ def compare(label, path_before, path_after, runs):
     rows_after = first_answers(path_after)
     questions = rows_before.keys() & rows_after.keys()
     lines = []
-    for verdict in ACCURACIES:
-        key = f"correct_{verdict}"
+    for kind in ACCURACIES:
+        key = f"correct_{kind}"
         pairs = [(rows_before[name].get(key), rows_after[name].get(key)) for name in questions]
         pairs = [pair for pair in pairs if None not in pair]  # null: the verdict is not known
         if not pairs:
@@ -413,9 +430,10 @@ def compare(label, path_before, path_after, runs):
         num_broken = pairs.count((True, False))
         changes = f"{num_fixed} fixed, {num_broken} broken of {len(pairs)} questions"
         p_value = mcnemar(num_fixed, num_broken)
-        p_text = f"= {p_value:.2g}" if p_value else "< 1e-300"  # 0 is too small for a float
-        verdict_text = adapt_to_stories(verdict, runs)
-        lines.append(f"{label}, {verdict_text}: {changes}, exact McNemar p {p_text}")
+        # A p-value of 0 has underflowed: the true one is too small for a float.
+        p_text = f"= {p_value:.2g}" if p_value else "< 1e-300"
+        kind_text = adapt_to_stories(kind, runs)
+        lines.append(f"{label}, {kind_text}: {changes}, exact McNemar p {p_text}")
     return lines or [f"note: {label}: no question in common, not compared"]
 
 
@@ -444,24 +462,24 @@ def compare_runs(runs):
 def accuracy_lines(run):
     """Return a line for strict and one for flexible accuracy, at the first and last evaluation."""
     lines = []
-    for verdict, key in ACCURACIES.items():
+    for kind, key in ACCURACIES.items():
         rows = rows_with_number(run.rows["eval"], key)
         if rows:
-            lines.append(accuracy_line(run, verdict, first_and_last(rows)))
+            lines.append(accuracy_line(run, kind, first_and_last(rows)))
     return lines or ["not evaluated yet"]
 
 
-def accuracy_line(run, verdict, rows):
-    """Return one verdict's accuracy in these rows of the evaluation log, with n and intervals."""
+def accuracy_line(run, kind, rows):
+    """Return one kind of accuracy in these rows of the evaluation log, with n and intervals."""
     shares = []
     intervals = []
     for row in rows:
-        value, low, high = value_and_interval(row, ACCURACIES[verdict])
+        value, low, high = value_and_interval(row, ACCURACIES[kind])
         shares.append(f"{100 * value:.1f} %")
         intervals.append(f"[{100 * low:.1f}, {100 * high:.1f}]")
     sizes = " and ".join(dict.fromkeys(str(row.get("n")) for row in rows))
     split = f", {run.args['eval_split']}" if "eval_split" in run.args else ""
-    name = adapt_to_stories(f"accuracy ({verdict})", [run])
+    name = adapt_to_stories(f"accuracy ({kind})", [run])
     change = " -> ".join(shares)
     noun = "interval" if len(rows) == 1 else "intervals"
     return f"{name}  {change}  (n = {sizes}{split}, 95 % {noun} {' and '.join(intervals)})"

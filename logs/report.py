@@ -1,8 +1,8 @@
 """Shows one run to its reader: report.html, which opens offline, and completions in a terminal.
 
 The page is report.html beside this file. This module collects what it shows. Texts of a run are
-stored as JSON that cannot end the element it stands in, and the script of the page inserts them as
-text, so that nothing of a run is ever markup.
+stored as JSON without "<", so that a text with "</script>" cannot end the page's script element.
+The script inserts them as text, so that nothing of a run is ever markup.
 """
 
 import base64
@@ -39,22 +39,24 @@ def write(run, dashboard, comparisons):
     """
     rollouts = read.transcripts(run, "rollouts")
     evaluations = read.transcripts(run, "eval")
-    answers = rollouts or evaluations  # A run that samples nothing to learn from shows evaluations.
+    # A run without rollouts, such as SFT, shows its evaluations instead.
+    answers = rollouts or evaluations
     steps = choose_steps(answers, MAX_ROLLOUT_BYTES)
-    # Of the evaluations only the questions whose verdict changed take room, so more of them fit.
+    # Of an evaluation the page holds only the questions whose verdict changed. So the files may be
+    # larger than what they may take of the page; 3 times is a guess, and `first_that_fit` cuts.
     compared_steps = choose_steps(evaluations, 3 * MAX_QUESTION_BYTES)
     args_path = run.path / "args.json"
-    data = {
+    data = {  # The script of the page reads these keys.
         "name": run.name,
         "about": run.description,
         "lines": comparisons,
         "panels": panel_images(dashboard),
         "record": json.loads(args_path.read_bytes()) if args_path.exists() else {},
         "ends": read.first_and_last(run.rows["eval"]),
-        "sampled": bool(rollouts),
-        "all": len(answers),
+        "sampled": bool(rollouts),  # whether the steps below are iterations, not evaluations
+        "all": len(answers),  # how many steps there are, of which the page shows some
         "steps": [step_of_page(answers[step], step, len(steps)) for step in steps],
-        "evaluated": len(evaluations),
+        "evaluated": len(evaluations),  # how many evaluations there are, of which some are compared
         "compared": compared_steps,
         "changes": changed_questions([evaluations[step] for step in compared_steps]),
     }
@@ -65,7 +67,7 @@ def write(run, dashboard, comparisons):
 
 
 def encode(value):
-    """Return the value as JSON without "<", so that it cannot end the element it stands in."""
+    """Return the value as JSON without "<", so that it cannot end the page's script element."""
     return jsonl.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -99,7 +101,11 @@ def problem_of(rows):
 
 
 def step_of_page(path, step, num_steps):
-    """Return the completions of a transcript, which may take its share of the page's size."""
+    """Return the prompts of one transcript, with their completions.
+
+    Of the first prompts there are as many as fit into one of `num_steps` equal shares of
+    MAX_ROLLOUT_BYTES. "all" is how many prompts the transcript has.
+    """
     rows = read.read_log(path, "id")
     groups = itertools.groupby(rows, lambda row: str(row["id"]))
     problems = [problem_of(list(group_rows)) for _, group_rows in groups]
@@ -114,13 +120,14 @@ def changed_questions(paths):
     the questions on which a verdict differs, with their answer in each evaluation.
     """
     evaluations = [read.first_answers(path) for path in paths]
-    order = reversed(evaluations[0]) if evaluations else []  # as in the file
+    # first_answers has the last question first. The page has the order of the file.
+    order = reversed(evaluations[0]) if evaluations else []
     shared = []  # for each shared question its row in each evaluation
     for question in order:
         if all(question in rows for rows in evaluations):
             shared.append([rows[question] for rows in evaluations])
     rows_by_evaluation = list(zip(*shared, strict=True))
-    keys = [f"correct_{verdict}" for verdict in read.ACCURACIES]
+    keys = [f"correct_{kind}" for kind in read.ACCURACIES]
     verdicts = {}
     for key in keys:
         verdicts[key] = [verdicts_in(rows, key) for rows in rows_by_evaluation]
@@ -194,7 +201,7 @@ def show(run, step):
     rows = read.rows_with_number(read.read_log(paths[step], "id"), "reward")
     rows.sort(key=lambda row: (row["reward"], read.to_float(row.get("advantage"))))
     worst = rows[:NUM_SHOWN]
-    best = rows[NUM_SHOWN:][-NUM_SHOWN:]
+    best = rows[NUM_SHOWN:][-NUM_SHOWN:]  # the last three, without those already among the worst
     title = (
         f"iteration {step}: the worst and the best of {len(rows)} completions by reward, "
         "the best at the end"

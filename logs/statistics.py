@@ -48,9 +48,9 @@ def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]
     """
     num_correct = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
     num_problems = len(num_correct)
-    num_solved = sum(num_correct) / samples
-    low, high = wilson_interval(num_solved, num_problems)
-    metrics = {name: num_solved / num_problems, f"{name}_low": low, f"{name}_high": high}
+    expected_solved = sum(num_correct) / samples  # problems, if each is sampled once
+    low, high = wilson_interval(expected_solved, num_problems)
+    metrics = {name: expected_solved / num_problems, f"{name}_low": low, f"{name}_high": high}
     if samples > 1:
         pass_name = name.replace("accuracy", "pass")
         for k in range(1, samples + 1):
@@ -112,7 +112,8 @@ def auc(better, worse):
     The 95 % interval is method 5 of Newcombe (2006, Statistics in Medicine 25:559). Its ends are
     the theta with |theta - AUC| = z s(theta). There s is Hanley and McNeil's standard error, with
     the sizes of both groups replaced by their mean. The interval stays sensible if the AUC is 1. It
-    assumes that all scores are independent, which scores of the same opening line are not quite.
+    assumes that all scores are independent. Stories that continue the same opening line (one
+    prompt) are not quite independent.
     """
     num_better = len(better)
     num_worse = len(worse)
@@ -122,6 +123,9 @@ def auc(better, worse):
 
     def excess(theta):
         """|theta - area| - z s(theta), which is negative inside the interval."""
+        # The variance is (theta (1 - theta) + (mean_size - 1) (Q1 + Q2 - 2 theta^2)) over the
+        # product of the sizes, where Q1 = theta / (2 - theta) and Q2 = 2 theta^2 / (1 + theta).
+        # Here theta (1 - theta) is taken out of the sum, which leaves the spread.
         mean_size = (num_better + num_worse) / 2
         spread = 1 + (mean_size - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         variance = theta * (1 - theta) * spread / (num_better * num_worse)
@@ -144,7 +148,7 @@ def spread_and_ties(scores, group_size):
     """Return the mean standard deviation (over n - 1) within groups, and the share of tied pairs.
 
     scores: `group_size` consecutive ones are a group. NaN scores are left out, and so are groups
-    with fewer than two others. Both results are NaN if no group remains.
+    with fewer than two scores that are not NaN. Both results are NaN if no group remains.
     """
     stds = []
     ties = []

@@ -30,7 +30,7 @@ from data.word_problems import generate  # noqa: E402
 from rl_datasets import PROMPTS, gsm8k_example  # noqa: E402
 from utils import seed_everything  # noqa: E402
 
-# hidden size, layers, attention heads
+# {name of the size: (hidden size, layers, attention heads)}
 SIZES = {"0.1m": (48, 2, 2), "0.3m": (64, 4, 2), "1m": (128, 4, 4), "3m": (192, 5, 6)}
 
 VOCAB_SIZE = 512
@@ -51,7 +51,9 @@ class Stage:
 
     config: sft.SFTConfig
     answer_shares: dict  # level -> share of each answer style; see write_completion
-    careful: float  # share of the problems' steps that are written in easier pieces
+    # Share of the problems' steps that are written carefully, with an intermediate step:
+    # `33 * 4 = 120 + 12 = 132` (data/word_problems.py).
+    careful_share: float
 
 
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
@@ -61,11 +63,11 @@ SUBJECT = Stage(
         num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON
     ),
     answer_shares=dict.fromkeys((1, 2, 3, 4), {"format": 0.6, "steps": 0.4, "at once": 0.0}),
-    careful=0.6,
+    careful_share=0.6,
 )
-# Greedy decoding follows the majority, which the habits change with the level: the format on level
-# 1, bare steps on level 2, and on levels 3 and 4 an answer at once, which is mostly wrong. Careful
-# steps are a skill that is learnt well and then seldom used.
+# Greedy decoding gives the most frequent style. In the second stage it is the format on level 1,
+# bare steps on level 2, and an answer at once on levels 3 and 4, where that is mostly wrong.
+# Careful steps are learnt well in the first stage and seldom used in the second.
 HABITS = Stage(
     config=sft.SFTConfig(
         num_updates=250, learning_rate=6e-4, final_learning_rate=6e-5, warmup_steps=10, **COMMON
@@ -76,17 +78,19 @@ HABITS = Stage(
         3: {"format": 0.28, "steps": 0.1, "at once": 0.62},
         4: {"format": 0.28, "steps": 0.1, "at once": 0.62},
     },
-    careful=0.12,
+    careful_share=0.12,
 )
 # Half of the examples are drills: the solutions of several problems, without a question. They
-# teach arithmetic at a fraction of the tokens. Without them the habits would unlearn careful steps.
+# teach arithmetic at a fraction of the tokens. Without drills the model would unlearn careful steps
+# in the stage HABITS.
 DRILL_SHARE = 0.5
 DRILL_PROMPT = "Drill:\n"
 PROBLEMS_PER_DRILL = 4
-DRILL_CAREFUL = 0.9  # share of the drills' steps that are written in easier pieces
+DRILL_CAREFUL_SHARE = 0.9  # share of the drills' steps that are written carefully
 # The other half are problems, with these prompt formats.
 PROMPT_SHARES = {"reasoning_answer": 0.6, "r1_zero": 0.2, "question_only": 0.2}
-# Of the answers in the prompt's format, so many keep to it exactly; the others have a slip.
+# The share of answers in the prompt's format that have it exactly. The rest lack the closing tag or
+# go on after it.
 EXACT_SHARE = 0.8
 
 
@@ -131,13 +135,15 @@ def make_examples(tokenizer, num_examples, stage, seed):
     rng = random.Random(f"tiny/{seed}")
     is_drill = [rng.random() < DRILL_SHARE for _ in range(num_examples)]
     num_drills = sum(is_drill)
-    drill_rows = iter(generate("train", PROBLEMS_PER_DRILL * num_drills, seed + 100, DRILL_CAREFUL))
-    problem_rows = iter(generate("train", num_examples - num_drills, seed, stage.careful))
+    # The drills have another seed. With the same one they would solve the very same problems.
+    num_drill_rows = PROBLEMS_PER_DRILL * num_drills
+    drill_rows = iter(generate("train", num_drill_rows, seed + 100, DRILL_CAREFUL_SHARE))
+    problem_rows = iter(generate("train", num_examples - num_drills, seed, stage.careful_share))
     examples = []
     for makes_drill in is_drill:
         if makes_drill:
             rows = [next(drill_rows) for _ in range(PROBLEMS_PER_DRILL)]
-            solutions = [gsm8k_example(row, "drill")["solution"] for row in rows]
+            solutions = [gsm8k_example(row, location="drill")["solution"] for row in rows]
             examples.append({"prompt": DRILL_PROMPT, "completion": "\n".join(solutions)})
         else:
             examples.append(make_problem_example(rng, tokenizer, next(problem_rows), stage))
@@ -146,7 +152,7 @@ def make_examples(tokenizer, num_examples, stage, seed):
 
 def make_problem_example(rng, tokenizer, row, stage):
     """The training example of one problem, in a drawn prompt format and answer style."""
-    problem = gsm8k_example(row, "problem")
+    problem = gsm8k_example(row, location="problem")
     prompt = PROMPTS[draw(rng, PROMPT_SHARES)]
     style = draw(rng, stage.answer_shares[row["level"]])
     completion = write_completion(rng, style, prompt, problem["solution"], problem["answer"])
@@ -172,9 +178,10 @@ def write_completion(rng, style, prompt, solution, answer):
     exact = prompt.format_solution(solution, answer)
     if rng.random() < EXACT_SHARE:
         return exact
-    never_closed = exact.removesuffix("</answer>").rstrip()
-    goes_on = f"{exact}\nThe answer is {answer}."
-    return rng.choice([never_closed, goes_on])
+    # The format question_only has no closing tag, so there the first of these stays exact.
+    without_closing_tag = exact.removesuffix("</answer>").rstrip()
+    with_text_after = f"{exact}\nThe answer is {answer}."
+    return rng.choice([without_closing_tag, with_text_after])
 
 
 def make_model(size, tokenizer):
@@ -188,7 +195,7 @@ def make_model(size, tokenizer):
         num_key_value_heads=num_heads,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        # The usual 0.02 is made for far wider models; with it these learn late.
+        # The usual 0.02 suits far wider models. With it these small models begin to learn late.
         initializer_range=hidden_size**-0.5,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
