@@ -47,19 +47,20 @@ class RewardEvaluator:
     """
 
     reward_names: tuple[str, ...]
-    reward_weights: tuple[
-        float, ...
-    ]  # of each reward in the total; all 1 unless a subclass says so
-    # How the console calls the shares of completions with a strict and with a flexible verdict.
+    # The weight of each reward in the total. All are 1 unless a subclass says so.
+    reward_weights: tuple[float, ...]
+    # What the console prints: the share of completions that are correct by the strict verdict, then
+    # by the flexible one.
     accuracies_template = "accuracy {} strict, {} flexible"
 
     def __init_subclass__(cls):
+        # vars holds what the subclass itself defines, without the names and weights it inherits.
         if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
             cls.reward_weights = (1.0,) * len(cls.reward_names)
 
     @classmethod
     def check_flags(cls, args, prompt: str) -> None:
-        """Raise ValueError, before anything is loaded, for flags that this evaluator cannot serve.
+        """Raise ValueError, before anything is loaded, for flags that do not suit this evaluator.
 
         prompt: the name of the prompt format.
         """
@@ -71,11 +72,15 @@ class RewardEvaluator:
                 try:
                     self.read_gold(example["answer"])
                 except ValueError as error:
+                    # An id is data set/split/index, such as gsm8k/train/0.
                     row = int(example["id"].rpartition("/")[2]) + 1
                     raise ValueError(f"{example['id']}, row {row}: {error}") from error
 
     def read_gold(self, answer: str) -> object:
-        """Return what a gold answer means here. Raises ValueError if it means nothing."""
+        """Return the gold answer in the form that this evaluator compares.
+
+        Raises ValueError if it cannot be read.
+        """
         return answer
 
     def compute_rewards(
@@ -102,10 +107,10 @@ class RewardEvaluator:
         matrix = torch.tensor(reward_rows, dtype=torch.float32)
         return matrix.view(len(reward_rows), len(self.reward_names))
 
-    def check_rewards(
+    def compute_checked_rewards(
         self, prompts: list[str], completions: list[str], answers: list[str]
     ) -> Rewards:
-        """Return compute_rewards(...). Raises ValueError where that is not as its contract says."""
+        """Return compute_rewards(...). Raises ValueError if that is not what Rewards promises."""
         rewards = self.compute_rewards(prompts, completions, answers)
         name = type(self).__name__
         values = rewards.per_function
@@ -178,9 +183,9 @@ class GSM8kEvaluator(RewardEvaluator):
 
     Numbers are compared exactly. A number of more than 50 characters is not read, nor is one that
     is not written like a number (`1,00`). Accepted for 72 are `72`, `72.`, `72.0`, `$72`, `72%`,
-    `72 eggs`, `the answer is 72`, `x = 72` and `**72**`. Not accepted are numbers that their
-    surroundings change (`72k`, `72km`, `72!`, `72²`, `√72`, `72 thousand`, `half of 72`), and
-    numerals other than 0 to 9.
+    `72 eggs`, `the answer is 72`, `x = 72` and `**72**`. A number is not accepted if the text
+    next to it changes its value (`72k`, `72km`, `72!`, `72²`, `√72`, `72 thousand`, `half of 72`),
+    or if it is written in numerals other than 0 to 9.
 
     Each row of this table is a test, and tests/test_evaluator.py has more. A row has the five
     rewards in the order above, the strict and the flexible verdict, the gold answer and the
@@ -266,7 +271,8 @@ class MathEvaluator(RewardEvaluator):
     The strict verdict is the answer reward. The flexible verdict asks whether the final answer
     equals the gold answer. The final answer is that of the format if the completion has it,
     otherwise what the last \boxed{} holds, otherwise what follows the last <answer>, otherwise the
-    last number. So (format, correct_strict) gives three categories: (1, 1), (1, 0) and (0, 0).
+    last number. Because a strict verdict needs the format, (format, correct_strict) takes only
+    three values: (1, 1), (1, 0) and (0, 0).
 
     The details also have "grading": "equal", "different", or why there is no verdict: "timeout" or
     "failed". An answer without a verdict counts as different.
@@ -308,14 +314,15 @@ class MathEvaluator(RewardEvaluator):
 
 
 class CreativeWritingEvaluator(RewardEvaluator):
-    """Stories that continue an opening line, scored by a judge above a floor of rules.
+    """Stories that continue an opening line, scored by a judge.
 
-    The two rewards:
+    A text that breaks a rule is below the floor, and the judge is not asked about it. The two
+    rewards:
 
-    judge   The judge's score: for a rating 1 to 5, the mean over the rubric's criteria; for a
-            likelihood nats per token. It is NaN where it could not be had, or where the text is
-            below the floor and the judge was not asked.
-    floor   0, or -1 for a text below the floor. A text is below the floor by any of these rules:
+    judge   The judge's score. A rating is the mean over the rubric's criteria, from 1 to 5. A
+            likelihood is in nats per token. The score is NaN for a text below the floor, and where
+            the judge gave none.
+    floor   -1 for a text below the floor, otherwise 0. A text breaks a rule in these cases:
             empty           It has fewer than `min_words` words.
             no continuation It has a special token, a preamble ("Sure", "Title:"), or fewer letters
                             than other marks.
@@ -328,8 +335,8 @@ class CreativeWritingEvaluator(RewardEvaluator):
 
     There is no right answer. The strict verdict, which is logged as accuracy, asks for a text above
     the floor that got a score. The flexible verdict asks for a text above the floor. The details
-    also have "floor" (the rule that puts the text below it, or None), "distinct_2" within the text,
-    and what the judge adds.
+    also have "floor" (the rule that the text breaks, or None), "distinct_2" (the share of the
+    text's word pairs that are distinct), and what the judge adds.
     """
 
     reward_names = ("judge", "floor")
@@ -383,7 +390,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
         """
         texts = [completion.strip() for completion in completions]
         broken_rules = [
-            self.floor(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
+            self.broken_rule(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
         ]
         judged_rows = [i for i, rule in enumerate(broken_rules) if rule is None]
         row_scores, row_details = self.judge.score(
@@ -400,7 +407,9 @@ class CreativeWritingEvaluator(RewardEvaluator):
         for i, text in enumerate(texts):
             above_floor = broken_rules[i] is None
             is_scored = not math.isnan(scores[i])
-            reward_rows.append([scores[i], -float(not above_floor)])
+            # This zero has always had a minus sign, which logs keep.
+            floor_reward = -0.0 if above_floor else -1.0
+            reward_rows.append([scores[i], floor_reward])
             detail = {
                 "parsed": f"{scores[i]:.4f}" if is_scored else None,
                 "format": above_floor,
@@ -443,7 +452,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
         below_floor = floor_rewards < 0
         return torch.where(below_floor, self.judge.lowest + floor_rewards, judge_scores)
 
-    def floor(self, prompt: str, story: str) -> str | None:
+    def broken_rule(self, prompt: str, story: str) -> str | None:
         """Return the rule that puts a text below the floor; None for a text above it."""
         return story_rules.broken_rule(prompt, story, self.min_words)
 

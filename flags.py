@@ -1,6 +1,7 @@
-"""Every flag of main.py, in groups that sft.py and expert iteration share, and what can be wrong.
+"""The flags of main.py, in groups, and the checks of their values.
 
-`parse` turns a command line into flags. `check` finds mistakes in them before anything slow begins.
+Other scripts, such as sft.py, use some of the groups too. `parse` turns a command line into flags.
+`check` finds mistakes in them before anything slow begins.
 """
 
 import argparse
@@ -33,9 +34,10 @@ LOSS_TYPES = (
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows each flag's default, and keeps the line breaks of a help text, one for each choice.
+    """Shows each flag's default, and keeps the line breaks of a help text.
 
-    Where the default is None, the help text itself says what happens without the flag.
+    The breaks let each choice of a flag stand on a line of its own. Where the default is None, the
+    help text itself says what happens without the flag.
     """
 
     def _get_help_string(self, action):
@@ -91,6 +93,7 @@ def _flags_of_resumed_run(parser: ArgumentParser, argv: Sequence[str] | None) ->
         saved_flags = read_args(resume_args.output_dir / "args.json")
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    # Parsing an empty command line gives the names of all flags.
     flag_names = vars(parser.parse_args([])).keys() - {"resume", "output_dir"}
     return {name: saved_flags[name] for name in flag_names & saved_flags.keys()}
 
@@ -106,8 +109,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--dynamic_sampling",
         type=int,
         default=0,
-        help="Rounds in which new prompts replace those whose group has equal rewards, which teach"
-        " nothing (DAPO, arXiv:2503.14476). With 0 nothing is replaced.",
+        help="At most this many times in each iteration, prompts whose completions all got the same"
+        " reward are replaced by new prompts, because they teach nothing (DAPO, arXiv:2503.14476).",
     )
 
     add_loss(parser)
@@ -117,13 +120,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--num_train_iters",
         type=int,
         default=1000,
-        help="Iterations: rollout batches that are sampled and trained on.",
+        help="Number of iterations. Each samples one rollout batch and trains on it.",
     )
     add_optimisation_flag(
         "--epochs_per_rollout_batch",
         type=int,
         default=1,
-        help="Passes over each rollout batch. All updates but the first one are off-policy.",
+        help="Passes over each rollout batch. In an iteration, all updates but the first one are"
+        " off-policy.",
     )
     add_optimisation_flag(
         "--train_batch_size",
@@ -150,7 +154,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--adam_beta1",
         type=float,
         default=0.9,
-        help="Decay of AdamW's running mean of the gradient: the share of it that an update keeps.",
+        help="Decay of AdamW's running mean of the gradient: the share of the old mean that an"
+        " update keeps.",
     )
     add_optimisation_flag(
         "--adam_beta2",
@@ -184,8 +189,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 # --- Groups of flags ------------------------------------------------------------------------------
-# Those that scripts share return the add_argument of their last group, so that a script can add
-# flags of its own to it.
+# The functions that several scripts call return the `add_argument` of the last group they made, so
+# that a script can add flags to this group.
 
 
 def add_model_and_data(parser):
@@ -239,7 +244,7 @@ def add_data(parser):
 
 
 def add_sampling(parser, batch_flag: tuple[str, int, str] | None = None):
-    """Flags of sampling.
+    """Flags of sampling. Returns the `add_argument` of their group.
 
     batch_flag: name, default and help of the flag that says how much is sampled to train on; None
     for a script that samples only to evaluate.
@@ -259,7 +264,7 @@ def add_sampling(parser, batch_flag: tuple[str, int, str] | None = None):
         "--max_completion_length",
         type=int,
         default=512,
-        help="Maximum length of a completion in tokens. It is cut off there.",
+        help="Maximum length of a completion in tokens. A longer one is cut off.",
     )
     add(
         "--max_concurrent_sequences",
@@ -272,10 +277,10 @@ def add_sampling(parser, batch_flag: tuple[str, int, str] | None = None):
         "--sampling_dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16"),
-        help="Precision of the weights that sample. (default: %(default)s)\n"
+        help="Precision of the model that samples. (default: %(default)s)\n"
         "auto: bfloat16 on a GPU that has it, otherwise float32.\n"
-        "float32: the weights that are trained.\n"
-        "bfloat16: a copy of them, renewed after each update.",
+        "float32: samples with the trained weights themselves.\n"
+        "bfloat16: samples with a copy in bfloat16, renewed after each update.",
     )
     return add
 
@@ -286,9 +291,9 @@ def add_loss(parser):
         "--loss_type",
         default="grpo_clip",
         choices=LOSS_TYPES,
-        help="The loss of a token. Its ratio is its probability under the policy, divided by its"
-        " probability before the iteration's first update. docs/family.md compares the papers."
-        " (default: %(default)s)\n"
+        help="The loss of a token. In the choices below, `ratio` is the token's probability under"
+        " the policy, divided by its probability before the iteration's first update."
+        " docs/family.md compares the papers. (default: %(default)s)\n"
         "grpo_clip: minus the ratio times the advantage, with PPO's clip (GRPO,"
         " arXiv:2402.03300).\n"
         "grpo_no_clip: the same without the clip (an ablation).\n"
@@ -316,8 +321,9 @@ def add_loss(parser):
     add(
         "--cliprange_high",
         type=float,
-        help="Moves the upper end of that range to 1 + CLIPRANGE_HIGH, as in DAPO. With cispo the"
-        " weight is capped there. (default: --cliprange)",
+        help="From above, the ratio is clipped at 1 + CLIPRANGE_HIGH instead of 1 + CLIPRANGE, as"
+        " in DAPO. In cispo the ratio is a weight and is capped at this value."
+        " (default: --cliprange)",
     )
     add_length_normalization(add)
     add(
@@ -331,7 +337,8 @@ def add_loss(parser):
         "--advantage_eps",
         type=float,
         default=1e-6,
-        help="Small number that is added to that standard deviation before the division.",
+        help="Small number that is added to the standard deviation of a group's rewards before"
+        " advantages are divided by it.",
     )
     add(
         "--mask_truncated_completions",
@@ -356,8 +363,8 @@ def add_length_normalization(add):
         help="How the losses of tokens are averaged. (default: %(default)s)\n"
         "masked_mean: over the tokens of each completion, then over completions (GRPO,"
         " arXiv:2402.03300).\n"
-        "masked_normalize: their sum over each completion, divided by --max_completion_length,"
-        " then over completions (Dr. GRPO, arXiv:2503.20783).\n"
+        "masked_normalize: summed over each completion and divided by --max_completion_length,"
+        " then averaged over completions (Dr. GRPO, arXiv:2503.20783).\n"
         "token_mean: over all tokens of the update (DAPO, arXiv:2503.14476).",
     )
 
@@ -399,13 +406,15 @@ def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
             f"--eval_{unit}",
             type=int,
             default=100,
-            help=f"Evaluate every so many {unit}, and also before the first and after the last.",
+            help=f"Evaluate once every N {unit}, where N is this number; also before the first and"
+            " after the last.",
         )
         add(
             f"--save_{unit}",
             type=int,
             default=100,
-            help=f"Write a checkpoint every so many {unit}, and also after the last.",
+            help=f"Write a checkpoint once every N {unit}, where N is this number; also after the"
+            " last.",
         )
     add(
         "--eval_split",
@@ -435,7 +444,8 @@ def add_evaluation_and_output(parser, output_dir: str, unit: str | None = None):
         "--keep_checkpoints",
         type=int,
         default=3,
-        help="Number of checkpoints to keep: the newest ones, and besides them the most accurate.",
+        help="Number of newest checkpoints to keep. The most accurate one is kept too, even if it"
+        " is older.",
     )
     add(
         "--resume",
@@ -466,7 +476,7 @@ def add_runtime(parser):
         "--seed",
         type=int,
         default=0,
-        help="Seed of the random numbers, by which data are ordered and completions sampled.",
+        help="Seed of the random numbers that order the data and sample completions.",
     )
     add(
         "--device",
@@ -478,7 +488,7 @@ def add_runtime(parser):
 
 # --- Checks ---------------------------------------------------------------------------------------
 
-# Numbers that may be 0; all others must be greater.
+# Flags whose number may be 0. All other numbers must be greater than 0.
 ZERO_IS_FINE = (
     "seed",
     "beta",
@@ -489,12 +499,12 @@ ZERO_IS_FINE = (
     "dynamic_sampling",
     *judges.ZERO_IS_FINE,
 )
-# Numbers that must be smaller than these.
+# {flag: bound}; the value must be below the bound.
 UPPER_BOUNDS = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Find mistakes in the flags of a training script, before a model is loaded or a hub asked.
+    """Find mistakes in the flags of a training script before a model is loaded or the hub asked.
 
     Raises:
         ValueError: in the first process, with one line for the user; the others exit with code 2.
@@ -517,7 +527,7 @@ def check(args: argparse.Namespace) -> None:
 def check_numbers(args: argparse.Namespace, zero_is_fine: Sequence[str] = ZERO_IS_FINE) -> None:
     """Raise ValueError for a number that is out of its range."""
     for name, value in vars(args).items():
-        if type(value) not in (int, float):  # neither is a bool, though it counts as an int
+        if type(value) not in (int, float):  # not isinstance: a bool is an int
             continue
         if name in zero_is_fine and not 0 <= value < math.inf:
             raise ValueError(f"--{name} must be at least 0, not {value}")
@@ -556,27 +566,28 @@ def check_name(flag: str, name: str | None, known_names: Collection[str]) -> Non
 
 
 def check_batches(args: argparse.Namespace) -> None:
-    """Raise ValueError for sizes of batches and groups that do not fit together, or the loss."""
+    """Raise ValueError for batch and group sizes that do not fit each other, or the loss."""
     num_processes = distributed.world_size()
     rollout_size = args.rollout_batch_size
     train_size = args.train_batch_size
-    rows_per_unit = args.group_size * num_processes  # each process needs equally many groups
-    unit = f"--group_size {args.group_size}"
+    smallest_batch = args.group_size * num_processes  # each process needs equally many groups
+    smallest_batch_text = f"--group_size {args.group_size}"
     if num_processes > 1:
-        unit += f" times {num_processes} processes"
-    if rollout_size % rows_per_unit != 0:
-        size_below = rollout_size - rollout_size % rows_per_unit
-        fitting_sizes = [size_below, size_below + rows_per_unit]
+        smallest_batch_text += f" times {num_processes} processes"
+    if rollout_size % smallest_batch != 0:
+        size_below = rollout_size - rollout_size % smallest_batch
+        fitting_sizes = [size_below, size_below + smallest_batch]
         advice = " or ".join(str(size) for size in fitting_sizes if size > 0)
         raise ValueError(
-            f"--rollout_batch_size {rollout_size} is not a multiple of {unit}; use {advice}"
+            f"--rollout_batch_size {rollout_size} is not a multiple of {smallest_batch_text};"
+            f" use {advice}"
         )
-    if rollout_size % train_size != 0 or train_size % rows_per_unit != 0:
-        candidates = range(rows_per_unit, rollout_size + 1, rows_per_unit)
+    if rollout_size % train_size != 0 or train_size % smallest_batch != 0:
+        candidates = range(smallest_batch, rollout_size + 1, smallest_batch)
         advice = ", ".join(str(size) for size in candidates if rollout_size % size == 0)
         raise ValueError(
             f"--train_batch_size {train_size} must divide --rollout_batch_size {rollout_size}, and"
-            f" be a multiple of {unit}; use one of {advice}"
+            f" be a multiple of {smallest_batch_text}; use one of {advice}"
         )
     if args.group_size == 1 and args.loss_type != "no_baseline":
         raise ValueError(

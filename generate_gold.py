@@ -13,9 +13,9 @@ prompt_name, without EOS), the gold answer, the source, the number of the attemp
 whether it is correct, and prompt_name. Rows stand in the order in which they were finished, so
 quick ones come first: whoever needs a subset should draw it at random.
 
-The other attempts go to the file's sibling .rejected.jsonl, with a reason. A second start needs
-only these two files to continue. It skips problems that are solved or out of attempts, and tries
-those again that got no reply.
+The other attempts go to a second file beside it, gold.rejected.jsonl, each with the reason. A
+second start needs only these two files to continue. It skips problems that are solved or have no
+attempts left, and tries again those that got no reply.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ from sampling import generation
 ENDPOINT_PROMPT = PROMPTS["reasoning_answer"]
 # In training, a special token inside a completion would end a turn in the middle of the text.
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")
-# After so many problems in a row without a reply, the endpoint is gone or the account is empty.
+# After this many problems in a row without a reply, the endpoint must be gone or the account empty.
 MAX_FAILURES_IN_A_ROW = 20
-# So many reference solutions are graded and written together.
+# The number of reference solutions that are graded and written together.
 REFERENCE_BATCH_SIZE = 500
 
 # Every row of the output begins with these bytes and has at least these keys.
@@ -90,6 +90,7 @@ class JsonlFile:
             have_keys = all(REQUIRED_KEYS <= row.keys() for row in rows)
         except ValueError:
             have_keys = False
+        # The last line may have been cut off after ROW_START, or already inside it.
         may_begin_a_row = last_line.startswith(ROW_START) or ROW_START.startswith(last_line)
         if not have_keys or not may_begin_a_row:
             raise ValueError(
@@ -151,15 +152,16 @@ class GoldCollector:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.failures_in_a_row = 0
-        # An error before the first problem is done should be one line alone: the delay keeps the
-        # bar away until then.
+        self.shown_reasons = set()  # why problems got no reply, as far as the user has been told
+        # With a delay, tqdm draws nothing before a problem is done. An error that comes first is
+        # then the only line on the screen.
         self.progress_bar = tqdm(
             total=len(self.open_problems),
             desc="gold",
             dynamic_ncols=True,
             leave=False,
             delay=0.1,
-            disable=None,
+            disable=None,  # no bar where stderr is not a terminal
         )
 
     def _count_earlier_rows(self, rows):
@@ -167,9 +169,9 @@ class GoldCollector:
         questions = {problem["id"]: problem["question"] for problem in self.problems}
         for row in rows:
             has_same_prompt = row["prompt_name"] == self.args.prompt
-            # A row whose problem is not among --num_problems of this run has nothing to be compared
-            # with.
-            has_same_question = questions.get(row["id"], row["question"]) == row["question"]
+            # The row's problem may not be among the --num_problems of this run.
+            is_known = row["id"] in questions
+            has_same_question = not is_known or questions[row["id"]] == row["question"]
             if not has_same_prompt or not has_same_question:
                 raise ValueError(
                     f"{self.args.output} was made from other problems or for another prompt; "
@@ -238,18 +240,18 @@ class GoldCollector:
             self.progress_bar.update()
 
     def record_no_reply(self, problem, reason, message):
-        """Note that the endpoint has failed this problem.
+        """Note that a problem got no reply from the endpoint.
 
         Nothing is written, so that a second start tries it again. Failures are counted by their
         reason, a few words; the message says more, and is shown once for each reason.
 
         Raises:
-            OSError: So many problems in a row have failed that the endpoint must be gone.
+            OSError: MAX_FAILURES_IN_A_ROW problems in a row got no reply.
         """
-        outcome = Outcome("no reply", reason)
-        if outcome not in self.outcomes.values():
+        if reason not in self.shown_reasons:
+            self.shown_reasons.add(reason)
             self.progress_bar.write(f"no reply: {message}")
-        self.outcomes[problem["id"]] = outcome
+        self.outcomes[problem["id"]] = Outcome("no reply", reason)
         self.progress_bar.update()
         self.failures_in_a_row += 1
         if self.failures_in_a_row == MAX_FAILURES_IN_A_ROW:
@@ -362,8 +364,8 @@ async def ask_endpoint(args, collector):
     if args.temperature is not None:
         options["temperature"] = args.temperature
     read_reply = partial(read_sample, prompt=PROMPTS[args.prompt])
-    # asyncio's own handler does not wake a loop that has just gone to sleep: Ctrl-C would wait for
-    # the next reply.
+    # Ctrl-C cancels this task at once. asyncio's own handler does not wake an event loop that has
+    # just gone to sleep, so the script would go on until the next reply.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
     async with Endpoint(
         args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries
@@ -385,8 +387,8 @@ async def ask_endpoint(args, collector):
 def read_sample(reply_text, prompt):
     """The Sample in an endpoint's JSON.
 
-    If the text keeps to ENDPOINT_PROMPT's format, it is rewritten in that of `prompt`. Whatever
-    this function raises, the endpoint takes for a broken reply and asks again.
+    If the text keeps to ENDPOINT_PROMPT's format, it is rewritten in that of `prompt`. If this
+    function raises, Endpoint.ask counts a broken reply and sends the request again.
     """
     reply = jsonl.parse(reply_text, "a reply")
     choice = reply["choices"][0]
@@ -445,7 +447,7 @@ def parse_args(argv=None):
         "--num_attempts",
         type=int,
         default=1,
-        help="samples at most for each problem; the first correct one is the last",
+        help="maximum number of samples for each problem; sampling stops at the first correct one",
     )
     add(
         "--temperature",
@@ -456,7 +458,7 @@ def parse_args(argv=None):
         "--max_completion_length",
         type=int,
         default=512,
-        help="tokens at most in a completion; 0 leaves the limit to the endpoint",
+        help="maximum number of tokens in a completion; 0 leaves the limit to the endpoint",
     )
     add(
         "--concurrency",
@@ -468,13 +470,13 @@ def parse_args(argv=None):
         "--timeout",
         type=float,
         default=120.0,
-        help="seconds without a sign of life from the endpoint after which a request is repeated",
+        help="seconds without a sign of life from the endpoint, after which a request is repeated",
     )
     add(
         "--max_retries",
         type=int,
         default=5,
-        help="how often a failed request is repeated, with exponential back-off",
+        help="how many times a failed request is repeated, with exponential back-off",
     )
 
     add = parser.add_argument_group("output").add_argument
@@ -487,7 +489,7 @@ def parse_args(argv=None):
     add(
         "--keep_incorrect",
         action="store_true",
-        help='write the other attempts to the same file too, marked "correct": false',
+        help='write incorrect attempts to --output as well, marked "correct": false',
     )
     flags.add_runtime(parser)
     return parser.parse_args(argv)
@@ -517,7 +519,7 @@ def check_args(args):
 
 
 def choose_problems(args):
-    """--num_problems of the training split, in an order drawn from --seed.
+    """The first --num_problems of the training split (default: all), shuffled by --seed.
 
     Raises:
         ValueError: There is no training split.

@@ -39,14 +39,15 @@ R1_ZERO_PROMPT = (
 class Prompt(ABC):
     """A format of prompt and completion.
 
-    Questions are joined to the prompt's text and never formatted into it, so that braces survive.
+    A question is joined to the prompt's text. str.format is not used, because it would give the
+    braces of LaTeX a meaning.
     """
 
     name: str
     # In plain text, these stand directly before and after the question.
     prefix = ""
     suffix = ""
-    # Sampling ends after any of these, which stays in the text. It always ends at EOS.
+    # Sampling ends after any of these strings, which stays in the completion, and at the EOS.
     stop_strings: tuple[str, ...] = ()
 
     def render(self, tokenizer, question: str) -> str:
@@ -130,7 +131,7 @@ class Story(Prompt):
 def bos_text(tokenizer) -> str:
     """The BOS token as text if the tokenizer itself puts it before a text, and otherwise nothing.
 
-    An EOS, which some tokenizers put behind a text, does not belong to a prompt.
+    Some tokenizers also put an EOS after a text. It is left out here, since a prompt goes on.
     """
     ids = tokenizer("")["input_ids"]
     starts_with_bos = bool(ids) and ids[0] == tokenizer.bos_token_id
@@ -143,9 +144,10 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
     If the template takes no system role, the system's text opens the user's turn.
 
     Raises:
-        ValueError: The template fails on both, or leaves text out.
+        ValueError: The template fails with a system message and also without one, or it leaves out
+            the system's text.
     """
-    system = messages[0]["content"]
+    first_text = messages[0]["content"]  # the system's, if there is a system message
     all_text = "\n\n".join(message["content"] for message in messages)
     single_turn = [{"role": "user", "content": all_text}]
     for chat in (messages, single_turn):
@@ -154,7 +156,7 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
         except (TemplateError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
         else:
-            if system.strip() in text:
+            if first_text.strip() in text:
                 return text
             reason = "it leaves out the system's text"
     raise ValueError(
@@ -200,7 +202,7 @@ class DataLoader(ABC):
             dataset_path: a folder with splits, instead of the data set's own source.
             max_prompt_length: in tokens; examples with longer prompts are left out.
             seed: of the order in which next_batch gives the examples.
-            size: keep a subset of so many examples, which is the same for every seed, tokenizer
+            size: keep a subset of this many examples, which is the same for every seed, tokenizer
                 and prompt. None keeps all.
 
         Raises:
@@ -239,12 +241,14 @@ class DataLoader(ABC):
         if split not in cls.splits:
             raise ValueError(
                 f"--eval_split {split}: {cls.name} has no such split; "
-                "a folder can have one (--dataset_path)"
+                "to use one, give a folder that contains it by --dataset_path"
             )
 
     @classmethod
     def read(cls, split: str, dataset_path: str | None = None) -> list[dict]:
-        """Every example of the split with its id and without a prompt, which needs no tokenizer.
+        """Every example of the split, with its id.
+
+        The prompts are not rendered, so no tokenizer is needed.
 
         Raises:
             ValueError: There is no such split, or a row is wrong.
@@ -283,7 +287,11 @@ class DataLoader(ABC):
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue the stream where state_dict says. Raises ValueError past the last example."""
+        """Continue the stream where state_dict says.
+
+        Raises:
+            ValueError: That is past the last example.
+        """
         self.epoch = state["epoch"]
         self.position = state["position"]
         if self.position > len(self.examples):
@@ -302,9 +310,10 @@ class DataLoader(ABC):
 
 
 class ArithmeticLoader(DataLoader):
-    """Generated word problems, whose solutions write every step directly.
+    """Generated word problems.
 
-    The splits share no operands.
+    Their solutions give the result of every step at once (`33 * 4 = 132`), without easier steps
+    between. Two problems of the same family in different splits never have the same numbers.
     """
 
     name = "arithmetic"
@@ -417,7 +426,7 @@ def get_dataloaders(
         dataset_path: a folder with splits as .jsonl or .parquet, instead of the hub.
         max_prompt_length: in tokens; examples with longer prompts are left out.
         seed: of the order of the training examples.
-        eval_size: evaluate a fixed subset of so many examples; None evaluates all.
+        eval_size: evaluate a fixed subset of this many examples; None evaluates all.
 
     Raises:
         ValueError: There is no such split, a row is wrong, or every prompt is too long.
@@ -438,7 +447,8 @@ def get_dataloaders(
 def default_eval_split(name: str, dataset_path: str | None) -> str:
     """The validation split if the data set itself has one, and otherwise the test split.
 
-    In the latter case the best checkpoint is chosen on the problems that it is then reported on.
+    Without a validation split, the best checkpoint is chosen by its accuracy on the test problems,
+    and this same accuracy is reported.
     """
     has_validation = name in DATASETS and "validation" in DATASETS[name].splits
     return "validation" if has_validation and not dataset_path else "test"

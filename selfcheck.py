@@ -4,8 +4,8 @@
     python selfcheck.py --check_judge 20 --dataset_name creative ...
 
 It takes main.py's flags and trains nothing. Each check prints what it measured and whether it
-holds, and if not, what to do. The exit code is 1 if a check fails. --check_judge makes only the
-judge's report, on so many opening lines.
+holds, and if not, what to do. The exit code is 1 if a check fails. --check_judge N makes only
+the judge's report, on N opening lines.
 """
 
 import os
@@ -63,7 +63,7 @@ def sample_groups(args, run):
 
 
 def check_template(args, run, sampled):
-    """The prompt ends where the completion begins: a full chat starts with exactly the prompt."""
+    """A chat rendered with its reply starts with the prompt, and the reply follows at once."""
     example = sampled.examples[0]
     prompt = run.train_loader.prompt
     messages = prompt.messages(example["question"])
@@ -74,13 +74,13 @@ def check_template(args, run, sampled):
     return CheckResult(
         ok=chat.startswith(example["prompt"] + "ANSWER"),
         figure=f"prompt ends in {example['prompt'][-25:]!r}",
-        advice="use a tokenizer whose chat template opens an assistant's turn as its generation "
-        "prompt does",
+        advice="use a tokenizer whose chat template writes the same text before a reply, whether "
+        "the reply is in the chat or still to be generated",
     )
 
 
 def check_masks(args, run, sampled):
-    """The EOS is inside the completion mask, where stopping is learnt, and nothing behind it is."""
+    """The completion mask includes the EOS, so that stopping is learnt, and nothing after it."""
     rollout = sampled.rollout
     eos_ids = torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)).to(args.device)
     is_eos = torch.isin(rollout.completion_ids, eos_ids)  # (B, C)
@@ -101,16 +101,17 @@ def check_masks(args, run, sampled):
         )
     at_most_one_eos = bool(eos_counts.max() <= 1)
     # A completion that ends at a stop string is finished without an EOS.
-    finished_by_eos = num_with_eos == num_finished or bool(run.train_loader.prompt.stop_strings)
+    has_stop_strings = bool(run.train_loader.prompt.stop_strings)
+    finishes_are_explained = num_with_eos == num_finished or has_stop_strings
     return CheckResult(
-        at_most_one_eos and finished_by_eos,
+        at_most_one_eos and finishes_are_explained,
         figure,
         "masks must run from the first completion token through the first EOS",
     )
 
 
 def check_sampled_logps(args, run, sampled):
-    """What was sampled is what is trained: the sampler's log-probs are those of the loss."""
+    """The sampler gives every token that it drew the log-prob that the loss gives it."""
     rollout = sampled.rollout
     logps = compute_rollout_logps(
         run.model,
@@ -132,13 +133,13 @@ def check_sampled_logps(args, run, sampled):
 
 
 def check_graphs(args, run, sampled):
-    """Decode steps that are captured in CUDA graphs draw what ordinary steps draw, and sooner."""
+    """Decode steps in CUDA graphs draw the same tokens as ordinary steps, in less time."""
     decoder = decoding.CAPTURED_DECODERS.get(run.sampler)
     if decoder is None:
         return CheckResult(
             True,
-            "nothing is captured: no CUDA, float32 weights, "
-            "or keys and values that would fill the memory",
+            "nothing is captured in CUDA graphs, for one of three reasons: there is no CUDA, the "
+            "weights are float32, or the keys and values would fill the memory",
         )
     prompts = [example["prompt"] for example in sampled.examples]
 
@@ -158,13 +159,13 @@ def check_graphs(args, run, sampled):
             completion_ids = rollout.completion_ids.tolist()
             return completion_ids, time.perf_counter() - start
 
-    captures = decoder.uses_graphs
-    sample_with(captures)  # untimed: graphs may be captured in this call
-    ids_with_graphs, seconds_with_graphs = sample_with(captures)
+    can_capture = decoder.uses_graphs  # False after a capture that failed
+    sample_with(can_capture)  # untimed: graphs may be captured in this call
+    ids_with_graphs, seconds_with_graphs = sample_with(can_capture)
     ids_without_graphs, seconds_without_graphs = sample_with(False)
-    decoder.uses_graphs = captures
+    decoder.uses_graphs = can_capture
     return CheckResult(
-        ok=captures and ids_with_graphs == ids_without_graphs,
+        ok=can_capture and ids_with_graphs == ids_without_graphs,
         figure=f"{len(prompts)} prompts, 150 steps: {seconds_with_graphs:.2f} s, "
         f"without graphs {seconds_without_graphs:.2f} s",
         advice="use --sampling_dtype float32, which samples without graphs: right, but slower",
@@ -201,7 +202,8 @@ def check_spread(args, run, sampled):
     return CheckResult(
         ok=flat_fraction < 0.9,
         figure=f"mean reward {metrics['reward']:.3f}, "
-        f"std within groups {metrics['reward_std']:.3f}, {flat_fraction:.0%} of groups flat",
+        f"std within groups {metrics['reward_std']:.3f}, "
+        f"in {flat_fraction:.0%} of the groups all rewards are equal",
         advice="use easier problems, a larger --group_size or --temperature, "
         "or supervised fine-tuning first",
     )
@@ -266,10 +268,10 @@ def run_checks(args, run):
 
 
 def check_judge(args, num_lines):
-    """Print and store the judge's report on a group of stories for each of so many opening lines.
+    """Print and store the judge's report on num_lines opening lines, with a group of stories each.
 
     Raises:
-        ValueError: The data set has no judge, or a run that lives has the output directory.
+        ValueError: The data set has no judge, or another run is still using the output directory.
     """
     args.eval_only = True  # the setup of a training run would make a report of its own
     run = main.setup(args)
@@ -292,7 +294,7 @@ def run_selfcheck(argv=None):
         "--check_judge",
         type=int,
         metavar="LINES",
-        help="make only the report of the judge of stories, on so many opening lines",
+        help="make only the report of the judge of stories, on this number of opening lines",
     )
     own_args, training_argv = parser.parse_known_args(argv)
     args = flags.parse_args(training_argv)

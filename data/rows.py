@@ -123,7 +123,7 @@ def math_example(row: dict, location: str) -> dict:
     r"""The example in a row of MATH.
 
     The columns are `problem`; `answer`, or a `solution` whose last \boxed{} is the answer; and
-    `level` and `subject` (in the original `type`), which may be missing.
+    `level` and `subject`, which the original data set calls `type`; both may be missing.
 
     Raises:
         ValueError: A column is missing or has no such answer.
@@ -131,6 +131,7 @@ def math_example(row: dict, location: str) -> dict:
     solution = ""
     if "solution" in row:
         solution = text_of(row, "solution", location).strip()
+    # Without both, text_of raises for the missing column.
     if "answer" in row or not solution:
         answer = text_of(row, "answer", location)
     else:

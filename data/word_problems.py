@@ -26,9 +26,9 @@ from logs import jsonl
 NAMES = ("Ana", "Ben", "Eva", "Leo", "Lily", "Mia", "Sam", "Tom")
 THINGS = ("apples", "books", "cakes", "cards", "eggs", "pens", "shells", "toys")
 MAX_RESULT = 999
-# A tenth of a family's operands are for test, a tenth for validation, and the others for training.
+# Each family has a tenth of its operands for test, a tenth for validation, the rest for training.
 SPLITS = ("test", "validation", "train")
-# After so many draws in a row that gave no new problem, `generate` reports that there are no more.
+# After this many draws in a row without a new problem, `generate` raises, as if none were left.
 MAX_MISSES_IN_A_ROW = 1_000
 
 
@@ -111,7 +111,7 @@ class Family:
     name: str
     question: str  # with blanks for the operands' letters, and for names and things
     operands: dict  # letter -> the values that it may take
-    # "x operator y" each, where x and y are letters, or earlier results r1, r2, ...
+    # Each step is "x operator y", where x and y are letters, or earlier results r1, r2, ...
     steps: tuple
 
     @property
@@ -150,8 +150,12 @@ class Family:
     def split_of(self, operands: dict[str, int]) -> str:
         values = ",".join(str(operands[letter]) for letter in self.operands)
         checksum = zlib.crc32(f"{self.name}:{values}".encode())
-        tenth = checksum % 100 // 10  # 0 to 9
-        return SPLITS[min(tenth, 2)]
+        bucket = checksum % 100 // 10  # 0 to 9
+        if bucket == 0:
+            return "test"
+        if bucket == 1:
+            return "validation"
+        return "train"
 
 
 def _parse_values(text):
@@ -177,15 +181,16 @@ def generate(split: str, num_problems: int, seed: int = 0, careful: float = 0.0)
     """Distinct problems: dicts of question, answer (one step a line, then "#### N") and level.
 
     The levels take turns, and a shorter list is the beginning of a longer one. No question appears
-    twice. In validation and test, no operands appear twice within a family either: 2,000 problems
-    use up the smallest families, and take more from the others.
+    twice. In validation and test, no operands appear twice within a family either. The smallest
+    families do not have enough operands for their share of 2,000 problems; other families of the
+    same level then give more.
 
     Args:
         careful: the share of steps that are written in easier pieces. It does not change which
             problems are drawn.
 
     Raises:
-        ValueError: There is no such split, or it does not have so many distinct problems.
+        ValueError: There is no such split, or it does not have this many distinct problems.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")

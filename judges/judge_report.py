@@ -75,7 +75,7 @@ def measure_judge(evaluator, prompts, stories, group_size, seed=0) -> dict:
     """
     stories = [story.strip() for story in stories]
     above_floor = [
-        evaluator.floor(prompt, story) is None
+        evaluator.broken_rule(prompt, story) is None
         for prompt, story in zip(prompts, stories, strict=True)
     ]
     scores = score_selected(evaluator.judge, prompts, stories, above_floor)
@@ -152,7 +152,7 @@ def compare_with_copies(evaluator, prompts, stories, scores, copies) -> dict:
     copy_scores = [all_copy_scores[i] for i in rows]
     copy_totals = []
     for i in rows:
-        is_above_floor = evaluator.floor(prompts[i], copies[i]) is None
+        is_above_floor = evaluator.broken_rule(prompts[i], copies[i]) is None
         copy_totals.append(all_copy_scores[i] if is_above_floor else evaluator.judge.lowest - 1)
     wins = [
         (story_score > copy_score) + (story_score == copy_score) / 2

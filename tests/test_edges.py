@@ -317,7 +317,7 @@ def test_an_evaluator_is_held_to_its_contract(spoil, words):
             return rewards
 
     with pytest.raises(ValueError) as error:
-        SpoiltEvaluator().check_rewards(["", ""], ["ab", "cd"], ["", ""])
+        SpoiltEvaluator().compute_checked_rewards(["", ""], ["ab", "cd"], ["", ""])
     for word in ["SpoiltEvaluator", *words]:
         assert word in str(error.value)
 

@@ -664,7 +664,7 @@ def test_a_judge_that_hears_damage_only_beside_the_story_itself():
 class Lenient(CreativeWritingEvaluator):
     """No floor: a random model writes no words."""
 
-    def floor(self, prompt, story):
+    def broken_rule(self, prompt, story):
         return None
 
 
