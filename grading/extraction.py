@@ -8,23 +8,28 @@ import re
 from fractions import Fraction
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-MAX_DIGITS = 50  # characters of one number; a longer one is not read
+MAX_NUMBER_LENGTH = 50  # characters of one number; a longer one is not read
 MAX_PHRASE = 1000  # characters of an answer in words; a number in a longer one is not read
 TAIL = 20_000  # characters at the end of a text in which a \boxed{} is looked for
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
-BRACE = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace matches too, as a whole: it opens nothing
+# An escaped brace is matched together with its backslash, so it is not taken for a brace.
+BRACE = re.compile(r"\\[\\{}]|[{}]")
 
-# A minus belongs to the number where nothing stands before it that the number could be subtracted
-# from: it does in -5, $-5 and -$5, but the last number of 10-5 is 5.
+# A minus is a sign if no word character or closing parenthesis stands before it (-5, $-5, -$5). In
+# 10-5 it is a subtraction, so the last number there is 5.
 ANY_NUMBER = re.compile(
-    r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?"
+    r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?"  # a sign, a currency, or both in any order
+    r"(?:(?<![\w.])\.)?"  # the point of .5
+    r"[0-9](?:[0-9.,]*[0-9])?%?"  # digits, with points and commas between them
 )
-# Commas, if there are any, separate groups of three digits.
 WELL_WRITTEN = re.compile(
-    r"(?:-[$€£]?|[$€£]-?)?(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"
+    r"(?:-[$€£]?|[$€£]-?)?"  # a sign, a currency, or both in any order
+    r"(?=\.?[0-9])"  # a digit must follow, because the integer and the decimals may each be missing
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)"  # an integer: its commas separate groups of three digits
+    r"(?:\.[0-9]+)?%?"  # decimals
 )
-# Text that makes another number of the one that is written: `- 5` (which is -5, or an item of a
-# list), 72k, 72!, x72, √72, 72^2, 72 thousand, half of 72.
+# Text that changes the value of a number: `- 5` (which is -5, or an item of a list), 72k, 72!, x72,
+# √72, 72^2, 72 thousand, half of 72.
 CHANGES_VALUE = re.compile(
     r"[-−]\s+[$€£]?\.?[0-9]|[0-9](?:[^\W\d_]|!)|[^\W\d_][0-9]|[√^~]"
     r"|\b(?:hundred|thousand|million|billion|trillion|dozen|hal(?:f|ve)|third|quarter"
@@ -38,7 +43,7 @@ def to_number(text: str) -> Fraction | None:
 
     Anything else gives None: `1,00`, `1.2.3`, `72 eggs`, the empty text.
     """
-    if len(text) > MAX_DIGITS:
+    if len(text) > MAX_NUMBER_LENGTH:
         return None
     text = text.replace("−", "-")
     if WELL_WRITTEN.fullmatch(text) is None:
@@ -66,7 +71,9 @@ def last_number(text: str) -> str | None:
     last_digit = max(text.rfind(digit) for digit in "0123456789")
     if last_digit < 0:
         return None
-    start = max(0, last_digit - 2 * MAX_DIGITS)
+    # A number that begins before this window is cut, but what is left is still too long to be read.
+    start = max(0, last_digit - 2 * MAX_NUMBER_LENGTH)
+    # A % may follow the last digit.
     return ANY_NUMBER.findall(text[start : last_digit + 2])[-1]
 
 
@@ -128,8 +135,8 @@ def last_boxed(text: str) -> str | None:
                 depth -= 1
             if depth == 0:
                 return text[start + 1 : brace.start()].strip()
-        # This box is never closed. A box before it that is still open at this place cannot be
-        # closed either, so its closing brace is looked for only up to here.
+        # This box has no closing brace up to `end`. A box before it must therefore be closed before
+        # this box begins, or not at all, so the search now ends here. This keeps the time linear.
         end = box.start()
     return None
 

@@ -44,7 +44,8 @@ MAX_MEMORY = 2 * 2**30  # bytes of address space for one question
 
 # --- Normalization: the many ways to write an answer become one plain LaTeX -----------------------
 
-# Normalized LaTeX has no spaces, and its text, such as \text{cm}, stands in "quotes".
+# Normalized LaTeX has no spaces but meaningful ones, as in `\pi r` and `1 2`. Its text, such
+# as \text{cm}, stands in "quotes".
 UNICODE_TO_LATEX = str.maketrans(
     {
         "−": "-",
@@ -66,8 +67,9 @@ UNICODE_TO_LATEX = str.maketrans(
         "θ": r"\theta ",
         "⟨": "(",
         "⟩": ")",
-        '"': "",
         "\xa0": " ",
+        # These two get a meaning below: quotes enclose text, and \0 stands for a space to keep.
+        '"': "",
         "\0": "\ufffd",
     }
 )
@@ -100,15 +102,19 @@ REWRITES = [
         (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
         (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        # \sqrt2 becomes \sqrt{2}, and \frac12 becomes \frac{1}2 and then \frac{1}{2}. But \sqrt13
+        # and \frac123 stay, because writers mean different things by them.
         (rf"(\\sqrt(?:\[\d\])?)\s*{ARGUMENT}(?!\d)", r"\1{\2}"),
         (rf"\\frac\s*{ARGUMENT}(?!\d\d)", r"\\frac{\1}"),
         (rf"(\\frac\{{[^{{}}]*\}})\s*{ARGUMENT}(?!\d)", r"\1{\2}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),
         (r"_\s*(\d+|[a-zA-Z])", r"_{\1}"),
-        (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # a mixed number
+        # Mixed numbers: 1\frac{2}{3} and 1 2/3 become (1+\frac{2}{3}).
+        (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),
         (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", r"(\1+\\frac{\2}{\3})"),
-        # All spaces go, except those that mean something: they are \0 meanwhile.
+        # All spaces go, except those that mean something, which are \0 meanwhile: one after a
+        # command (\1, with \2 empty) and one after a digit (\2, with \1 empty).
         (r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(\d)\s+(?=[\d.])", r"\1\2\0"),
         (r"\s+", ""),
         (r"\0", " "),
@@ -122,13 +128,15 @@ INEQUALITY = re.compile(r"[<>≤≥]|\\(?:[lg]t|[lg]e|[lg]eq|[lg]eqslant)(?![a-z
 
 def normalize_answer(text: str) -> str:
     """Return `text` in one notation: answers that differ only in notation become equal strings."""
+    # "or" between inequalities makes a union of intervals, elsewhere a set like "and".
     or_separator = r" \\cup " if INEQUALITY.search(text) else ","
     for word, separator in ("or", or_separator), ("and", ","):
         separating_word = (
             rf",?\s*(?:\\(?:text|mbox)\{{\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))"
         )
         text = re.sub(separating_word, separator, text)
-    # An even number of dollar signs encloses mathematics, an odd one is money.
+    # If the number of dollar signs is even, they enclose mathematics; if odd, they are taken for
+    # money.
     num_dollars = len(DOLLAR.findall(text))
     text = DOLLAR.sub("" if num_dollars % 2 == 0 else r"\\$", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)  # \( \) \[ \] enclose mathematics too
@@ -221,7 +229,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 POWER = r"square|sq\.?|cubic"
 UNIT = re.compile(
-    r'(?:(?:(?<![a-zA-Z\\"])|(?<=\\pi ))'
+    r'(?:(?<![a-zA-Z\\"])'  # a bare unit stands after no letter: the in of \sin is none
     rf"(?P<power>{POWER})?(?P<bare>{_any_of(BARE_UNITS)})"
     rf'|"(?P<quoted_power>{POWER})?(?P<quoted>{_any_of(UNIT_OF)})\.?")'
     r"(?:\^\{(?P<exponent>[23])\})?$"
@@ -250,9 +258,9 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def plain_verdict(gold: str, answer: str) -> bool | None:
-    """Whether two texts are equal, where words, numbers and units decide.
+    """Whether two texts are equal, if words, numbers and units suffice to tell.
 
-    None where only structure or algebra can tell.
+    None if only structure or algebra can tell.
     """
     if not gold or not answer:
         return False
@@ -261,6 +269,7 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
         return True
     if all(re.fullmatch(r"\(?[A-Z]\)?", text) for text in unquoted):  # letters of a multiple choice
         return unquoted[0].strip("()") == unquoted[1].strip("()")
+    # Upper and lower case are the same in words, but not in variables: ab is a times b.
     if all(re.fullmatch(r"[a-zA-Z]{3,}|no", text, re.IGNORECASE) for text in unquoted):
         return unquoted[0].lower() == unquoted[1].lower()
     gold_value, gold_unit = split_unit(gold)
@@ -328,7 +337,9 @@ def split_outside_brackets(text: str, separator: str) -> list[str] | None:
 def read_inequality(text: str) -> Structure | None:
     r"""Return `1\le x<2` or `x>1` as the interval of x; None for anything else."""
     terms = [term.strip() for term in re.split(r"(<|>|\\[lg]e(?![a-zA-Z]))", text)]
-    if ">" in terms or r"\ge" in terms:  # read it from right to left
+    if ">" in terms or r"\ge" in terms:
+        # It is read from right to left: 3>x becomes x<3. In 1<x>2 the "<" becomes ">" as well, so
+        # this is refused below.
         mirrored = {">": "<", r"\ge": r"\le", "<": ">"}
         terms = [mirrored.get(term, term) for term in reversed(terms)]
     if len(terms) == 3:  # one-sided
@@ -352,9 +363,12 @@ def _split_assignment(text: str) -> tuple[str, str]:
     if match is None:
         return "", text
     name, relation, value = match.groups()
+    # What is left without commands such as \sqrt: digits, signs, letters and Greek letters.
     symbols = re.sub(rf"\\(?!{GREEK})[a-zA-Z]+", "", split_unit(value)[0])
-    has_variables = re.search(r"[a-df-hj-zA-Z]|\\", symbols)  # any letter but e and i
-    if relation == "=" and "(" not in name and has_variables:  # `y=2x` stays an equation
+    has_letter = re.search(r"[a-df-hj-zA-Z]", symbols)  # any letter but e and i, which are numbers
+    has_greek_letter_or_set = "\\" in symbols  # the backslash of \theta, or of the braces of a set
+    is_equation = relation == "=" and "(" not in name  # `y=2x`, but not `f(x)=2x`
+    if is_equation and (has_letter or has_greek_letter_or_set):
         return "", text
     return name, value
 
@@ -366,9 +380,9 @@ def _read_matrix(text: str, name: str) -> Structure | None:
         return None
     rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row]
     kind = "determinant" if match[1] == "v" else "matrix"
-    size = "x".join(str(len(row)) for row in rows)
+    row_lengths = "x".join(str(len(row)) for row in rows)  # "2x2x2" has three rows of two cells
     cells = list(itertools.chain.from_iterable(rows))
-    return Structure(f"{kind} {size}", cells, name)
+    return Structure(f"{kind} {row_lengths}", cells, name)
 
 
 def read_structure(text: str) -> Structure:
@@ -383,7 +397,8 @@ def read_structure(text: str) -> Structure:
         brackets = match[1] + match[3]
         if brackets == r"\{\}":
             return _read_unordered("set", items, name)
-        if len(items) > 1 and "\\" not in brackets:
+        is_tuple_or_interval = len(items) > 1 and "\\" not in brackets
+        if is_tuple_or_interval:
             return Structure(brackets, items, name)
         if brackets == "()":  # they only group
             inner = read_structure(match[2])
@@ -434,6 +449,8 @@ def equal_answers(gold: str, answer: str) -> bool:
         return False
     if gold_structure.kind.startswith(("set", "union")):
         return _equal_in_any_order(gold_items, answer_items)
+    # The items are compared in the same way. This ends at single expressions from which nothing was
+    # taken off, neither brackets nor a name.
     if gold_structure.kind or gold_items != [gold] or answer_items != [answer]:
         item_pairs = zip(gold_items, answer_items, strict=True)
         return all(equal_answers(gold_item, item) for gold_item, item in item_pairs)
@@ -441,7 +458,10 @@ def equal_answers(gold: str, answer: str) -> bool:
 
 
 def _equal_in_any_order(gold_items: list[str], answer_items: list[str]) -> bool:
-    """Whether each gold item equals another one of the equally many items of the answer."""
+    """Whether the items can be paired so that both of each pair are equal.
+
+    Both lists have the same length.
+    """
     unmatched = list(answer_items)
     for gold_item in gold_items:
         for item in unmatched:
@@ -458,22 +478,30 @@ def _equal_in_any_order(gold_items: list[str], answer_items: list[str]) -> bool:
 COMMAND = re.compile(rf"\\(?:frac|sqrt|binom|cdot|pi|{FUNCTIONS}|{GREEK})(?![a-zA-Z])")
 EXPRESSION = re.compile(r"[a-zA-Z0-9.+\-^_{}()\[\]|/!= ]+", re.ASCII)
 UNCLEAR = re.compile(
-    # 1 2 and 3. and (x)2, but not \log_{2}8 nor 52_8
-    r"\d [\d.]|\d\.(?!\d)|\)\d|\}(?<!_\{\w\})(?<!_\{\d\d\})\d|[\d)}]_|\^(?!\{)"
-    r"|(?<!\\sqrt)\[|\\(?:sqrt|frac)(?![{\[])"  # [x] and \sqrt13
+    r"\d [\d.]"  # 1 2
+    r"|\d\.(?!\d)"  # 3.
+    r"|\)\d"  # (x)2
+    r"|\}(?<!_\{\w\})(?<!_\{\d\d\})\d"  # x^{2}3, but not \log_{2}8
+    r"|[\d)}]_"  # 52_{8}
+    r"|\^(?!\{)"  # x^\pi
+    r"|(?<!\\sqrt)\["  # [x], but not \sqrt[3]{x}
+    r"|\\(?:sqrt|frac)(?![{\[])"  # \sqrt13
     rf"|\\(?:{FUNCTIONS})\^\{{-"  # \sin^{-1}
-    # 1/2x
+    # A quotient with a further factor, which may or may not belong to the divisor: 1/2x, 1/(x)y,
+    # 1/\sqrt{2}x and 1/x^{2}y.
     r"|/(?:\d+(?!\d)|[a-zA-Z]|\([^()]*\)|\\[a-z]+(?![a-z])(?:\{[^{}]*\})*)"
     r"(?:\^\{[^{}]*\})?(?=[^-+)}\]=|])"
 )
 
 
 def is_clear(gold: str, answer: str) -> bool:
-    """Whether both are expressions in known commands, which every reader reads in the same way."""
+    """Whether both are expressions of known commands, and can be read in one way only."""
     without_commands = [COMMAND.sub(" ", text) for text in (gold, answer)]
     for text in without_commands:
+        # A command that is left has a backslash, which EXPRESSION does not allow.
         if not EXPRESSION.fullmatch(text) or text.count("{") != text.count("}"):
             return False
+        # Four letters in a row may be a word. In x2, the 2 may be a factor or an index.
         if re.search(r"[a-zA-Z]{4,}|[a-zA-Z]\d", text):
             return False
     if UNCLEAR.search(gold) or UNCLEAR.search(answer):
@@ -511,8 +539,9 @@ def equal_expressions(gold: str, answer: str) -> bool:
         )
     if not all(parsed):
         return False
-    agree = _agree_numerically(parsed[0][0], parsed[1][0])
-    return agree and verify(*parsed, timeout_seconds=None)
+    gold_readings, answer_readings = parsed
+    agree = _agree_numerically(gold_readings[0], answer_readings[0])
+    return agree and verify(gold_readings, answer_readings, timeout_seconds=None)
 
 
 def _agree_numerically(gold, answer) -> bool:
@@ -549,6 +578,7 @@ def _values_at_points(expression) -> list:
 
     symbols = sorted(expression.free_symbols, key=str)
     values = []
+    # Three arbitrary points: each symbol gets its own rational number, a negative one where k = -2.
     for k in (-2, 0, 1):
         point = {symbol: Rational(7 * k + 5, 2 * i + 9) for i, symbol in enumerate(symbols)}
         values.append(expression.subs(point).evalf(50))
@@ -658,7 +688,8 @@ class MathGrader:
                 return reply
             self._start_server()
         raise ChildProcessError(
-            "the grading process ends at once, for the reason above (is math-verify installed?)"
+            "the grading process ends before it replies; its error message stands above (is"
+            " math-verify installed?)"
         )
 
 

@@ -1,6 +1,6 @@
 """An OpenAI-compatible endpoint, for gold data and for the judge.
 
-This module knows its key, its time-outs, its retries and how many requests may wait at a time.
+This module handles the endpoint's key, time-outs, retries and the number of simultaneous requests.
 """
 
 import asyncio
@@ -17,16 +17,13 @@ class NoReply(Exception):
     """The endpoint gave no usable reply, in spite of all retries; `str` says why in a few words.
 
     refused: whether the endpoint refused the request itself, so that no retry can help.
-    message: a longer reason, in which the key is blanked out.
+    message: the reason at greater length, in which *** stands in place of the key.
     """
 
-    def __init__(self, reason, cause=None, key=""):
+    def __init__(self, reason, message, key, refused=False):
         super().__init__(reason)
-        self.refused = isinstance(cause, openai.BadRequestError | openai.UnprocessableEntityError)
-        message = str(cause or reason)
-        if key:
-            message = message.replace(key, "***")
-        self.message = message[:300]
+        self.message = message.replace(key, "***")[:300]
+        self.refused = refused
 
 
 class Unreadable(ValueError):
@@ -46,7 +43,7 @@ class Endpoint(AbstractAsyncContextManager):
     The openai client repeats failed requests. It backs off exponentially, or waits as long as the
     header Retry-After says if that is at most two minutes; a longer time is a failure.
 
-    failures: how many single requests failed, by kind, with those that a later retry made good.
+    failures: {kind: number of failed requests}. A failed request counts even if its retry succeeds.
 
     Raises ValueError where a key is needed and missing.
     """
@@ -88,8 +85,8 @@ class Endpoint(AbstractAsyncContextManager):
                 f"cannot reach {self.client.base_url}; is the server running? ({explain(error)})"
             ) from error
         except openai.APIError as error:
-            # Any answer that does not refuse the key will do: some endpoints cannot list models.
-            explain(error)
+            # Any other error is accepted, because some endpoints cannot list their models.
+            raise_if_key_refused(error)
 
     async def ask(self, messages, read, **options):
         """Return read(JSON text of the reply) for the chat completion of some messages.
@@ -98,7 +95,7 @@ class Endpoint(AbstractAsyncContextManager):
             used. The request is then repeated, up to `max_retries` times.
         options: further fields of the request.
 
-        Raises NoReply where nothing that can be used comes.
+        Raises NoReply where no usable reply comes, and ValueError where the key is refused.
         """
         create = self.client.chat.completions.with_raw_response.create
         for retry in range(self.max_retries + 1):
@@ -107,7 +104,11 @@ class Endpoint(AbstractAsyncContextManager):
             try:
                 reply = await create(model=self.model, messages=messages, **options)
             except openai.APIError as error:
-                raise NoReply(explain(error), error, self.key) from error
+                raise_if_key_refused(error)
+                refused = isinstance(
+                    error, openai.BadRequestError | openai.UnprocessableEntityError
+                )
+                raise NoReply(explain(error), str(error), self.key, refused) from error
             try:
                 return read(reply.text)
             except Unreadable as error:
@@ -115,13 +116,15 @@ class Endpoint(AbstractAsyncContextManager):
             except (ValueError, LookupError, TypeError, AttributeError):
                 reason = "broken reply"  # cut JSON, JSON without choices, a page of HTML
             self.failures[reason] += 1
+        # What stands before "message" is only an id, a date and the like.
         message = reply.text.partition('"message"')[2] or reply.text
-        excerpt = ascii(message)[1:200]  # ascii lets no control character reach the terminal
+        # ascii() lets no control character reach the terminal. The slice drops its opening quote.
+        excerpt = ascii(message)[1:200]
         raise NoReply(reason, f"{reason}; the last reply: {excerpt}", self.key)
 
 
 async def for_each(work, items, concurrency):
-    """Await work(item) for every item: they start in order, at most `concurrency` at a time."""
+    """Await work(item) for every item, in order and with at most `concurrency` at a time."""
     queue = iter(items)  # all workers take their next item from the same iterator
 
     async def worker():
@@ -131,10 +134,14 @@ async def for_each(work, items, concurrency):
     await asyncio.gather(*(worker() for _ in range(concurrency)))
 
 
-def explain(error):
-    """Return an error of the openai client in a few words. Raises ValueError for a refused key."""
+def raise_if_key_refused(error):
+    """Raise ValueError if an error of the openai client says that the key is refused."""
     if isinstance(error, openai.AuthenticationError):
         raise ValueError("the endpoint refuses the key in OPENAI_API_KEY (HTTP 401)") from None
+
+
+def explain(error):
+    """Return an error of the openai client in a few words."""
     if isinstance(error, openai.APIStatusError):
         return f"HTTP {error.status_code}"
     return "no reply in time" if isinstance(error, openai.APITimeoutError) else "no connection"
@@ -154,6 +161,6 @@ def get_api_key(base_url):
 
 
 def check_base_url(flag, url):
-    """Raise ValueError, which names the flag, for a URL that cannot be an endpoint's."""
+    """Raise ValueError for a URL that cannot be an endpoint's; the message names the flag."""
     if url and not re.fullmatch(r"https?://([^/:]+|\[.+\])(:\d+)?(/.*)?", url):
         raise ValueError(f"{flag} {url} must look like http://127.0.0.1:8000/v1")

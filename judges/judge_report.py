@@ -6,8 +6,8 @@ damaged copy?
     python selfcheck.py --check_judge 20 --dataset_name creative --judge_type openai ...
 
 A report is also made before the first update of a run. The stories come in groups as in training: a
-group is the samples of one opening line. A score that cannot be had is NaN, and is left out of
-every statistic. N stories.
+group is the samples of one opening line. A score that the judge does not give is NaN, and is left
+out of every statistic. In shapes and docstrings, N is the number of stories.
 """
 
 import math
@@ -52,7 +52,7 @@ def repeat(story, rng):
     return f"{first_half(story)} {first_half(story)}"
 
 
-# {name of the damage: a function of a story and a random generator, which it may leave alone}
+# {name of the damage: a function of a story and a random generator, which some do not use}
 DAMAGES = {
     "shuffled words": shuffle_words,
     "shuffled sentences": shuffle_sentences,
@@ -67,9 +67,10 @@ DAMAGES = {
 def measure_judge(evaluator, prompts, stories, group_size, seed=0) -> dict:
     """Return the report on a judge, measured on N stories, as a flat dict.
 
-    It has the keys of `describe_scores`, those of `compare_with_copies` with the name of each
-    damage, and what the judge counted. Texts below the floor are never shown to a judge in
-    training, so they are only counted here. Damaged copies are shown even if they are below it.
+    It has the keys of `describe_scores`, those of `compare_with_copies` once for each damage, as in
+    "pairs/shuffled words", and the judge's own counts, as in "judge/asked". In training, texts
+    below the floor are never shown to a judge, so here they are only counted. Damaged copies are
+    shown even if they are below the floor.
 
     group_size: how many consecutive stories share a prompt.
     """
@@ -83,6 +84,7 @@ def measure_judge(evaluator, prompts, stories, group_size, seed=0) -> dict:
     report = describe_scores(stories, above_floor, scores, retest_scores, group_size)
     rng = random.Random(f"damage/{seed}")
     for name, damage in DAMAGES.items():
+        # A story below the floor stays as it is; compare_with_copies leaves out such copies.
         copies = [
             damage(story, rng) if is_above else story
             for story, is_above in zip(stories, above_floor, strict=True)
@@ -96,7 +98,7 @@ def measure_judge(evaluator, prompts, stories, group_size, seed=0) -> dict:
 
 
 def score_selected(judge, prompts, texts, selected) -> list[float]:
-    """Return N fresh scores of N texts; NaN for a text that is not selected."""
+    """Return fresh scores of N texts, with NaN for each text that is not selected."""
     rows = [i for i, is_selected in enumerate(selected) if is_selected]
     row_prompts = [prompts[i] for i in rows]
     row_texts = [texts[i] for i in rows]
@@ -108,9 +110,11 @@ def score_selected(judge, prompts, texts, selected) -> list[float]:
 
 
 def describe_scores(stories, above_floor, scores, retest_scores, group_size) -> dict:
-    """Return what the scores of N stories, and the scores of a second asking, say of their judge.
+    """Return statistics of the scores that a judge gave N stories, and gave them once again.
 
-    spread, ties: `spread_and_ties`, within groups. retest_correlation: between the two askings.
+    spread: the mean standard deviation of the scores within a group.
+    ties: the share of the pairs of stories within a group that have equal scores.
+    retest_correlation: the correlation between the first scores and the second ones.
     length_correlation: the rank correlation between a story's score and its number of words.
     """
     scored_rows = [i for i, score in enumerate(scores) if not math.isnan(score)]
@@ -138,9 +142,10 @@ def compare_with_copies(evaluator, prompts, stories, scores, copies) -> dict:
 
     n: how many stories were compared with a copy that differs from them.
     pairs: the share of stories that score higher than their own copy. A tie counts half.
-    auc: the probability that a story scores higher than the copy of any story. The differences
-        between stories drown it. auc_low and auc_high are its 95 % interval.
-    auc_total: the same for what the evaluator rewards, the judge and the floor together.
+    auc: the probability that a story scores higher than the copy of any story. This is less
+        sensitive than `pairs`: if stories differ much in quality, the effect of the damage hardly
+        shows. auc_low and auc_high are its 95 % interval.
+    auc_total: the same if a copy below the floor counts as worse than every score of the judge.
     """
     comparable = [
         not math.isnan(score) and copy.split() != story.split()
@@ -199,6 +204,8 @@ def describe_report(report):
         f"  without a score       {report['missing']},"
         f" and {report['below_floor']} below the floor{counts_text}"
     )
+    # This table says how often a story scores higher than a damaged copy. Its columns are the AUC by
+    # the judge alone, the AUC by judge and floor, and the share of stories that beat their own copy.
     yield (
         "  stories above damaged copies, AUC with 95 % interval:"
         " judge alone, with the floor; above their own"
@@ -220,8 +227,8 @@ def describe_auc(report, statistic, damage) -> str:
 def make_judge_report(args, run, sample, num_prompts=8) -> dict:
     """Print and write the report on the run's judge, and return it.
 
-    It is measured on one group of the policy's stories for each of `num_prompts` opening lines. Of
-    several processes the first one measures, and all get its report.
+    It is measured on one group of the policy's stories for each of `num_prompts` opening lines. If
+    there are several processes, the first one measures, and all get its report.
 
     sample: the function by which main.py samples completions.
     """

@@ -2,12 +2,12 @@
 
     openai   a rating by a model behind any OpenAI-compatible endpoint
     local    a rating, or the log-likelihood, by a Hugging Face model in this process
-    policy   the same by the frozen reference of the training run
+    policy   the same by the frozen reference model of the run (not by the policy in training)
 
 A rating is the mean of grades from 1 to 5, one for each criterion of the rubric. Where there are
 log-probabilities, a grade is not the digit that was sampled but the expectation over the
-probabilities of the five digits, which is finer. A score that cannot be had is NaN, never a number.
-N stories, V vocabulary.
+probabilities of the five digits, which is finer. A story whose score is missing gets NaN, never a
+number. In shapes and docstrings, N is the number of stories and V the size of the vocabulary.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ class Judge(ABC):
     def score(
         self, prompts: list[str], stories: list[str], fresh: bool = False
     ) -> tuple[list[float], list[dict]]:
-        """Return N scores, NaN where one cannot be had, and N dicts of details for the transcripts.
+        """Return N scores, NaN for each missing one, and N dicts of details for the transcripts.
 
-        fresh: whether to ask again what has been asked before.
+        fresh: whether to ask again about stories that have a score already.
         """
 
     def take_counts(self) -> dict[str, int]:
@@ -74,15 +74,15 @@ class Cache(dict):
     def append(self, key, answer):
         self[key] = answer
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Every process appends its own answers; a line in a single write never mixes with others.
+        # Every line is written by a single write call, so lines of several processes never mix.
         jsonl.append(self.path, {"key": key, "answer": answer})
 
 
 class EndpointJudge(Judge):
     """Rates by a model behind an OpenAI-compatible endpoint.
 
-    counts: "asked" and "cached" stories, and per kind how many single requests failed, with those
-        that a later retry made good.
+    counts: the numbers of "asked" and of "cached" stories, and of failed requests of each kind, as
+        in "failed_HTTP_429". A failed request counts even if its retry succeeds.
     """
 
     OPTIONS = {"temperature": 0, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}
@@ -96,7 +96,8 @@ class EndpointJudge(Judge):
         self.cache = cache
         self.concurrency = concurrency
         self.connect = partial(Endpoint, model, base_url, timeout=timeout, max_retries=max_retries)
-        self.options = self.OPTIONS  # of a request; none once the endpoint has refused them
+        # The extra fields of a request. Empty after the endpoint has refused them once.
+        self.options = self.OPTIONS
         self.noted_kinds = set()
         asyncio.run(self._check())
 
@@ -115,7 +116,8 @@ class EndpointJudge(Judge):
         self.counts += Counter(cached=len(answers), asked=len(new_chats))
         try:
             asyncio.run(self._ask_all(new_chats, answers, fresh))
-        except ValueError as error:  # the key is refused, which was accepted when the run began
+        except ValueError as error:
+            # The endpoint refuses the API key, although it accepted it when the run began.
             raise Halted(str(error)) from error
         details = [answers[key] for key in keys]
         scores = [self._mean_grade(answer) for answer in details]
@@ -134,7 +136,10 @@ class EndpointJudge(Judge):
         return sum(grades) / len(grades)
 
     async def _ask_all(self, chats, answers, fresh):
-        """Add the answers to some chats to `answers`, and to the cache unless they are fresh."""
+        """Ask all chats and add the replies to `answers`.
+
+        With `fresh` they are not written to the cache.
+        """
         async with self.connect() as endpoint:
 
             async def ask_one(key):
@@ -166,7 +171,7 @@ class EndpointJudge(Judge):
                 raise
             answer = await endpoint.ask(messages, read)
             self.options = {}
-        if not answer["expected"]:
+        if not answer["expected"]:  # not all grades are expectations
             self._note_once(
                 "plain", "the judge gives no log-probs: its ratings are the numbers it writes"
             )
@@ -180,9 +185,12 @@ class EndpointJudge(Judge):
 
 
 def score_token_rows(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
-    """Return the (N, C) float64 log-probs of completions in rows of (prompt ids, completion ids).
+    """Return the float64 log-probs of the tokens of some completions, 0 after a completion's end.
 
-    A prompt has at least one token. group_size: how many consecutive rows share a prompt.
+    The shape is (number of rows, tokens of the longest completion).
+
+    rows: pairs (prompt ids, completion ids). A prompt has at least one token.
+    group_size: how many consecutive rows share a prompt.
     """
     rollout = as_rollout(rows, tokenizer.pad_token_id, model.device)
     logps = compute_rollout_logps(
@@ -195,8 +203,8 @@ class ModelRatingJudge(Judge):
     """Rates by a model in this process.
 
     The grade of a criterion is the expectation over the digits that may follow its name. Each
-    criterion is asked for by itself, so that no grade depends on a sampled one. The details also
-    have "digit_mass", the probability that the next token is one of the digits: near 0, the model
+    criterion is asked for by itself, so no grade depends on another one. The details also have
+    "digit_mass", the probability that the next token is one of the digits: near 0, the model
     has not understood what is asked.
     """
 
@@ -205,6 +213,7 @@ class ModelRatingJudge(Judge):
         self.rubric = rubric
         self.model = model
         self.tokenizer = tokenizer
+        # Each text is a reply up to a grade. The five must differ in their last token only.
         texts = [f'{{"a": {grade}' for grade in GRADES]
         rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
         self.grade_ids = [ids[-1] for ids in rows]
@@ -221,10 +230,11 @@ class ModelRatingJudge(Judge):
         texts = []
         for prompt, story in zip(prompts, stories, strict=True):
             chat = self._chat(prompt, story)
+            # The 1 makes the tokenizer split the text before it as it would before any grade.
             texts += [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
         token_rows = []
         for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]:
-            # Each digit stands once in the place of the 1.
+            # The 1 is taken off again, and each of the five digits takes its place once.
             token_rows += [(ids[:-1], [grade_id]) for grade_id in self.grade_ids]
         logps = score_token_rows(self.model, self.tokenizer, token_rows, len(GRADES))
         logps = logps.view(-1, len(GRADES))  # (N * criteria, 5)
@@ -234,7 +244,7 @@ class ModelRatingJudge(Judge):
         details = [
             {
                 "grades": dict(zip(self.rubric.criteria, story_grades, strict=True)),
-                "expected": True,
+                "expected": True,  # all grades are expectations
                 "digit_mass": digit_mass,
             }
             for story_grades, digit_mass in zip(grades.tolist(), digit_masses.tolist(), strict=True)
@@ -254,8 +264,8 @@ class ModelRatingJudge(Judge):
 class LikelihoodJudge(Judge):
     """Scores by the mean log-likelihood of a story's tokens after its opening line, in nats.
 
-    It is for models that are too small to follow instructions. A score is at least -log V, the
-    likelihood of a token that is drawn blindly.
+    It is for models that are too small to follow instructions. A lower score is raised to -log V,
+    the log-likelihood of a token that is drawn uniformly.
     """
 
     def __init__(self, model, tokenizer):
@@ -278,8 +288,9 @@ class LikelihoodJudge(Judge):
         for prompt, ids, offsets in zip(
             prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True
         ):
+            # Tokens that end inside the prompt belong to it; one across its end is the story's.
             num_prompt_tokens = sum(end <= len(prompt) for _, end in offsets)
-            if not bos_ids:
+            if not bos_ids:  # the first token has no log-likelihood, for nothing stands before it
                 num_prompt_tokens = max(1, num_prompt_tokens)
             token_rows.append((bos_ids + ids[:num_prompt_tokens], ids[num_prompt_tokens:]))
         logps = score_token_rows(self.model, self.tokenizer, token_rows)
@@ -291,7 +302,8 @@ class LikelihoodJudge(Judge):
 
 # --- Flags ----------------------------------------------------------------------------------------
 
-ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")  # 0 means something
+# With 0 they mean: no retries, no failures allowed, no lower limit on the spread.
+ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")
 
 
 def add_flags(parser):
@@ -348,8 +360,8 @@ def add_flags(parser):
         "--min_judge_spread",
         type=float,
         default=0.1,
-        help="least standard deviation of the scores within groups with which a run begins; 0"
-        " accepts any",
+        help="a run begins only if the scores within groups have at least this mean standard"
+        " deviation; 0 accepts any",
     )
 
 

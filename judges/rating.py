@@ -19,7 +19,11 @@ GRADES = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class Rubric:
-    """What was asked of the writer, and what is graded: {name of the criterion: its question}."""
+    """What a story is graded on.
+
+    task: what was asked of the writer.
+    criteria: {name of the criterion: the question about it}.
+    """
 
     task: str
     criteria: dict[str, str]
@@ -31,6 +35,7 @@ class Rubric:
 # pairs of characters that look like < > [ ] { or }.
 BRACKETS = "<>{}[]＜＞﹤﹥〈〉〈〉⟨⟩‹›❮❯❬❭❰❱⟪⟫《》˂˃ᐸᐳ≺≻｛｝﹛﹜❴❵⦃⦄［］⟦⟧"
 PARENTHESES = str.maketrans(BRACKETS, "()" * (len(BRACKETS) // 2))
+# All white space but the newline and the ordinary space.
 ODD_SPACE = re.compile(r"[^\S\n ]")
 INVISIBLE = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
@@ -73,9 +78,10 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
 
 # --- The reply ------------------------------------------------------------------------------------
 
-# What may stand between the name of a criterion and its grade.
+# What may stand between the name of a criterion and its grade, on one line: marks, spaces and a few
+# words. A hyphen before a digit is not among it, because it is the minus of the grade.
 GAP = r"(?:[^\w\n-]|-(?!\d)|\b(?:is|of|rating|score|grade)\b)*"
-# A number, and maybe the best grade of its scale, as in 4/5.
+# A number, with or without the best grade of its scale, as in 4/5.
 GRADE = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"
 
 
@@ -89,12 +95,12 @@ class WrittenGrade:
 
 
 def read_grades(reply: str, criteria) -> dict[str, WrittenGrade]:
-    """Return {criterion: its grade} of a reply, out of the JSON that was asked for or any text.
+    """Return {criterion: its grade}, from the rating in JSON if a reply has one, or from its text.
 
     Raises Unreadable where a grade is missing or out of range, or where a reply gives two different
-    ones: nothing is guessed.
+    grades for one criterion: nothing is guessed.
     """
-    # The thoughts before a reply are blanked out, so that all positions stay what they are.
+    # The thoughts before a reply become as many spaces, so that all positions stay what they are.
     reply = re.sub(r"<think>.*?</think>", _blank_out, reply, flags=re.DOTALL)
     json_objects = re.finditer(r"\{[^{}]*\}", reply)
     spans = [match.span() for match in json_objects if _is_rating(match[0], criteria)]
@@ -123,7 +129,8 @@ def _read_grade(reply: str, spans: list[tuple[int, int]], name: str) -> WrittenG
         matches += pattern.finditer(reply, start, end)
     values = {float(match[1]) for match in matches}
     scales = {int(match[2]) for match in matches if match[2]}
-    if len(values) != 1 or not scales <= {max(GRADES)}:
+    names_other_scale = any(scale != max(GRADES) for scale in scales)
+    if len(values) != 1 or names_other_scale:
         raise Unreadable("no rating")
     value = values.pop()
     if not min(GRADES) <= value <= max(GRADES):
@@ -142,6 +149,7 @@ def read_rating(text: str, criteria) -> dict:
     choice = jsonl.parse(text, "a reply")["choices"][0]
     content = choice["message"]["content"] or ""
     tokens = (choice.get("logprobs") or {}).get("content") or []
+    # A position in the text is a position among the tokens only if they make up exactly the text.
     if "".join(token["token"] for token in tokens) != content:
         tokens = []
     grades = {}
@@ -187,5 +195,6 @@ def _token_at(tokens: list[dict], written: WrittenGrade) -> dict | None:
 
 def _digit(token: str) -> int | None:
     """Return the grade that a token is, with punctuation around it; None for any other token."""
+    # No minus may stand before the digit, and no point after it: "4." may go on as 4.5.
     match = re.fullmatch(r"[^\w-]*([1-5])[^\w.]*", token)
     return int(match[1]) if match else None
