@@ -258,6 +258,7 @@ def aggregate_tokens(
     "token_mean": the mean over all tokens (DAPO, arXiv:2503.14476).
 
     Args:
+        constant: for "masked_normalize", such as the maximum length of a completion.
         num_sequences, num_tokens: those of the whole update, over all micro-batches and processes.
     """
     if length_normalization == "masked_mean":

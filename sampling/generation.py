@@ -41,6 +41,7 @@ def generate(
 
     Args:
         prompts: texts to which the chat template has been applied. There may be none.
+        max_completion_length: the number of tokens at which a completion is cut.
         temperature: 0 means greedy decoding.
         stop_strings: a completion also ends with the token that completes one of these in its text.
         max_concurrent_sequences: at most this many rows are sampled at once, which bounds the
