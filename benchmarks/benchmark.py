@@ -98,8 +98,8 @@ def run_grpo(args, output_dir: Path) -> dict[str, float]:
 
     log = jsonl.read(output_dir / "train_log.jsonl")
     timed = log[1:]  # the first iteration only warms up
-    # A whole step lasts from one log line to the next. So it includes what belongs to no stage, such
-    # as writing transcripts and computing metrics.
+    # A whole step lasts from one log line to the next. So it includes what belongs to no stage,
+    # such as writing transcripts and computing metrics.
     end_times = [line["elapsed"] for line in log]
     whole_steps = [end - start for start, end in zip(end_times, end_times[1:], strict=False)]
     medians = {}

@@ -5,8 +5,8 @@
 #                     and started again. A clone has all logs, so that only figures are drawn.
 #   --quick           make a small version of every study, with its logs in output/quick
 #
-# STUDIES="rates sft" names some studies. STORIES names a directory of the model stories260K, which
-# the study of the judge needs.
+# Two environment variables can be set: STUDIES="rates sft" makes only these studies, and STORIES is
+# the directory of the model stories260K, which the study of the judge needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHON=${PYTHON:-.venv/bin/python}
@@ -37,12 +37,13 @@ figure_commands() {
     grep -h '^    python plotter\.py .* --output experiments/' analysis.md experiments/*/README.md \
         | sed "s#^    python#$PYTHON#"
 }
-# A quick study has its logs elsewhere, and only one learning rate, whichever it is.
+# A quick study has its logs in output/quick. It has one learning rate, which can be another than
+# the one in the command, so that the pattern _rate*_ takes its place.
 quick_commands() {
     figure_commands | sed "s#experiments/#output/quick/#g; s/_rate[0-9.e-]*_/_rate*_/g"
 }
 if [ -n "$QUICK" ]; then quick_commands; else figure_commands; fi | while read -r command; do
-    # With failglob bash refuses a pattern that matches no folder.
+    # Is there a folder for each pattern of the command? With failglob bash fails if there is none.
     if bash -O failglob -c "printf '%s' $command" >/dev/null 2>&1; then
         echo "== $command"
         bash -c "$command" </dev/null

@@ -1,11 +1,12 @@
 # What the run.sh of every study shares; each of them sources this file.
 #
-# A study can be stopped and started again at any moment: a run whose logs are there is not made
-# again. With QUICK=1 a study has one seed, one learning rate, few iterations and few problems, and
+# A study can be stopped at any moment and started again: it does not repeat a run that has logs.
+# With QUICK=1 a study has one seed, one learning rate, few iterations and few problems, and
 # its logs go to output/quick instead of experiments.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 QUICK=${QUICK:-}
+# $0 is the run.sh that sources this file, and its folder has the name of the study.
 STUDY=$(basename "$(dirname "$(realpath "$0")")")
 LADDER="2.5e-6 5e-6 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4 8e-4"
 if [ -n "$QUICK" ]; then
@@ -20,6 +21,8 @@ else
     OUT=output/studies/$STUDY
     $PYTHON experiments/archive.py unpack
 fi
+# MODEL and DEMO are flags; GRPO and SFT are commands with flags. --max_kl 1000 lets no run be stopped
+# because it is far from the reference: each must have all its iterations.
 MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 \
     --micro_batch_tokens 4096 --eval_size 500 --device cpu"
 DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 \
@@ -27,7 +30,7 @@ DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --le
 GRPO="$PYTHON main.py $MODEL --num_train_iters 60 --rollout_batch_size 64 --group_size 8 \
     --eval_iterations 20 --save_iterations 60 --max_kl 1000"
 SFT="$PYTHON sft.py $MODEL --num_updates 60 --eval_updates 20 --save_updates 1000 --log_entropy"
-# One thread gives the same numbers on every machine of one kind, and lets runs go side by side.
+# With one thread, all machines of one kind give the same numbers, and several runs can go at a time.
 export OMP_NUM_THREADS=1
 mkdir -p "$OUT"
 
@@ -37,7 +40,7 @@ run() {
     local out=$OUT/$name logs=$LOGS/$name
     local program=$3 quick_flags= file
     shift
-    [ ! -e "$logs/answers.jsonl" ] || return 0
+    if [ -e "$logs/answers.jsonl" ]; then return; fi
     if [ -n "$QUICK" ]; then
         case $program in
             sft.py) quick_flags="--num_updates 4 --eval_updates 2" ;;
@@ -48,11 +51,13 @@ run() {
     fi
     echo "== $STUDY: $name"
     rm -rf "$out"
+    # Of what the program prints, show only the lines that start with "examples" or "expert".
     "$@" $quick_flags --output_dir "$out" 2>"$OUT/$name.err" \
         | { grep -E "^(examples|expert)" || true; } || fail "$OUT/$name.err"
     mkdir -p "$logs"
     for file in args.json train_log.jsonl eval_log.jsonl; do
-        [ ! -e "$out/$file" ] || cp "$out/$file" "$logs" # --eval_only writes no train_log.jsonl
+        # --eval_only writes no train_log.jsonl.
+        if [ -e "$out/$file" ]; then cp "$out/$file" "$logs"; fi
     done
     $PYTHON experiments/answers.py "$out" "$logs/answers.jsonl"
 }
@@ -63,9 +68,10 @@ on_test() {
     local name=$1 file=$2
     local test=$OUT/$name/test model
     shift 2
-    [ ! -e "$LOGS/$name/$file" ] || return 0
+    if [ -e "$LOGS/$name/$file" ]; then return; fi
     model=$(last_checkpoint "$name")
     rm -rf "$test"
+    # The second --model_name replaces the one in $MODEL, and so does the second --eval_size.
     $PYTHON main.py $MODEL --model_name "$model" --eval_only --eval_split test --eval_size 2000 \
         "$@" ${QUICK:+--eval_size 16} --output_dir "$test" >"$OUT/$name.err" 2>&1 \
         || fail "$OUT/$name.err"
@@ -74,6 +80,8 @@ on_test() {
 
 # last_checkpoint NAME: the folder of the last checkpoint of a run
 last_checkpoint() {
+    # The numbers in the names are zero-padded, so that the last name has the last step. grep prints
+    # it, and fails if there is none.
     if ! ls -d "$OUT/$1"/checkpoints/step_* 2>/dev/null | tail -n 1 | grep .; then
         echo "$OUT/$1 has no checkpoint; remove $LOGS/$1, so that it is run again" >&2
         exit 1
@@ -97,10 +105,11 @@ tune() {
             run "${name}_rate${rate}_seed0" "$@" --learning_rate "$rate" --seed 0
         done
         tried=$rates
+        # printf repeats its pattern for each of the rates.
         rate=$($PYTHON experiments/table.py best $(printf "$LOGS/${name}_rate%s_seed0 " $rates))
-        [ -z "$QUICK" ] || break
+        if [ -n "$QUICK" ]; then break; fi
         if [ "$rate" = "${rates%% *}" ]; then # the lowest
-            next=$(rate_below "$rate")
+            next=$(rate_below "$rate") # empty at the end of $LADDER, and then nothing is added
             rates="${next:+$next }$rates"
         fi
         if [ "$rate" = "${rates##* }" ]; then # the highest
@@ -114,7 +123,7 @@ tune() {
 rate_below() {
     local step previous=
     for step in $LADDER; do
-        [ "$step" != "$1" ] || break
+        if [ "$step" = "$1" ]; then break; fi
         previous=$step
     done
     echo "$previous"
@@ -122,7 +131,7 @@ rate_below() {
 rate_above() {
     local step previous=
     for step in $LADDER; do
-        [ "$previous" != "$1" ] || echo "$step"
+        if [ "$previous" = "$1" ]; then echo "$step"; fi
         previous=$step
     done
 }

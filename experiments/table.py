@@ -1,7 +1,8 @@
 """The tables of the studies, made from their logs: the source of every number in analysis.md.
 
     python experiments/table.py check [--write]
-        hold every table on the pages to what its command prints; --write puts the tables in
+        check that each table on the pages is what its command prints; --write writes the tables
+        that are not into the pages
     python experiments/table.py compare std length
         comparisons.txt: how far apart two sides are, and whether the difference is significant
     python experiments/table.py rates std length
@@ -27,8 +28,9 @@
     python experiments/table.py exchange exchange/grpo sft/direct10
         the number of GRPO iterations that reach the accuracy at which SFT ends
 
-A side (of a comparison) is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
-study. Where several learning rates were tried, the one that ends best on validation counts.
+A side of a comparison is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
+study. If several learning rates were tried, the runs are those at the rate that ends best on
+validation.
 Accuracies are strict, in %, and of greedy answers to the 2,000 test problems, unless a table says
 something else. The program first unpacks the archives of the studies (experiments/archive.py).
 """
@@ -61,19 +63,21 @@ read = cache(jsonl.read)
 def correct_answers(row, kind="strict"):
     """The right answers of an evaluation, 1 for right and 0 for wrong: (questions, samples).
 
-    The row keeps a bit per answer, in hexadecimal, after a leading 1 that keeps the length.
+    The row has one bit per answer, in hexadecimal. A 1 stands before the bits, since leading zeros
+    would be lost otherwise.
     """
     bits = f"{int(row[kind], 16):b}"[1:]
     return np.array([int(bit) for bit in bits]).reshape(-1, row["samples"])
 
 
 def measure(row, key):
-    """One number of an evaluation; NaN where it has no step of the kind that the key asks for.
+    """One number of an evaluation; NaN if it has no step of the kind that the key asks for.
 
     strict, flexible               the share of answers that are right
     tokens                         the mean length of a completion
-    careful                        of the steps that have easier pieces, the share written in them
-    careful_right, direct_right    of the steps of that kind, the share that is right
+    careful                        of the steps that can be split into easier pieces, the share that
+                                   is written with them; the others are direct
+    careful_right, direct_right    of the careful or the direct steps, the share that is right
     """
     if key in ("strict", "flexible"):
         return correct_answers(row, key).mean()
@@ -128,16 +132,17 @@ def runs_of(side):
 
 
 def evaluation_on_test(run, file="test.jsonl"):
-    """The evaluation on the test problems.
+    """The evaluation of a run on the test problems.
 
-    A model that was not trained has only one evaluation, which is that one.
+    A model that was not trained was evaluated once, on the test problems, so that its answers.jsonl
+    has that evaluation.
     """
     was_trained = (run / "train_log.jsonl").exists()
     return read(run / (file if was_trained else "answers.jsonl"))[-1]
 
 
 def last_validation_answers(run):
-    """Which validation problems are right at the end of a run: (questions,)."""
+    """1 for each validation problem that is right at the end of a run, else 0: (questions,)."""
     return correct_answers(read(run / "answers.jsonl")[-1])[:, 0]
 
 
@@ -165,49 +170,58 @@ def compare_sides(first, second):
     second_runs = runs_of(second)
     num_seeds = max(len(first_runs), len(second_runs))
     for runs in (first_runs, second_runs):
-        has_seeds = "_seed" in runs[0].name  # a model that was not trained has none
+        has_seeds = "_seed" in runs[0].name  # not so for a model that was not trained
         if has_seeds and len(runs) < num_seeds:
-            raise FileNotFoundError("other seeds on the other side")
+            raise FileNotFoundError("one side has fewer seeds than the other")
     first_rows = [evaluation_on_test(run) for run in first_runs]
     second_rows = [evaluation_on_test(run) for run in second_runs]
     if len({row["questions"] for row in first_rows + second_rows}) > 1:
-        raise ValueError("other questions on the other side")
+        raise ValueError("the two sides did not answer the same questions")
 
     gains = answers_by_seed(first_rows, num_seeds) - answers_by_seed(second_rows, num_seeds)
     gains_by_question = gains.sum(0)
     num_questions = len(gains_by_question)
-    # A question's gain has few values, so drawing questions is drawing how often each value comes.
+    # The bootstrap draws as many questions as there are, with replacement. Only their gains matter,
+    # and these have few different values. So it draws how many questions have each value.
     values, counts = np.unique(gains_by_question, return_counts=True)
     generator = np.random.default_rng(0)
     drawn_counts = generator.multinomial(num_questions, counts / num_questions, 10_000)
-    points = 100 / num_questions / num_seeds
-    low, high = np.percentile(drawn_counts @ values, [2.5, 97.5]) * points
-    return Difference(100 * gains.mean(1), gains_by_question.sum() * points, low, high)
+    points_per_answer = 100 / num_questions / num_seeds
+    low, high = np.percentile(drawn_counts @ values, [2.5, 97.5]) * points_per_answer
+    mean = gains_by_question.sum() * points_per_answer
+    return Difference(100 * gains.mean(1), mean, low, high)
 
 
 def answers_by_seed(rows, num_seeds):
-    """(seeds, questions); the one row of a model that was not trained stands for every seed."""
+    """1 for each right answer, else 0: (seeds, questions).
+
+    A model that was not trained has one row, which is repeated for every seed.
+    """
     answers = [correct_answers(row)[:, 0] for row in rows]
     return np.stack(answers * (num_seeds // len(answers)))
 
 
 def verdict(difference):
-    """What PROTOCOL.md's rule says of a Difference.
+    """What PROTOCOL.md says of a Difference.
 
-    A tie names the smallest difference that would have been seen in four cases of five. That is
-    5.6 standard errors over three seeds, or 2.8 standard errors over questions if this is more.
+    told apart     significant: it has the same sign in all seeds, and neither its interval over
+                   questions nor Student's interval over the seeds contains 0
+    leans          the same, but Student's interval over the seeds contains 0
+    tie (up to X)  all else; a difference of X points would have been seen in four cases of five
     """
     seeds = difference.by_seed
     if len(seeds) < 3:
         return "one seed"
     error_of_seeds = np.std(seeds, ddof=1) / len(seeds) ** 0.5
-    error_of_questions = (difference.high - difference.low) / 3.92
+    error_of_questions = (difference.high - difference.low) / 3.92  # 2 x 1.96 standard errors
     same_sign = min(seeds) > 0 or max(seeds) < 0
     interval_without_zero = difference.low > 0 or difference.high < 0
     if same_sign and interval_without_zero:
         if abs(np.mean(seeds)) > STUDENT_T * error_of_seeds:
             return "told apart"
         return "leans"
+    # A test at 5 % finds with 80 % power a difference of 1.96 + 0.84 = 2.8 standard errors if it is
+    # the normal test, and of 5.6 standard errors if it is Student's with 2 degrees of freedom.
     detectable = max(5.6 * error_of_seeds, 2.8 * error_of_questions)
     return f"tie (up to {detectable:.1f})"
 
@@ -215,7 +229,10 @@ def verdict(difference):
 def comparisons_of(studies):
     """Yield (question, one side, other side) for each comparison of these studies; () means all.
 
-    A question that has several comparisons stands at its first one; at the others it is "".
+    If a question has several comparisons, only the first one has it, and the others have "".
+
+    comparisons.txt starts with a line of explanation. Then it has a line "STUDY: QUESTION" for each
+    question, and below it an indented line "SIDE SIDE" for each comparison.
     """
     lines = (STUDIES / "comparisons.txt").read_text().splitlines()[1:]
     for line in lines:
@@ -248,7 +265,7 @@ def measure_cell(row, key):
 
 
 def mean_cell(rows, key):
-    """The mean of a metric over rows of train_log.jsonl, without the rows that lack it."""
+    """The mean of a metric over rows of train_log.jsonl; rows in which it is null do not count."""
     values = [row[key] for row in rows if row[key] is not None]
     return f"{np.mean(values):.3g}"
 
@@ -258,16 +275,17 @@ def iteration_cell(iteration):
 
 
 def text_cell(text):
-    """A completion on one line, without the characters that markdown would take as its own."""
+    """A completion on one line, in which |, <, > and ` are escaped for markdown."""
     escaped = re.sub(r"[|<>`]", lambda match: f"&#{ord(match[0])};", text.strip())
     return escaped.replace("\n", " / ")
 
 
 def key_heading(key):
+    """The heading "careful, right" for the key careful_right; other keys stay as they are."""
     return key.replace("_", ", ")
 
 
-# --- The tables: each yields its head first and then its rows -------------------------------------
+# --- The tables: each yields its headings first and then its rows ---------------------------------
 
 
 def compare(*studies):
@@ -321,18 +339,17 @@ def ends(*sides):
 
 
 def curve(key, *sides):
-    evaluations = {}  # {side: one {step: row} for each seed}
-    for side in sides:
-        evaluations[side] = [evaluations_by_step(run) for run in runs_of(side)]
+    evaluations_of_side = {}  # {side: one {step: row} for each seed}
     steps = set()
-    for seeds in evaluations.values():
-        steps = steps.union(*seeds)
+    for side in sides:
+        evaluations_of_side[side] = [evaluations_by_step(run) for run in runs_of(side)]
+        steps.update(*evaluations_of_side[side])
     steps = sorted(steps)
     yield f"{key_heading(key)}, each seed, at", *map(str, steps)
-    for side, seeds in evaluations.items():
+    for side, evaluations in evaluations_of_side.items():
         cells = []
         for step in steps:
-            rows = [by_step[step] for by_step in seeds if step in by_step]
+            rows = [row_of_step[step] for row_of_step in evaluations if step in row_of_step]
             cells.append(", ".join(measure_cell(row, key) for row in rows))
         yield side, *cells
 
@@ -352,7 +369,7 @@ def change(*keys_and_sides):
 def metric_table(keys_and_sides, windows):
     """The means of metrics over one or more windows of the iterations, for each seed."""
     if "--" not in keys_and_sides[1:-1]:
-        raise ValueError("keys, then --, then sides")
+        raise ValueError("the arguments are keys, then --, then sides")
     dashes = keys_and_sides.index("--")
     keys = keys_and_sides[:dashes]
     sides = keys_and_sides[dashes + 1 :]
@@ -372,19 +389,26 @@ def window_means(log, key, windows):
 def texts(*sides):
     yield "side", "its most frequent text in the last evaluation, each seed"
     for side in sides:
-        seeds = []
+        text_of_seeds = []
         for run in runs_of(side):
+            # The numbers in the names are zero-padded, so that the last name has the last step.
             rows = read(max(run.glob("eval/step_*.jsonl")))
             counter = Counter(row["completion"].strip() for row in rows)
             text, count = counter.most_common(1)[0]
-            seeds.append(f"{count} of {len(rows)}: {text}")
-        yield side, "; ".join(seeds)
+            text_of_seeds.append(f"{count} of {len(rows)}: {text}")
+        yield side, "; ".join(text_of_seeds)
+
+
+def format_and_answer(category):
+    """["1", "0"] for format1_answer0: the required format, but no right answer."""
+    return re.findall(r"\d", category)
 
 
 def categories(*sides):
-    headings = [
-        name.replace("format", "format ").replace("_answer", ", answer ") for name in CATEGORIES
-    ]
+    headings = []
+    for category in CATEGORIES:
+        has_format, is_right = format_and_answer(category)
+        headings.append(f"format {has_format}, answer {is_right}")
     yield "side", *headings
     for side in sides:
         row = read(runs_of(side)[0] / "eval_log.jsonl")[-1]
@@ -396,11 +420,19 @@ def categories(*sides):
 def cases(name):
     yield "format, answer", "question", "completion", "gold"
     for row in read(STUDIES / name):
-        format_and_answer = ", ".join(re.findall(r"\d", row["category"]))
-        yield format_and_answer, row["question"], text_cell(row["completion"]), row["gold"]
+        category = ", ".join(format_and_answer(row["category"]))
+        yield category, row["question"], text_cell(row["completion"]), row["gold"]
 
 
 def judge(*reports):
+    """What judges/judge_report.py measured: how a judge scores stories and damaged copies of them.
+
+    spread         the mean standard deviation of the scores within a group of stories
+    with length    the rank correlation between a story's score and its number of words
+    AUC            the chance that a story scores higher than a damaged copy of any story
+    with floor     the same, where copies below the evaluator's floor count as lower than all others
+    pairs          the share of stories that score higher than their own copy
+    """
     damages = ("shuffled words", "shuffled sentences", "cut", "repeated")
     headings = [f"{damage}: AUC [95 %]; with floor; pairs" for damage in damages]
     yield "report", "stories", "spread", "with length", *headings
@@ -434,10 +466,11 @@ def pass_(*sides):
 
 
 def exchange(grpo, *sides):
-    """Where GRPO's mean curve is first as high as the end of a side, both on validation.
+    """The first iteration at which GRPO is as accurate as a side after its training.
 
-    The interval is a bootstrap that draws questions. Shapes: S seeds, E evaluations, Q questions,
-    D draws; the first draw is the sample itself.
+    Both accuracies are on validation, and GRPO's is averaged over seeds. The interval is a
+    bootstrap that draws questions. Shapes: S seeds, E evaluations, Q questions, D draws; the first
+    draw is the sample itself.
     """
     yield "side", "validation", "GRPO iterations to it [95 %, questions]", "by GRPO's seed"
     runs = runs_of(grpo)
@@ -453,12 +486,15 @@ def exchange(grpo, *sides):
     mean_curves = rising(weights @ answers.mean(0).T)  # (D, E)
     seed_curves = rising(answers.mean(2))  # (S, E)
     for side in sides:
-        side_ends = np.array([last_validation_answers(run) for run in runs_of(side)])  # (seeds, Q)
+        # The side can have another number of seeds than GRPO: (seeds of the side, Q).
+        side_ends = np.array([last_validation_answers(run) for run in runs_of(side)])
         levels = weights @ side_ends.mean(0)  # (D,)
+        # Where GRPO's curve does not reach the level, the crossing is infinite: "never".
         crossings = [
             np.interp(level, mean_curve, steps, right=np.inf)
             for level, mean_curve in zip(levels, mean_curves, strict=True)
         ]
+        # "nearest" takes one of the draws. Others interpolate, which fails next to infinity.
         low, high = np.quantile(crossings, [0.025, 0.975], method="nearest")
         interval = f"[{iteration_cell(low)}, {iteration_cell(high)}]"
         by_seed = [
@@ -474,9 +510,9 @@ def exchange(grpo, *sides):
 
 
 def rising(curves):
-    """The curves (number, E) without their falls, which do not matter for a first crossing.
+    """The running maximum of each curve (curves, E), which has the same first crossings.
 
-    np.interp needs values that rise, so equal values are set apart by 1e-9.
+    np.interp needs values that rise, so 1e-9 is added from each evaluation to the next.
     """
     return np.maximum.accumulate(curves, 1) + 1e-9 * np.arange(curves.shape[1])
 
@@ -492,11 +528,11 @@ LINK_OR_ARXIV = re.compile(r"\]\(\S+\)|arXiv:\S+")
 
 
 def table(command):
-    """The markdown that "NAME ARGUMENTS" prints. ValueError: the table has no row."""
+    """The markdown that "NAME ARGUMENTS" prints. ValueError: the table has no rows."""
     name, *arguments = command.split()
     head, *rows = TABLES[name](*arguments)
     if not rows:
-        raise ValueError(f"{command}: there is nothing of that")
+        raise ValueError(f"{command}: the table has no rows")
     rule = ["---"] * len(head)
     lines = [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
     return "\n".join(lines) + "\n"
@@ -507,8 +543,9 @@ def fill_in_tables(text):
 
     def command_and_new_table(match):
         command = match["command"]
-        space = "" if match["table"] else "\n"  # a first table needs an empty line after it
-        return f"    python experiments/table.py {command}\n\n{table(command)}{space}"
+        # A table that is new on the page needs an empty line before the text that follows.
+        end = "" if match["table"] else "\n"
+        return f"    python experiments/table.py {command}\n\n{table(command)}{end}"
 
     return COMMAND_AND_TABLE.sub(command_and_new_table, text)
 
@@ -522,11 +559,11 @@ def numbers_in_prose(text):
 def check(*flags):
     """Run the commands that stand on the pages above their tables.
 
-    With --write the tables that have changed are put in. A number with a decimal point in the prose
-    must stand in one of the tables, or in a study's script as a setting.
+    With --write the tables that have changed are written into the pages. A number with a decimal
+    point in the prose must stand in one of the tables, or in a study's script as a setting.
 
     Raises:
-        ValueError: what does not agree, on one line.
+        ValueError: a page does not say what the logs say. The message has all problems on one line.
     """
     pages = [ROOT / "analysis.md", *sorted(STUDIES.glob("*/README.md"))]
     texts = {page: page.read_text("utf-8") for page in pages}
@@ -573,7 +610,7 @@ TABLES = {
 
 
 def main(name="", *arguments):
-    if name == "best":  # for the scripts of the studies: the best learning rate of these runs
+    if name == "best":  # the best learning rate of some runs, for the scripts of the studies
         print(learning_rate_of(best_run(map(Path, arguments))))
     elif name == "check" and arguments in ((), ("--write",)):
         check(*arguments)

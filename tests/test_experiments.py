@@ -180,7 +180,7 @@ def test_tables_of_a_study(studies):
     comparisons.write_text("# head\nb: Is it better?\n    b/new   a/base\n", "utf-8")
     row = "| Is it better? | b/new | a/base | +25.0, +37.5, +25.0 | +29.2 ["
     assert row in table.table("compare b")
-    with pytest.raises(ValueError, match="compare other: there is nothing of that"):
+    with pytest.raises(ValueError, match="compare other: the table has no rows"):
         table.table("compare other")
     assert "| b/new | 80.0 | **90.0** | 80.0 |" in table.table("rates b")
     cells = table.table("ends b/new").splitlines()[2].split(" | ")
