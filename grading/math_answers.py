@@ -44,8 +44,8 @@ MAX_MEMORY = 2 * 2**30  # bytes of address space for one question
 
 # --- Normalization: the many ways to write an answer become one plain LaTeX -----------------------
 
-# Normalized LaTeX has no spaces but meaningful ones, as in `\pi r` and `1 2`. Its text, such
-# as \text{cm}, stands in "quotes".
+# Normalized LaTeX has no spaces except where they mean something, as in `\pi r` and `1 2`. Its
+# text, such as \text{cm}, stands in "quotes".
 UNICODE_TO_LATEX = str.maketrans(
     {
         "−": "-",
@@ -367,8 +367,9 @@ def _split_assignment(text: str) -> tuple[str, str]:
     symbols = re.sub(rf"\\(?!{GREEK})[a-zA-Z]+", "", split_unit(value)[0])
     has_letter = re.search(r"[a-df-hj-zA-Z]", symbols)  # any letter but e and i, which are numbers
     has_greek_letter_or_set = "\\" in symbols  # the backslash of \theta, or of the braces of a set
-    is_equation = relation == "=" and "(" not in name  # `y=2x`, but not `f(x)=2x`
-    if is_equation and (has_letter or has_greek_letter_or_set):
+    is_plain_name = "(" not in name  # neither f(x) nor (x,y)
+    # `y=2x` stays an equation.
+    if relation == "=" and is_plain_name and (has_letter or has_greek_letter_or_set):
         return "", text
     return name, value
 
@@ -449,8 +450,8 @@ def equal_answers(gold: str, answer: str) -> bool:
         return False
     if gold_structure.kind.startswith(("set", "union")):
         return _equal_in_any_order(gold_items, answer_items)
-    # The items are compared in the same way. This ends at single expressions from which nothing was
-    # taken off, neither brackets nor a name.
+    # The items are compared in the same way. The recursion ends at single expressions from which
+    # read_structure has taken neither brackets nor a name.
     if gold_structure.kind or gold_items != [gold] or answer_items != [answer]:
         item_pairs = zip(gold_items, answer_items, strict=True)
         return all(equal_answers(gold_item, item) for gold_item, item in item_pairs)

@@ -105,9 +105,8 @@ class Endpoint(AbstractAsyncContextManager):
                 reply = await create(model=self.model, messages=messages, **options)
             except openai.APIError as error:
                 raise_if_key_refused(error)
-                refused = isinstance(
-                    error, openai.BadRequestError | openai.UnprocessableEntityError
-                )
+                refusals = openai.BadRequestError | openai.UnprocessableEntityError
+                refused = isinstance(error, refusals)
                 raise NoReply(explain(error), str(error), self.key, refused) from error
             try:
                 return read(reply.text)

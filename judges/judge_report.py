@@ -204,8 +204,9 @@ def describe_report(report):
         f"  without a score       {report['missing']},"
         f" and {report['below_floor']} below the floor{counts_text}"
     )
-    # This table says how often a story scores higher than a damaged copy. Its columns are the AUC by
-    # the judge alone, the AUC by judge and floor, and the share of stories that beat their own copy.
+    # This table says how often a story scores higher than a damaged copy. Its columns are the AUC
+    # by the judge alone, the AUC by judge and floor, and the share of stories that beat the copy
+    # of themselves.
     yield (
         "  stories above damaged copies, AUC with 95 % interval:"
         " judge alone, with the floor; above their own"
