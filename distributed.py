@@ -126,7 +126,7 @@ def barrier() -> None:
 
 
 def equal_passes(batches: list, idle_batch: Any) -> list[tuple[Any, bool]]:
-    """All: (batch, counts) pairs, equally many in every process.
+    """All: (batch, whether it counts) pairs, equally many in every process.
 
     A pass through a sharded model gathers its weights from all processes, so all of them must make
     equally many passes. A process with fewer batches than another adds `idle_batch`, which must not
@@ -148,11 +148,11 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def finish(code: int) -> int:
-    """End this process, if it is one of several whose run ended well; else return the exit code.
+    """All: end this process, if it is one of several whose run ended well; else return the code.
 
-    All, if the code is 0 or 130 (stopped by a signal): processes wait until the first has written
-    its last file. Then they end at once: Python's ordinary end does not always join torch's
-    threads, and would then abort a process whose work is done.
+    A run has ended well if the code is 0 or 130 (stopped by a signal). Then processes wait until
+    the first has written its last file. Then they end at once: Python's ordinary end does not
+    always join torch's threads, and would then abort a process whose work is done.
     """
     ended_well = code in (0, 130)
     if world_size() > 1 and ended_well:

@@ -42,7 +42,9 @@ def get_llm_tokenizer(
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
 
     Raises:
-        ValueError: in one line, if the model cannot be found, loaded or supported exactly.
+        ValueError: in one line, if the model cannot be found or loaded, or if log-probs computed
+        here
+            would differ from the model's own.
     """
     check_model_name("--model_name", model_name)
     is_cuda = torch.device(device).type == "cuda"
@@ -55,7 +57,7 @@ def get_llm_tokenizer(
     tokenizer.padding_side = "left"
     model = model.to(device).train()
     if is_cuda:
-        torch.cuda.set_device(model.device)  # graphs are captured and replayed on the current one
+        torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
     reason = why_not_supported(model)
@@ -195,7 +197,7 @@ def why_not_supported(model: PreTrainedModel) -> str | None:
             f" ({type(error).__name__}: {reason})"
         )
     gap = (logps - expected).abs().max().item()
-    # Rounding makes some 1e-6 here in float32, and some hundredths in bfloat16 (autocast on CUDA).
+    # Rounding makes a gap of about 1e-6 in float32, and of a few hundredths in bfloat16 (on CUDA).
     tolerance = 0.2 if device.type == "cuda" else 1e-3
     if gap < tolerance:
         return None
@@ -282,8 +284,8 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
     for layer in model.get_decoder().layers:
         _shard_module(layer, mesh, layer_policy)
     _shard_module(model, mesh, MixedPrecisionPolicy())
-    # The loss does not call the model's forward but this method, and FSDP2 gathers the embedding,
-    # the last norm and the output layer for the methods that it is told of.
+    # The loss calls model.per_token_logps and not forward. FSDP2 gathers the embedding, the last
+    # norm and the output layer for registered methods only.
     model.per_token_logps = MethodType(utils.per_token_logps_of_unsharded, model)
     register_fsdp_forward_method(model, "per_token_logps")
     return model

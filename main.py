@@ -63,7 +63,7 @@ from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each
 
 def train(args: Namespace, run: Run) -> None:
     """Run GRPO on what `setup` made; write logs, transcripts and checkpoints to args.output_dir."""
-    # --resume has replaced the policy's weights since the sampler copied them.
+    # After --resume the sampler still holds the weights from before: copy the policy's again.
     llms.refresh_sampler(run.sampler, run.model)
     if args.eval_only:
         write_logs.print_categories(args, steps.evaluate(args, run))
@@ -99,7 +99,8 @@ def train(args: Namespace, run: Run) -> None:
             update_metrics.append(loss_metrics | step_metrics)
 
         # 7. Log what was sampled and what the updates did.
-        # Both have `response_length`. The right one wins: that of all sampled completions.
+        # Both dicts have `response_length`; `|` keeps that of groups.metrics, the mean over all
+        # sampled completions.
         metrics = average_updates(update_metrics) | groups.metrics
         num_tokens = sum(record["length"] for record in groups.records)
         with run.finish_step(num_tokens):
@@ -117,7 +118,7 @@ class Groups:
 
     rollout: Rollout  # the completions of this process
     loss_weights: Tensor  # (N,) what multiplies log-probs: advantages; rewards under no_baseline
-    records: list[dict]  # N or more: every sampled completion with its reward and its advantage
+    records: list[dict]  # N, and after dynamic sampling more: every completion that was sampled
     metrics: dict[str, float]  # of all processes
 
 
@@ -169,7 +170,7 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
     num_groups = len(loss_weights) // G
     my_groups = distributed.share(range(num_groups))
     for _ in range(args.dynamic_sampling):
-        # The advantages of a group are all equal (0) exactly where its rewards are.
+        # A group's loss weights are all equal exactly if its rewards are all equal.
         flat = flat_groups(loss_weights, G).nonzero().flatten().tolist()
         if not flat:
             break
@@ -180,7 +181,7 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
         ]
         new = sample_groups(args, run, examples, my_examples)
         if my_flat:
-            # The rollout has only this process's groups, so its rows count from the first of them.
+            # Row 0 of the rollout is the first row of group my_groups[0].
             first_rows = [(group - my_groups[0]) * G for group in my_flat]
             my_rows = [row + i for row in first_rows for i in range(G)]
             rollout = rollout.replace(my_rows, new.rollout)
@@ -264,7 +265,8 @@ def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
     groups = rewards.float().view(-1, group_size)
     lowest = groups.nan_to_num(torch.inf).amin(1)
     highest = groups.nan_to_num(-torch.inf).amax(1)
-    return lowest >= highest  # a group without any reward has inf and -inf
+    # Without any reward the lowest is inf and the highest -inf, hence >= and not ==.
+    return lowest >= highest
 
 
 # --- One update -----------------------------------------------------------------------------------
@@ -314,8 +316,8 @@ def accumulate_gradient(
         batch_mask = loss_mask[batch_rows, :C]
         batch_weights = loss_weights[batch_rows]
         if not is_counted:
-            # This pass only keeps the process in step with the others. NaN marks missing rewards,
-            # so its rows contribute nothing.
+            # This pass only keeps the process in step with the others. It must contribute nothing,
+            # so all its rewards are marked as missing (NaN).
             batch_weights = torch.full_like(batch_weights, torch.nan)
         with utils.autocast(args.device):
             loss, metrics = compute_loss(
@@ -338,11 +340,10 @@ def accumulate_gradient(
         metrics["trained_tokens"] = Share(batch_mask[~batch_weights.isnan()].sum().item())
         shares.append(metrics)
 
-    totals = {"loss": 0.0}  # where every group is skipped
+    totals = {"loss": 0.0}  # the loss if every group is skipped, so that there is no micro-batch
     totals |= add_up(distributed.gather(shares))
     trained_tokens = totals.pop("trained_tokens", 0)
-    # Token means were divided by all tokens of the update, but skipped groups added nothing to
-    # them. So they are divided by the tokens that ran instead.
+    # The shares of token means were divided by num_tokens, but only trained_tokens tokens have run.
     for name, value in totals.items():
         if isinstance(value, TokenShare):
             totals[name] = value * (num_tokens / max(1, trained_tokens))
@@ -385,10 +386,10 @@ class LossConfig:
     loss_type: str = "grpo_clip"  # one of flags.LOSS_TYPES
     beta: float = 0.04  # the weight of the KL to the reference; 0: there is no reference
     cliprange: float = 0.2  # the ratio is clipped to [1 - cliprange, 1 + cliprange]
-    cliprange_high: float | None = None  # another upper range; None: cliprange
+    cliprange_high: float | None = None  # the upper end is 1 + this; None: 1 + cliprange
     length_normalization: str = "masked_mean"  # how tokens are averaged: utils.aggregate_tokens
     importance_cap: float | None = None  # tokens weigh min(p_old / p_sampler, cap); None: all 1
-    temperature: float = 1.0  # that of sampling: log-probs are of softmax(logits / temperature)
+    temperature: float = 1.0  # of sampling: log-probs are of softmax(logits / temperature)
     group_size: int = 1  # G consecutive rows share a prompt; a batch may be a part of one group
     max_completion_length: int | None = None  # masked_normalize divides by it; None: by C
 
@@ -443,10 +444,11 @@ def compute_loss(
             whole update.
 
     Returns:
-        (loss, metrics): a scalar with gradient, and floats that say by their class how they add up
-        where an update takes several calls (training/metrics.py). `kl` is averaged as the loss is,
-        and absent if beta is 0. `response_length` is a mean over sequences, `ratio_min` and
-        `ratio_max` are extremes, and the rest are means over completion tokens.
+        (loss, metrics): a scalar with gradient, and floats. The class of a metric (Share,
+        TokenShare, Minimum or Maximum) says how the values of an update's calls are combined. `kl`
+        is averaged as the loss is, and absent if beta is 0. `response_length` is a mean over
+        sequences, `ratio_min` and `ratio_max` are extremes, and the rest are means over completion
+        tokens.
     """
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape, attention_mask.shape
@@ -474,7 +476,7 @@ def compute_loss(
     per_token_loss, clip_metadata = compute_policy_gradient_loss(
         policy_logps,
         config.loss_type,
-        raw_rewards=advantages,
+        raw_rewards=advantages,  # under no_baseline the argument holds raw rewards
         advantages=advantages,
         old_log_probs=old_logps,
         cliprange=config.cliprange,
@@ -530,16 +532,17 @@ def estimate_kl(policy_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """The k3 estimate of KL(policy || reference) for each token, in nats. (B, C) -> (B, C).
 
     It is never negative, and its mean over samples of the policy is the KL
-    (http://joschu.net/blog/kl-approx.html). Its gradient, (1 - p_ref / p) grad log p, ignores that
-    the samples depend on the policy. On-policy its mean is therefore the gradient of
-    KL(reference || policy).
+    (http://joschu.net/blog/kl-approx.html). Its gradient is (1 - p_ref / p) grad log p. Over
+    samples of the policy the mean of that is -E_ref[grad log p], the gradient of KL(reference ||
+    policy).
     """
     log_ratio = ref_log_probs - policy_log_probs
     return log_ratio.exp() - log_ratio - 1
 
 
-# The policy-gradient losses. Each returns a loss for each token (B, C), and boolean masks (B, C):
-# the fraction of tokens where a mask is true is logged. Advantages are (B, 1), log-probs (B, C).
+# The policy-gradient losses. Each returns a loss for each token (B, C); all but the naive one also
+# return boolean masks (B, C), and the fraction of tokens where a mask is true is logged. Advantages
+# are (B, 1), log-probs (B, C).
 
 
 def compute_naive_policy_gradient_loss(
@@ -669,7 +672,7 @@ def setup(args: Namespace) -> Run:
     """
     run = steps.load(args, with_reference=args.beta > 0)
     if not args.eval_only:
-        run.train_loader.next_batch(0)  # raises where there is no training split
+        run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
     run.optimizer = torch.optim.AdamW(
         run.model.parameters(),
         lr=args.learning_rate,
@@ -682,6 +685,7 @@ def setup(args: Namespace) -> Run:
     run.guard = Guard(args.max_kl)
     run.saves = not args.eval_only
     if not args.eval_only and not args.resume:
+        # An evaluator may sample, and refuse rewards that nothing can be learnt from.
         run.evaluator.before_training(args, run, steps.sample)
     return run
 

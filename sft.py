@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the baseline of reinforcement learning, and how tiny/ was trained.
+"""Supervised fine-tuning: the baseline of reinforcement learning.
 
     python generate_gold.py --from_reference --dataset_name arithmetic --output gold.jsonl
     python sft.py --model_name tiny/1m --dataset_name arithmetic --train_file gold.jsonl
@@ -263,7 +263,7 @@ def select_examples(
 ) -> list[dict]:
     """The examples to train on: filtered, shuffled by the seed, and cut to args.num_examples.
 
-    With one seed, the examples of a smaller number are among those of a larger one. Prints how many
+    With the same seed, --num_examples 100 is a subset of --num_examples 200. Prints how many
     rows each filter leaves out. Raises ValueError where too few are left.
     """
     counts = {"read": len(rows)}
@@ -391,7 +391,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         if steps.is_due(run.step, args.save_updates, num_updates):
             save_checkpoint(args, run)
 
-    # --resume has replaced the policy's weights since the sampler copied them.
+    # After --resume the sampler still holds the weights from before: copy the policy's again.
     llms.refresh_sampler(run.sampler, run.model)
     evaluation_is_due = steps.is_due(run.step, args.eval_updates, num_updates)
     if evaluation_is_due and run.evaluated_step != run.step:

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel, set_seed
 
 import distributed
 
-# Logits are made for this many (token, vocabulary) pairs at a time: 32 MiB in float32.
+# At most this many logits (tokens x vocabulary) exist at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
 # Completions run in this many batches of similar length, so that little of them is padding.
 LENGTH_BUCKETS = 4
@@ -43,8 +43,8 @@ def get_per_token_logps(
         prompt_completion_ids, attention_mask: (B, T), with prompts padded on the left and
             completions on the right.
         logits_to_keep: C, the number of completion columns.
-        group_size: G consecutive rows share their prompt, which then runs only once for them. Fewer
-            rows than that are a part of one group.
+        group_size: G consecutive rows share their prompt, which then runs only once for them. If B
+            is less than G, all rows belong to one group.
         return_entropy: also return the entropy of each token's distribution in nats, without
             gradient.
 
@@ -109,10 +109,11 @@ class _ChunkedLogps(torch.autograd.Function):
     """Log-probs of tokens, and entropies, from their hidden states (N, H).
 
     Only LOGITS_CHUNK logits exist at a time. The backward pass computes each chunk's logits again:
-    d log p(token) / d logits = onehot(token) - p. It is written out, since autograd would hold two
-    gradients of the output layer, (V, H) each, while it adds up the chunks.
+    d log p(token) / d logits = onehot(token) - p. It is written by hand, since autograd would hold
+    two gradients of the output layer, (V, H) each, while it adds up the chunks.
     """
 
+    # With custom_fwd and custom_bwd, backward runs under the same autocast as forward.
     @staticmethod
     @partial(torch.amp.custom_fwd, device_type="cuda")
     def forward(ctx, states, weight, bias, token_ids, temperature, with_entropy):
@@ -175,18 +176,18 @@ def _completion_hidden_states(
         )
         return output.last_hidden_state
 
-    # Gradient checkpointing drops the cache, so that nothing can be shared. With a sharded model
-    # all processes must make equally many passes. So each makes two here, one for prompts and one
-    # for completions, even if group_size is 1.
+    # Gradient checkpointing drops the cache, so that nothing can be shared. An unsharded model may
+    # also take one pass where no prompt is shared. A sharded one takes two passes in any case,
+    # since all processes must make equally many.
     is_sharded = distributed.is_sharded(model)
     if model.is_activation_checkpointing or (group_size == 1 and not is_sharded):
         every_row = slice(None)
         return forward(every_row, 0, P + C, None)[:, P - 1 : -1]
 
     # The prompt runs once for each group, and its keys and values stay in the graph; then the
-    # completions run on top of it. The model's own class of cache would keep only the last sliding
-    # window of the prompt. That is too little, since each completion token has a window of its own.
-    # So this cache keeps all, and the mask limits each token to its window.
+    # completions run on top of it. A cache of the model's own class would keep only the last
+    # sliding window of the prompt, but earlier completion tokens see further back. DynamicCache()
+    # keeps every position, and the mask applies the window.
     prompt_cache = DynamicCache()
     one_row_per_group = slice(None, None, group_size)
     prompt_states = forward(one_row_per_group, 0, P, prompt_cache)
@@ -198,17 +199,18 @@ def _completion_hidden_states(
     lengths = attention_mask[:, P:].sum(1)  # (B,)
     num_buckets = 1 if is_sharded else LENGTH_BUCKETS
     for rows in lengths.argsort().chunk(num_buckets):
-        # The last token predicts nothing. At least one column runs, even in vain, since with a
-        # sharded model every process must make this pass.
+        # The last token need not run, since nothing follows it. If no column is left, one still
+        # runs: with a sharded model every process must make this pass.
         num_columns = max(1, int(lengths[rows].max()) - 1)
         cache = DynamicCache()
         for i, layer in enumerate(prompt_cache.layers):
-            # Plain indexing would add its gradients up in no fixed order on several threads.
+            # On several threads the backward of keys[rows] adds gradients up in varying order; that
+            # of index_select does not.
             keys = layer.keys.index_select(0, rows // group_size)
             values = layer.values.index_select(0, rows // group_size)
             cache.update(keys, values, i)
         states = forward(rows, P, P + num_columns, cache)
-        hidden_states[rows, 1 : num_columns + 1] = states[:, : C - 1]  # of a single token, none
+        hidden_states[rows, 1 : num_columns + 1] = states[:, : C - 1]  # if C is 1, no column
     return hidden_states
 
 
@@ -249,7 +251,9 @@ def aggregate_tokens(
     num_sequences: int,
     num_tokens: int,
 ) -> Tensor:
-    """A micro-batch's share of an update's mean of a per-token loss (B, C). Shares simply add.
+    """What a micro-batch contributes to its update's mean of a per-token loss (B, C).
+
+    The contributions of all micro-batches and processes add up to the mean.
 
     "masked_mean": the mean over each sequence's tokens, then over sequences (GRPO,
         arXiv:2402.03300).
@@ -289,7 +293,7 @@ def split_into_micro_batches(
     """Split rows into micro-batches of at most max_tokens tokens, padding included.
 
     A shared prompt counts once for its group. Groups of similar length go together, so that little
-    is padded. A group that is too long for the budget is cut.
+    is padded. A group that is too long for the budget is split over several micro-batches.
 
     Args:
         prompt_lengths, completion_lengths: one number for each row; each group is group_size

@@ -27,7 +27,9 @@ from utils import repeat_each  # noqa: E402
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = flags.ArgumentParser(description="Train a language model by expert iteration.")
     flags.add_model_and_data(parser)
-    flags.add_sampling(parser, ("--num_questions", 512, "questions per expert iteration, D_b"))
+    flags.add_sampling(
+        parser, batch_flag=("--num_questions", 512, "questions per expert iteration, D_b")
+    )
     add = flags.add_optimisation(parser)
     add("--n_ei_steps", type=int, default=5, help="expert iterations")
     add(
@@ -61,7 +63,7 @@ def setup(args: argparse.Namespace) -> Run:
 
 def train(args: argparse.Namespace, run: Run) -> None:
     """args.n_ei_steps times: sample, keep the strictly correct, fine-tune on them, evaluate."""
-    # --resume has replaced the policy's weights since the sampler copied them.
+    # After --resume the sampler still holds the weights from before: copy the policy's again.
     llms.refresh_sampler(run.sampler, run.model)
     if run.evaluated_step != run.step:
         steps.evaluate(args, run)

@@ -1,1 +1,1 @@
-"""How completions are sampled: the record of them, and the one decode step."""
+"""Sampling: the loop, the decode step, and Rollout, which holds the completions."""

@@ -25,7 +25,7 @@ ATTENTION = "sdpa_or_products"  # the name under which transformers finds the tw
 
 
 def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **options):
-    """SDPA; but two matrix products for one query token on a CPU, in a third of SDPA's time."""
+    """Attention by SDPA; for one query token on a CPU by two matrix products, 3 times as fast."""
     if query.device.type != "cpu" or query.shape[2] > 1:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
@@ -47,9 +47,8 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
 def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
     """(R, 1, 1, S): what is added to the scores of one query token, 0 or minus infinity.
 
-    transformers' own function would copy a value from the GPU to Python. The model's code calls
-    this one, for each kind of layer that it has; where there are several query tokens,
-    transformers' mask is returned.
+    transformers' mask function would copy a value from the GPU to Python, so this one replaces it
+    for one query token. For several query tokens it calls transformers' function.
 
     Args:
         attention_mask: (R, S) bool, False on padding and on slots that are still to come.
@@ -98,7 +97,8 @@ class StateMemory:
             num_cells = max(N * repeats * num_slots, self.reserved_cells)
             self.flat = states.new_empty(num_cells * heads * D)
         elif states.data_ptr() == self.flat.data_ptr():
-            states = states.clone()  # they lie in the memory that is about to be overwritten
+            # The states are a view of this memory: copy them before it is overwritten.
+            states = states.clone()
         elements = self.flat[:num_elements]
         copies = elements.view(N, repeats, heads, num_slots, D)
         copies[:, :, :, :num_used_slots] = states.unsqueeze(1)
@@ -215,7 +215,7 @@ class Decoder:
         R, S = self.size
         slots = torch.arange(S, device=self.slot.device)
         attention_mask = (slots >= self.padding[:R]) & (slots <= self.slot)  # (R, S)
-        if model.config._attn_implementation != ATTENTION:  # attention of the model's own
+        if model.config._attn_implementation != ATTENTION:  # then the model makes no such mask
             attention_mask = additive_mask(1, attention_mask, dtype=model.dtype)
         outputs = model.get_decoder()(
             self.tokens[:R].index_select(1, self.slot),
@@ -284,14 +284,14 @@ class CapturedDecoder(Decoder):
                 reason = " ".join(str(error).split())[:200]
                 print(f"sampling without CUDA graphs, which is slower: {reason}")
                 self.uses_graphs = False
-            self.slot.copy_(start_slot)
+            self.slot.copy_(start_slot)  # trial steps have moved it, also if the capture failed
         if self.uses_graphs and key in self.graphs:
             self.graphs[key].replay()
         else:
             super().step(model, temperature)
 
     def _capture(self, model, temperature, start_slot):
-        """A graph of the step. Its trial runs write only what the step itself writes again."""
+        """A graph of the step, after two trial steps whose writes the real step overwrites."""
         if self.capture_stream is None:
             self.capture_stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
@@ -302,8 +302,8 @@ class CapturedDecoder(Decoder):
             with torch.cuda.stream(self.capture_stream):
                 super().step(model, temperature)  # chooses kernels and makes workspaces
                 self.slot.copy_(start_slot)
-                # A step that copies a value to Python raises an error here. If it did so only
-                # during the capture, the capture would be left open.
+                # If the step copies a value to Python, it raises here, which is harmless; an error
+                # during the capture would leave the capture unfinished.
                 torch.cuda.set_sync_debug_mode("error")
                 super().step(model, temperature)
         finally:
@@ -327,23 +327,22 @@ CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, CapturedDecoder] = WeakKey
 def decoder_for(
     model: PreTrainedModel, cache: DynamicCache, num_rows: int, num_slots: int
 ) -> Decoder:
-    """A decoder for so many rows and slots, and for keys and values like those in the cache.
+    """A decoder for so large a batch, and for keys and values like those in the cache.
 
     On CUDA it is the captured decoder that was kept for this model, or a new one, unless its memory
-    would be too large. Only a
-    bfloat16 copy is captured: autocast keeps casts of float32 weights, which would go stale in a
-    graph.
+    would be too large. Only a bfloat16 copy is captured. With float32 weights, autocast caches
+    bfloat16 casts of them, and a graph would go on reading old ones.
     """
     if model.device.type != "cuda" or model.dtype != torch.bfloat16:
         return Decoder(model, num_rows, num_slots)
-    sizes = [(num_rows, num_slots)]  # to be tried in this order
+    sizes = [(num_rows, num_slots)]
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:
         max_slots = earlier.slot_counts[-1]
         if earlier.max_rows >= num_rows and max_slots >= num_slots:
             return earlier
         grown_size = (max(num_rows, earlier.max_rows), max(num_slots, max_slots))
-        sizes.insert(0, grown_size)
+        sizes.insert(0, grown_size)  # tried first: a decoder for all calls so far
     bytes_per_cell = 0
     for layer in cache.layers:
         for states in (layer.keys, layer.values):

@@ -90,7 +90,7 @@ def generate(
 def _sampling_mode(model):
     """Evaluation mode, and attention that takes the decode step's mask.
 
-    Flash-attention would have to copy to Python where the padding lies.
+    Flash-attention would copy the positions of the padding to Python.
     """
     was_training = model.training
     own_attention = model.config._attn_implementation
@@ -239,8 +239,8 @@ class _Turn:
         for num_tokens in range(1, self.max_completion_length + 1):  # the tokens that each row has
             is_last = num_tokens == self.max_completion_length
             if is_last or num_tokens - self.num_checked >= decoder.check_interval:
-                # When rows leave the batch or sampling is over, the results are written. Then it
-                # stops if no row is open, or goes on with fewer rows.
+                # Results are written before rows leave the batch, and at the end. The end is the
+                # last token, or when no row is open.
                 self.find_ends(stopper, num_tokens)
                 size = self.size_to_keep()
                 if is_last or size < len(self.rows):
@@ -285,7 +285,7 @@ class _Turn:
         self.completions.logps[self.rows, :num_tokens] = self.decoder.logps[:R, columns]
 
     def shrink(self, size: int, num_tokens: int) -> None:
-        """Go on with so many rows: the open ones, and if need be some that have ended."""
+        """Go on with `size` rows: the open ones, and if need be some that have ended."""
         open_first = (~self.is_open).int().argsort(stable=True)
         kept_rows = open_first[:size]
         num_used_slots = self.prompt_length + num_tokens - 1  # the last token has not run yet
@@ -324,9 +324,9 @@ class _Stopper:
         if self.stop_strings:
             # The model may have more ids than the tokenizer has tokens, or fewer.
             num_ids = model.get_output_embeddings().weight.shape[0]
-            token_completes = _may_complete(tokenizer, self.stop_strings)[:num_ids]
+            of_tokens = _may_complete(tokenizer, self.stop_strings)[:num_ids]
             may_complete = torch.zeros(num_ids, dtype=torch.bool)
-            may_complete[: len(token_completes)] = torch.tensor(token_completes)
+            may_complete[: len(of_tokens)] = torch.tensor(of_tokens)
             self.may_complete = may_complete.to(model.device)  # (V,)
             # Every token adds at least one byte of text, so that a stop string of n bytes lies in
             # the last n tokens. Special tokens may add none, hence 8 more.
@@ -338,7 +338,7 @@ class _Stopper:
 
         Args:
             tokens: (R, n) completion tokens.
-            num_checked: no end is looked for in this many first columns.
+            num_checked: how many leading columns have been searched already.
 
         Returns:
             (R,) the number of tokens, 0 where the row has no end.

@@ -1,1 +1,1 @@
-"""How a training run lives: its record, shared steps, metrics, logs, checkpoints, signals, lock."""
+"""A training run: the object Run, the steps that scripts share, metrics, logs, checkpoints."""

@@ -48,7 +48,7 @@ def write(
 
     Args:
         state: what `torch.load(weights_only=True)` can read: tensors, numbers, text, lists, dicts.
-        weights: those of a sharded model, from `gather_state`; None means those in the model.
+        weights: the complete weights of a sharded model (`gather_state`); None: the model's own.
         accuracy: the model's accuracy in evaluation, where it has been evaluated at this step.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Metrics: how those of micro-batches, processes and updates are combined; metrics of completions.
+"""How the metrics of micro-batches, processes and updates are combined; metrics of completions.
 
 Shapes: N completions of all processes.
 """
@@ -27,7 +27,7 @@ class Share(float):
 
 
 class TokenShare(Share):
-    """A share of a mean over an update's tokens. Shares add up.
+    """A share of a mean over an update's tokens. It adds up as any Share.
 
     Groups that are skipped do not run, so their tokens have no entropy or ratio. The mean is taken
     over the tokens that ran: `main.accumulate_gradient` rescales the sum.
@@ -178,7 +178,7 @@ class StageTimer:
 
     def _now(self) -> float:
         if self.on_cuda:
-            # Kernels run behind Python. Without waiting, the next stage would pay for this one.
+            # Python does not wait for kernels. Without this, the next stage would pay for this one.
             torch.cuda.synchronize()
         return time.perf_counter()
 

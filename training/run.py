@@ -1,4 +1,4 @@
-"""The object `Run`, and how a run starts, resumes, saves and ends with one clear line.
+"""The object `Run`, and how a run starts, resumes, saves, and ends with one line that says why.
 
 A run can be stopped at any moment and continued with --resume as if it had never stopped. `args`
 are the flags of main.py, sft.py or experiments/expert_iteration.py.
@@ -49,7 +49,7 @@ class Run:
     optimizer: torch.optim.Optimizer | None = None
     scheduler: Any = None  # of the learning rate; None where the script sets the rate itself
     examples: list[dict] = field(default_factory=list)  # what supervised fine-tuning trains on
-    saves: bool = True  # whether checkpoints are kept
+    saves: bool = True  # whether checkpoints are written; False for --eval_only
     saved_step: int | None = None  # the step of the newest checkpoint
     timer: StageTimer = field(default_factory=StageTimer)
     guard: Guard = field(default_factory=Guard)
@@ -62,8 +62,8 @@ class Run:
     accuracy: float | None = None  # the strict accuracy of that evaluation
     # When the run began (time.perf_counter), less the seconds that it took before a resume.
     start: float = field(default_factory=time.perf_counter)
-    boundary: dict = field(default_factory=dict)  # the state after the last finished step, see mark
-    weights_changed: bool = False  # whether the weights have left that state
+    boundary: dict = field(default_factory=dict)  # what `mark` kept after the last step
+    weights_changed: bool = False  # whether an update has begun since then
 
     def mark(self) -> None:
         """Remember what a checkpoint needs beside weights and optimiser, after a finished step."""
@@ -90,7 +90,8 @@ class Run:
             fine-tuning.
             num_steps: how many steps are finished at once.
         """
-        # Signals wait from here on, also if every update was skipped: logs are written completely.
+        # The optimiser's hook (see start) has called this before, unless every update was skipped.
+        # The logs must not be cut by a signal.
         self.begin_update()
         self.step += num_steps
         self.total_tokens += num_tokens
@@ -213,7 +214,7 @@ def check_same_flags(args: Namespace, previous: dict) -> None:
         if value != previous[name]
     ]
     if changes:
-        raise ValueError(f"--resume continues a run with its own flags: {', '.join(changes)}")
+        raise ValueError(f"--resume continues a run with the flags it has: {', '.join(changes)}")
 
 
 def start(args: Namespace, run: Run) -> None:
@@ -226,6 +227,7 @@ def start(args: Namespace, run: Run) -> None:
     if distributed.is_main():
         jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
     if run.optimizer:
+        # This is called before every optimizer.step().
         run.optimizer.register_step_pre_hook(lambda *_: run.begin_update())
 
 
@@ -275,15 +277,17 @@ def resume(args: Namespace, run: Run) -> None:
         return
     path, manifest = newest
     state = checkpoints.load(path, run.model, run.optimizer)
+    # `start` has called `mark`, so that run.boundary has every key of a checkpoint's state.
     missing = sorted(run.boundary.keys() - state.keys())
     if missing:
         raise ValueError(
-            f"{path} lacks {missing}: another version wrote it; it still loads as --model_name"
+            f"{path} lacks {missing}: another version wrote it; a new run can start from it with"
+            f" --model_name {path}"
         )
     if run.scheduler:
         run.scheduler.load_state_dict(state["scheduler"])
     run.train_loader.load_state_dict(state["train_loader"])
-    # Another number of processes than before needs new random states, with a seed for each step.
+    # This seed is used if the number of processes has changed. It differs for each checkpoint.
     new_seed = args.seed + 7919 * manifest["step"]
     distributed.resume_rng_state(state["rng"], new_seed)
     run.step = manifest["step"]
@@ -398,7 +402,7 @@ def train_to_the_end(args: Namespace, run: Run, train: Callable[[Namespace, Run]
         return 1
     if run.saves and run.saved_step != run.step:
         distributed.print_error(
-            f"error: the last checkpoint could not be written to {folder}; --resume makes it again"
+            f"error: the last checkpoint could not be written to {folder}; --resume writes it"
         )
         return 1
     results = "logs and checkpoints" if run.saves else "logs"

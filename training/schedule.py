@@ -12,8 +12,8 @@ def split_into_updates(args: Namespace) -> list[list[int]]:
     """Plan the updates over one rollout batch: a list of row numbers for each update.
 
     Every epoch shuffles the groups and cuts them into batches of train_batch_size rows, which are
-    whole groups. A single update over the whole batch keeps the order of the rows. Rows and batch
-    sizes are those of this process's share.
+    whole groups. A single update over the whole batch keeps the order of the rows. Of several
+    processes each plans its own rows: train_batch_size / processes for an update.
     """
     num_processes = distributed.world_size()
     num_rows = args.rollout_batch_size // num_processes
@@ -40,8 +40,8 @@ def learning_rate_factor(args: Namespace, update: int) -> float:
     num_updates = args.num_train_iters * args.epochs_per_rollout_batch * updates_per_epoch
     num_warmup_updates = max(1, args.warmup_steps)
     warmup_factor = min(1.0, (update + 1) / num_warmup_updates)
-    # `remaining` falls linearly from 1 at the last update of the warm-up to 0 at update
-    # num_updates, which is never made.
+    # Updates count from 0. `remaining` falls linearly from 1 at update num_warmup_updates - 1; it
+    # would be 0 at update num_updates, one past the last.
     remaining = min(1.0, (num_updates - update) / max(1, num_updates + 1 - num_warmup_updates))
     if args.lr_schedule == "linear":
         return warmup_factor * remaining

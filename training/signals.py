@@ -5,9 +5,9 @@ import signal
 
 import distributed
 
-# A warning is printed when the entropy falls below this share of its first value, and when all
-# rewards are equal in more than this share of the groups.
+# A warning is printed when the entropy falls below this share of its first value.
 LOW_ENTROPY_SHARE = 0.05
+# A warning is printed when all rewards are equal in more than this share of the groups.
 HIGH_FLAT_GROUP_SHARE = 0.9
 
 
@@ -36,7 +36,7 @@ class Interrupts:
     def __init__(self):
         self.requested = None  # the name of a signal that has come
         self.is_held = False
-        self.loading = False  # set while there is nothing to save, and no other process to wait for
+        self.loading = False  # True during setup: nothing can be lost, so a signal stops at once
 
     def install(self) -> None:
         """Handle the signals here, until `uninstall`."""
@@ -86,8 +86,8 @@ class Guard:
     def __init__(self, max_kl: float = 3.0, patience: int = 3):
         self.max_kl = max_kl
         self.patience = patience
-        self.skipped_streak = 0  # the latest iterations in a row that skipped an update
-        self.high_kl_streak = 0  # the latest iterations in a row whose KL was too high
+        self.skipped_streak = 0  # how many iterations in a row have skipped an update
+        self.high_kl_streak = 0  # how many iterations in a row had too high a KL
         self.first_entropy = None
         self.issued_warnings = set()  # names of warnings, each of which is issued once
 
@@ -120,8 +120,8 @@ class Guard:
         )
         if self.skipped_streak >= self.patience:
             raise Diverged(
-                f"there were updates that are not finite in {self.skipped_streak} iterations"
-                f" in a row: {advice}"
+                f"in {self.skipped_streak} iterations in a row an update was skipped, because its"
+                f" loss or gradient is not finite: {advice}"
             )
         if self.high_kl_streak >= self.patience:
             raise Diverged(

@@ -55,7 +55,7 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
         args.evaluator or train_loader.default_evaluator,
         prompt=train_loader.prompt.name,
         flags=args,
-        reference=(base_model, tokenizer),
+        reference=(base_model, tokenizer),  # --judge_type policy judges with it
     )
     evaluator.check_gold(train_loader.examples, eval_loader.examples)
     sampler = llms.get_sampler(model, args.sampling_dtype)
@@ -115,7 +115,7 @@ def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[s
 def evaluate(args: Namespace, run: Run) -> dict[str, float]:
     """Complete and reward every problem of run.eval_loader, and log what comes of it.
 
-    Its random numbers are its own, so that evaluating does not change what is trained.
+    Random numbers are drawn from a seed for evaluations, and training's random state is restored.
 
     Returns:
         n, accuracies with intervals, with several samples pass@k, rewards, lengths

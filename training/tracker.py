@@ -31,7 +31,7 @@ def report(args, log, row):
 
 
 def _start_tracker(args, step):
-    """A wandb run, or a SummaryWriter of TensorBoard. A resumed run goes on in the one it had."""
+    """A wandb run, or a SummaryWriter of TensorBoard. A resumed run continues its own."""
     folder = args.output_dir
     if args.report_to == "tensorboard":
         tensorboard = import_module("torch.utils.tensorboard")
