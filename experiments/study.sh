@@ -21,8 +21,8 @@ else
     OUT=output/studies/$STUDY
     $PYTHON experiments/archive.py unpack
 fi
-# MODEL and DEMO are flags; GRPO and SFT are commands with flags. --max_kl 1000 lets no run be stopped
-# because it is far from the reference: each must have all its iterations.
+# MODEL and DEMO are flags; GRPO and SFT are commands with flags. With --max_kl 1000 no run is
+# stopped for being far from the reference.
 MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 160 \
     --micro_batch_tokens 4096 --eval_size 500 --device cpu"
 DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 \
@@ -30,7 +30,7 @@ DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --le
 GRPO="$PYTHON main.py $MODEL --num_train_iters 60 --rollout_batch_size 64 --group_size 8 \
     --eval_iterations 20 --save_iterations 60 --max_kl 1000"
 SFT="$PYTHON sft.py $MODEL --num_updates 60 --eval_updates 20 --save_updates 1000 --log_entropy"
-# With one thread, all machines of one kind give the same numbers, and several runs can go at a time.
+# With one thread, all machines of one kind give the same numbers, and runs can go side by side.
 export OMP_NUM_THREADS=1
 mkdir -p "$OUT"
 
@@ -71,7 +71,7 @@ on_test() {
     if [ -e "$LOGS/$name/$file" ]; then return; fi
     model=$(last_checkpoint "$name")
     rm -rf "$test"
-    # The second --model_name replaces the one in $MODEL, and so does the second --eval_size.
+    # If a flag is given twice, as some of $MODEL are here, the last one counts.
     $PYTHON main.py $MODEL --model_name "$model" --eval_only --eval_split test --eval_size 2000 \
         "$@" ${QUICK:+--eval_size 16} --output_dir "$test" >"$OUT/$name.err" 2>&1 \
         || fail "$OUT/$name.err"
