@@ -42,9 +42,8 @@ def get_llm_tokenizer(
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
 
     Raises:
-        ValueError: in one line, if the model cannot be found or loaded, or if log-probs computed
-        here
-            would differ from the model's own.
+        ValueError: in one line, if the model cannot be found or loaded, or if log-probs that are
+            computed here would differ from the model's own.
     """
     check_model_name("--model_name", model_name)
     is_cuda = torch.device(device).type == "cuda"

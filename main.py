@@ -15,8 +15,8 @@ Where this departs from the paper, and the flag that restores the paper's way, w
      exactly 0.
   5. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, which is
      refreshed after each update. How far its log-probs are from the policy's is logged as
-     `sampling_logp_gap`. --sampling_dtype
-     float32 samples from the weights themselves, and --importance_cap corrects for the gap.
+     `sampling_logp_gap`. `--sampling_dtype float32` samples from the weights themselves, and
+     --importance_cap corrects for the gap.
   6. The KL is the k3 estimate, as in the paper: its value estimates KL(policy || reference), but
      its gradient is that of KL(reference || policy).
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
@@ -160,8 +160,8 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
     """DAPO's dynamic sampling (arXiv:2503.14476): replace groups whose rewards are all equal.
 
     Up to args.dynamic_sampling times, groups of new prompts take their place. All processes draw
-    the same prompts, and each samples for its own groups. The metrics of the first sampling stay,
-    since those of chosen groups would mislead.
+    the same prompts, and each samples for its own groups. The metrics stay those of the first
+    sampling: after the replacement they would leave out the flat groups.
     """
     G = args.group_size
     rollout = groups.rollout

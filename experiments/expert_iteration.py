@@ -2,11 +2,10 @@
 
     python experiments/expert_iteration.py --model_name tiny/1m --dataset_name arithmetic
 
-Each of the --n_ei_steps steps draws --num_questions questions (D_b in the handout of CS336) and
-samples
---group_size completions of each (G). It keeps the strictly correct ones, trains on them for
---epochs epochs (E) with sft.fine_tune, evaluates and saves. Logs and checkpoints have the same
-form as in the other scripts. The entropy at the trained tokens and the tokens sampled so far are
+Each of the --n_ei_steps steps draws --num_questions questions (D_b in the handout of CS336), and
+samples --group_size completions of each (G). It keeps the strictly correct ones, trains on them
+for --epochs epochs (E) with sft.fine_tune, evaluates and saves. Logs and checkpoints have the same
+format as in the other scripts. The entropy at the trained tokens and the tokens sampled so far are
 logged, so that plotter.py can lay them beside those of SFT and GRPO.
 """
 
