@@ -4,7 +4,7 @@ Every evaluator gives two verdicts side by side for each completion. The strict 
 required format and for the right answer in it. The flexible verdict asks for the right answer
 wherever it stands. Much of what training seems to gain is only format: the two verdicts show it.
 
-N completions, R rewards.
+In shapes and docstrings, N is the number of completions and R the number of rewards.
 """
 
 import math
@@ -120,9 +120,9 @@ class RewardEvaluator:
                 f"{name}: per_function must be floats {shape},"
                 f" not {values.dtype} {tuple(values.shape)}"
             )
-        for reward_name, is_infinite in zip(self.reward_names, values.isinf().T, strict=True):
-            if is_infinite.any():
-                row = int(is_infinite.int().argmax())
+        for reward_name, infinite_rows in zip(self.reward_names, values.isinf().T, strict=True):
+            if infinite_rows.any():
+                row = int(infinite_rows.int().argmax())
                 raise ValueError(f"{name}: reward {reward_name} is infinite for completion {row}")
         if len(rewards.details) != len(completions):
             raise ValueError(
@@ -142,7 +142,7 @@ class RewardEvaluator:
         return rewards.per_function @ torch.tensor(self.reward_weights)
 
     def get_reward_breakdown(self, rewards: Rewards) -> dict[str, float]:
-        """Return what is logged of a batch: the mean of each reward, the counts and the means.
+        """Return what is logged of a batch: the mean of each reward, and its counts and means.
 
         "rewards/<name>" is the mean over the completions that have this reward, NaN if none has.
         """
@@ -261,18 +261,19 @@ class MathEvaluator(RewardEvaluator):
 
     format  1 if the completion has the format of the prompt:
         r1_zero           `</think> <answer>`, and `</answer>` after it. The answer is what follows
-                          the last `<answer>`, up to `</answer>`; if that holds a balanced
-                          \boxed{}, the answer is what the last one holds.
-        question_only     A balanced \boxed{}. The answer is what the last one holds.
+                          the last `<answer>`, up to `</answer>`; if this text holds a balanced
+                          \boxed{}, the answer is the content of its last \boxed{}.
+        question_only     The text holds a balanced \boxed{}. The answer is the content of the
+                          last one.
         reasoning_answer  The strict format of GSM8kEvaluator. The answer is found as for r1_zero.
     answer  1 if the completion has the format, and its answer equals the gold answer. The total
             reward is this reward alone.
 
     The strict verdict is the answer reward. The flexible verdict asks whether the final answer
-    equals the gold answer. The final answer is that of the format if the completion has it,
-    otherwise what the last \boxed{} holds, otherwise what follows the last <answer>, otherwise the
-    last number. Because a strict verdict needs the format, (format, correct_strict) takes only
-    three values: (1, 1), (1, 0) and (0, 0).
+    equals the gold answer. The final answer is the answer in the format if the completion has the
+    format, otherwise what the last \boxed{} holds, otherwise what follows the last <answer>,
+    otherwise the last number. Because a strict verdict needs the format, (format, correct_strict)
+    takes only three values: (1, 1), (1, 0) and (0, 0).
 
     The details also have "grading": "equal", "different", or why there is no verdict: "timeout" or
     "failed". An answer without a verdict counts as different.
@@ -407,7 +408,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
         for i, text in enumerate(texts):
             above_floor = broken_rules[i] is None
             is_scored = not math.isnan(scores[i])
-            # This zero has always had a minus sign, which logs keep.
+            # -0.0 instead of 0.0 changes no total, and keeps logs equal to earlier ones.
             floor_reward = -0.0 if above_floor else -1.0
             reward_rows.append([scores[i], floor_reward])
             detail = {
@@ -450,6 +451,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
     def total(self, rewards):
         judge_scores, floor_rewards = rewards.per_function.unbind(1)
         below_floor = floor_rewards < 0
+        # The floor reward is -1 there, so the total is one less than the lowest score.
         return torch.where(below_floor, self.judge.lowest + floor_rewards, judge_scores)
 
     def broken_rule(self, prompt: str, story: str) -> str | None:

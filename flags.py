@@ -68,14 +68,14 @@ class ArgumentParser(argparse.ArgumentParser):
 def parse(parser: ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags of a training script, with the defaults that depend on other flags filled in.
 
-    With --resume, every flag that argv does not name is what the run in --output_dir had.
+    With --resume, every flag that argv does not name gets its value from the run in --output_dir.
     """
     parser.set_defaults(**_flags_of_resumed_run(parser, argv))
     args = parser.parse_args(argv)
     if args.eval_split is None:
         args.eval_split = default_eval_split(args.dataset_name, args.dataset_path)
     if args.eval_temperature is None:
-        # Several greedy samples would be the same answer several times.
+        # Only a single sample is greedy: several greedy samples would all be the same answer.
         is_greedy = args.eval_samples == 1
         args.eval_temperature = 0.0 if is_greedy else getattr(args, "temperature", 1.0)
     return args
@@ -109,8 +109,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--dynamic_sampling",
         type=int,
         default=0,
-        help="At most this many times in each iteration, prompts whose completions all got the same"
-        " reward are replaced by new prompts, because they teach nothing (DAPO, arXiv:2503.14476).",
+        help="Prompts whose completions all got the same reward teach nothing. They are replaced by"
+        " new prompts, at most this many times in each iteration (DAPO, arXiv:2503.14476).",
     )
 
     add_loss(parser)
@@ -322,7 +322,7 @@ def add_loss(parser):
         "--cliprange_high",
         type=float,
         help="From above, the ratio is clipped at 1 + CLIPRANGE_HIGH instead of 1 + CLIPRANGE, as"
-        " in DAPO. In cispo the ratio is a weight and is capped at this value."
+        " in DAPO. In cispo the ratio is a weight and is capped at 1 + CLIPRANGE_HIGH."
         " (default: --cliprange)",
     )
     add_length_normalization(add)
@@ -504,10 +504,11 @@ UPPER_BOUNDS = {"adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Find mistakes in the flags of a training script before a model is loaded or the hub asked.
+    """Find mistakes in the flags of a training script before a model is loaded or the hub is asked.
 
     Raises:
-        ValueError: in the first process, with one line for the user; the others exit with code 2.
+        ValueError: in the first process, with one line for the user. The other processes exit with
+        code 2.
     """
     try:
         check_numbers(args)

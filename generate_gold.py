@@ -13,9 +13,9 @@ prompt_name, without EOS), the gold answer, the source, the number of the attemp
 whether it is correct, and prompt_name. Rows stand in the order in which they were finished, so
 quick ones come first: whoever needs a subset should draw it at random.
 
-The other attempts go to a second file beside it, gold.rejected.jsonl, each with the reason. A
+Rejected attempts go to a second file beside gold.jsonl, gold.rejected.jsonl, with the reason. A
 second start needs only these two files to continue. It skips problems that are solved or have no
-attempts left, and tries again those that got no reply.
+attempts left, and tries problems again that got no reply.
 """
 
 import asyncio
@@ -496,7 +496,7 @@ def parse_args(argv=None):
 
 
 def check_args(args):
-    """Fill in the data set's own defaults.
+    """Check the flags, and fill in the data set's own defaults.
 
     Raises:
         ValueError: Flags cannot work together, or are out of range; the message is one line.
@@ -519,7 +519,7 @@ def check_args(args):
 
 
 def choose_problems(args):
-    """The first --num_problems of the training split (default: all), shuffled by --seed.
+    """The first --num_problems (default: all) of the training split after a shuffle by --seed.
 
     Raises:
         ValueError: There is no training split.

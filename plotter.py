@@ -199,7 +199,7 @@ def title_of(keys, log, runs):
         title = heading(keys[0])
         suffix = ", evaluation" if log == "eval" else ""
     title = read.adapt_to_stories(title, runs)
-    first_letter = title[0].upper()  # Words for stories can begin with a small one.
+    first_letter = title[0].upper()  # STORY_WORDS can begin with a small letter.
     return first_letter + title[1:] + suffix
 
 
@@ -460,7 +460,8 @@ def dashboard_panels(metrics, axis, is_overlay):
     new_prefixes = sorted(prefixes - {"rewards/", "time/", "memory/"})
     panels = []
     # An evaluator's metrics, such as "judge/missing", get a panel for each prefix.
-    for names_of_panel in [*DASHBOARD, *((prefix,) for prefix in new_prefixes)]:
+    evaluator_panels = [(prefix,) for prefix in new_prefixes]
+    for names_of_panel in [*DASHBOARD, *evaluator_panels]:
         log = "eval" if names_of_panel[0] == "accuracy" else "train"
         keys = logged_keys(names_of_panel, metrics[log])
         if is_overlay:
@@ -534,7 +535,7 @@ def draw_last_accuracies(runs, flags):
     for i, (kind, key) in enumerate(read.ACCURACIES.items()):
         style = curve_style(i)
         means = [column(rows, key).mean() for rows in rows_of_group.values()]
-        ax.plot(positions, means, **style | mean_style)
+        ax.plot(positions, means, **(style | mean_style))
         offset = (i - 0.5) / 4  # strict to the left, flexible to the right
         x = []
         for position, rows in zip(positions, rows_of_group.values(), strict=True):
@@ -544,7 +545,7 @@ def draw_last_accuracies(runs, flags):
         ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
         words = read.adapt_to_stories(kind, runs)
         label = f"{words}: each run with its 95 % interval, and the mean"
-        ax.plot(x, column(all_rows, key), **style | {"linestyle": ""}, label=label)
+        ax.plot(x, column(all_rows, key), **(style | {"linestyle": ""}), label=label)
     draw_first_accuracies(ax, positions, runs)
     if is_log_scale:
         ax.set_xscale("log")
@@ -634,7 +635,7 @@ def parse_args(argv=None):
         nargs="+",
         choices=AXES,
         default=["step"],
-        help="the x axis of the curves, or several. step: the number of the iteration (`step` in "
+        help="one or several x axes for the curves. step: the number of the iteration (`step` in "
         "the logs). tokens: the tokens that were sampled or trained on. time: minutes since the "
         "start (default: step)",
     )

@@ -44,16 +44,17 @@ class Prompt(ABC):
     """
 
     name: str
-    # In plain text, these stand directly before and after the question.
+    # In plain text, prefix and suffix stand directly before and after the question.
     prefix = ""
     suffix = ""
-    # Sampling ends after any of these strings, which stays in the completion, and at the EOS.
+    # Sampling ends at the EOS, and after any of these strings, which stays in the completion.
     stop_strings: tuple[str, ...] = ()
 
     def render(self, tokenizer, question: str) -> str:
         """The text of the prompt, with its special tokens.
 
-        It is a chat if both the prompt format and the tokenizer have one, and plain text otherwise.
+        It is a chat if the prompt format has messages and the tokenizer has a chat template, and
+        plain text otherwise.
         """
         messages = self.messages(question)
         if messages is None or not tokenizer.chat_template:
@@ -175,7 +176,7 @@ class DataLoader(ABC):
     Attributes:
         examples: the examples whose prompts are short enough, in the data set's order.
         dropped: how many prompts were longer than max_prompt_length, and are left out.
-        longest_prompt: tokens of the longest prompt in `examples`.
+        longest_prompt: number of tokens of the longest prompt in `examples`.
         source: the folder or the name of the data set, for messages.
     """
 
@@ -290,7 +291,7 @@ class DataLoader(ABC):
         """Continue the stream where state_dict says.
 
         Raises:
-            ValueError: That is past the last example.
+            ValueError: The position is past the last example.
         """
         self.epoch = state["epoch"]
         self.position = state["position"]
@@ -462,7 +463,7 @@ def _fixed_subset(examples, size):
 
 
 def _drop_long(examples, tokenizer, max_length):
-    """The examples with short enough prompts, and the tokens of the longest of these prompts."""
+    """The examples with short enough prompts, and the length of the longest of them in tokens."""
     if not examples:
         return [], 0
     prompts = [example["prompt"] for example in examples]

@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table, by its values in all repeats."""
+    """One row of the table: a quantity and its value in each repeat."""
 
     quantity: str
     unit: str
@@ -54,7 +54,10 @@ class Row:
 
 
 def step(args, folder: Path) -> Iterator[Row]:
-    """Iterations of main.py and of TRL. Each turn is a new process; its first one only warms up."""
+    """Iterations of main.py and of TRL.
+
+    Each turn is a new process. The first iteration of a process only warms up.
+    """
     our_runs = []
     trl_runs = []
     for repeat in range(args.repeats):
@@ -75,7 +78,7 @@ def step(args, folder: Path) -> Iterator[Row]:
 
 
 def run_grpo(args, output_dir: Path) -> dict[str, float]:
-    """Run main.py's own command line: {"quantity, unit": the median over its iterations}."""
+    """Run main.py, and return {"quantity, unit": the median over the timed iterations}."""
     flags = dict(
         model_name=args.model_name,
         dataset_name="arithmetic",
@@ -111,7 +114,7 @@ def run_grpo(args, output_dir: Path) -> dict[str, float]:
         "sample, s": medians["time/sample"],
         "reward, s": medians["time/reward"],
         "loss, s": medians["time/loss"],
-        "step, s": medians["time/step"],  # the optimiser's
+        "step, s": medians["time/step"],  # the update by the optimiser
         "sampling, tokens/s": medians["sampled_tokens"] / medians["time/sample"],
         "completion length, tokens": medians["response_length"],
         "sampling gap, nats": medians["sampling_logp_gap"],
@@ -123,7 +126,7 @@ def run_grpo(args, output_dir: Path) -> dict[str, float]:
 
 
 def run_trl(args, output: Path) -> dict:
-    """Run the same iterations on the same prompts in TRL: what trl_step.py writes."""
+    """Run the same iterations on the same prompts in TRL, and return what trl_step.py writes."""
     tokenizer = AutoTokenizer.from_pretrained(args.model_name)
     loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
     batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
@@ -285,7 +288,7 @@ def parse_args(argv):
 
 def main(argv=None):
     args = parse_args(argv)
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the other processes
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes that `step` starts
     torch.set_num_threads(args.threads)
     rows = []  # (name of the benchmark, Row)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):

@@ -5,26 +5,27 @@
 A model has P parameters, and there are N processes. Each GPU always holds
 
   20 P / N bytes   float32 master weights, gradients, two AdamW moments and the reference, sharded
-   2 P bytes       a bfloat16 copy of all weights, which samples
+   2 P bytes       a bfloat16 copy of all weights, for sampling
 
 On top comes the largest of these:
 
   sampling   Keys and values of all sequences that are sampled at one time, for prompts and
-             completions, and the logits of one token of each. CUDA graphs need that these stay in
-             memory afterwards. They are used if this takes at most an eighth of the GPU.
+             completions, and the logits of one token of each. If all this
+             takes at most an eighth of the GPU, CUDA graphs are used. Then it stays in memory
+             afterwards, because the graphs read it.
   training   Activations of one micro-batch, and the weights at work.
              On one process the weights at work are bfloat16 casts of the linear layers, and the
              output layer's gradient before it is added to the sum of gradients.
              On several processes they are the gathered embedding and output layer with their
              gradients, in float32; two gathered decoder layers in bfloat16; the gradient of one
              decoder layer; and the buffer in which the processes sum that gradient.
-  step       An intermediate result of AdamW, 4 P / N. On several processes it can be less than what
-             the last sum of gradients takes: embedding and output layer, their gradients and the
-             buffer in which the processes sum these. Then the latter counts.
+  step       An intermediate result of AdamW, 4 P / N. On several processes the last sum of
+             gradients can take more: embedding and output layer, their gradients and the buffer in
+             which the processes sum these gradients. Then the larger number counts.
 
 Activations are counted and not guessed. A model with one decoder layer and one with two do a
-forward pass in bfloat16 autocast, with prompts shared as in training. The bytes that autograd saves
-for each token in the second, and not in the first, are those of a layer.
+forward pass in bfloat16 autocast, with prompts shared as in training. Autograd saves
+more bytes for each token in the second model. The difference is what one layer takes.
 """
 
 import sys
@@ -48,7 +49,7 @@ BFLOAT16 = 2
 
 
 def read_config(name):
-    """A model's config by its hub name or folder, as the type of a command-line argument."""
+    """Read a model's config by its hub name or folder. argparse converts arguments with it."""
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -62,7 +63,7 @@ def parse_args(argv=None):
     add("configs", nargs="+", type=read_config, help="hub names or folders with a config.json")
     processes_help = "numbers of GPUs, one process on each; default: 1 2 4"
     add("--processes", type=int, nargs="+", default=[1, 2, 4], help=processes_help)
-    memory_help = "of one GPU, in GB; a tenth of it is left to CUDA, NCCL and fragmentation"
+    memory_help = "memory of one GPU in GB; a tenth of it is left to CUDA, NCCL and fragmentation"
     add("--gpu_memory", type=float, default=80, help=memory_help)
     table_args, main_argv = parser.parse_known_args(argv)
     main_args = flags.parse_args(main_argv)
@@ -73,7 +74,7 @@ def parse_args(argv=None):
 
 
 def model_of(config, **changes):
-    """A float32 model of a config with some changes, which takes no memory yet."""
+    """A float32 model of the changed config, on the meta device, where it takes no memory."""
     settings = {**config.to_dict(), **changes}
     settings.pop("layer_types", None)  # made anew for the changed number of layers
     with torch.device("meta"):
@@ -88,7 +89,7 @@ def saved_bytes(model, num_groups, group_size, length):
     Args:
         length: the tokens of each prompt, and of each completion.
     """
-    storages = {}  # by address, since several tensors can share one storage
+    storages = {}  # {address: (bytes, tensor)}; several tensors can share one storage
 
     def pack(tensor):
         storage = tensor.untyped_storage()
@@ -111,7 +112,7 @@ def saved_bytes(model, num_groups, group_size, length):
 
 
 def bytes_per_token(config, num_layers, group_size):
-    """Bytes that a model of so many layers saves for each token that runs through it."""
+    """Bytes that a model with num_layers layers saves for each token that runs through it."""
     model = model_of(config, num_hidden_layers=num_layers, vocab_size=64)
     model = model.to_empty(device="cpu")  # uninitialised weights, since values do not matter
     length = 8
@@ -150,7 +151,7 @@ def memory_by_purpose(config, processes, args, activation):
     layer_parameters = model.get_decoder().layers[0].parameters()
     weights_per_layer = sum(weight.numel() for weight in layer_parameters)
     weights_with_one_layer = sum(weight.numel() for weight in model.parameters())
-    # Those of the embedding, the output layer and the last norm.
+    # The weights of the embedding, the output layer and the last norm.
     weights_outside_layers = weights_with_one_layer - weights_per_layer
     weights_in_layers = weights_per_layer * config.num_hidden_layers
     P = weights_outside_layers + weights_in_layers
@@ -169,8 +170,8 @@ def memory_by_purpose(config, processes, args, activation):
 
     tokens_per_pass = args.micro_batch_tokens
     if args.gradient_checkpointing:
-        # Then prompts are not shared: each row runs its own. The budget micro_batch_tokens still
-        # counts a prompt once for its group, so that more tokens run in a pass.
+        # Then prompts are not shared: a prompt runs once for each of its completions. But
+        # micro_batch_tokens still counts it once for its group, so that more tokens run in a pass.
         group_tokens = args.max_prompt_length + args.group_size * args.max_completion_length
         tokens_per_pass *= args.group_size * sequence_length / group_tokens
 
@@ -210,8 +211,8 @@ def peaks(memory, gpu_memory):
     always = sum(memory[purpose] for purpose in purposes)
     # A cache that CUDA graphs read stays while the loss runs. sampling/decoding.py uses them only
     # if the cache takes at most an eighth of the GPU.
-    is_captured = memory["cache"] <= gpu_memory / 8
-    lasting_cache = memory["cache"] if is_captured else 0
+    uses_cuda_graphs = memory["cache"] <= gpu_memory / 8
+    lasting_cache = memory["cache"] if uses_cuda_graphs else 0
     return {
         "sample": always + memory["cache"],
         "loss": always + lasting_cache + memory["activations"] + memory["weights at work"],

@@ -122,8 +122,8 @@ def gsm8k_example(row: dict, location: str) -> dict:
 def math_example(row: dict, location: str) -> dict:
     r"""The example in a row of MATH.
 
-    The columns are `problem`; `answer`, or a `solution` whose last \boxed{} is the answer; and
-    `level` and `subject`, which the original data set calls `type`; both may be missing.
+    The columns are `problem`, and `answer` or a `solution` whose last \boxed{} is the answer.
+    `level` and `subject` may be missing. The original data set calls the subject `type`.
 
     Raises:
         ValueError: A column is missing or has no such answer.
@@ -131,7 +131,7 @@ def math_example(row: dict, location: str) -> dict:
     solution = ""
     if "solution" in row:
         solution = text_of(row, "solution", location).strip()
-    # Without both, text_of raises for the missing column.
+    # If the row has neither answer nor solution, text_of raises ValueError.
     if "answer" in row or not solution:
         answer = text_of(row, "answer", location)
     else:

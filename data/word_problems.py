@@ -150,7 +150,7 @@ class Family:
     def split_of(self, operands: dict[str, int]) -> str:
         values = ",".join(str(operands[letter]) for letter in self.operands)
         checksum = zlib.crc32(f"{self.name}:{values}".encode())
-        bucket = checksum % 100 // 10  # 0 to 9
+        bucket = checksum % 100 // 10  # the tens digit, 0 to 9
         if bucket == 0:
             return "test"
         if bucket == 1:

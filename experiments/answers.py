@@ -17,7 +17,7 @@ A summary has these keys:
     n                       the number of answers
     samples                 the number of answers to each question
     strict, flexible        a bit per answer, 1 for right, in the order of the ids, in hexadecimal
-    questions               a checksum of the ids; only evaluations with equal ones can be paired
+    questions               a checksum of the ids; evaluations can be compared only if it is equal
     with_steps              the number of answers that have steps
     tokens                  the mean length of an answer
     easy, direct, careful   for each kind of step [the number of right ones, the number of all]
@@ -58,7 +58,7 @@ def checked_steps(text):
         y = int(match["second"])
         divides_by_zero = (operator == "/" and y == 0) or (operator == "part" and x == 0)
         if divides_by_zero:
-            steps.append(("easy", False))
+            steps.append(("easy", False))  # easier_pieces would divide by 0; no result is right
             continue
         numerator, denominator = OPERATORS[operator].fraction(x, y)
         is_right = numerator == denominator * int(match["result"])
@@ -158,7 +158,7 @@ def what_changed(run, paths):
     learnt = []  # (answer before, answer after) to each question that was wrong and is right
     for key, new_answer in last_answers.items():
         old_answer = first_answers.get(key)
-        if old_answer and new_answer["correct_strict"] > old_answer["correct_strict"]:
+        if old_answer and new_answer["correct_strict"] and not old_answer["correct_strict"]:
             learnt.append((old_answer, new_answer))
     if not learnt:
         return
@@ -174,7 +174,7 @@ def what_changed(run, paths):
 
 def first_answer_to_each(path):
     """{id: the first answer to that question}, from the last question to the first."""
-    # Of several answers to a question a dict keeps the last one, which is the first when reversed.
+    # A dict keeps the last of several rows with one id. In reverse order that is the first answer.
     return {row["id"]: row for row in reversed(read(path))}
 
 

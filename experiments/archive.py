@@ -61,8 +61,8 @@ def unpack(study):
     Several processes can do this at the same time: the first one unpacks, and the others wait.
 
     Raises:
-        ValueError: the archive has no entry in archives.sha256, or not the checksum that stands
-            there, or it contains something unsafe. Then no file was unpacked.
+        ValueError: the archive has no entry in archives.sha256, or its checksum is not the one in
+            that entry, or it contains something unsafe. Then no file was unpacked.
         OSError: the archive cannot be read, or the runs cannot be written.
     """
     folder = STUDIES / study

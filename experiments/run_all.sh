@@ -20,7 +20,7 @@ case "${1:-}" in
 esac
 [ -n "$QUICK" ] || $PYTHON experiments/archive.py unpack
 
-# exchange needs the runs of rates, and sft_then_grpo needs the checkpoints of sft: they come last.
+# exchange and sft_then_grpo come last: they need the runs of rates and the checkpoints of sft.
 all_studies="rates sft zero_shot baseline std length beta filtered groups off_policy prompts
     expert_iteration family dynamics scaling judge exchange sft_then_grpo"
 studies=${STUDIES:-$all_studies}

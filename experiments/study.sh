@@ -51,7 +51,8 @@ run() {
     fi
     echo "== $STUDY: $name"
     rm -rf "$out"
-    # Of what the program prints, show only the lines that start with "examples" or "expert".
+    # Of what the program prints, show only the lines that start with "examples" or "expert". With
+    # pipefail, which run.sh sets, `fail` runs if the program fails.
     "$@" $quick_flags --output_dir "$out" 2>"$OUT/$name.err" \
         | { grep -E "^(examples|expert)" || true; } || fail "$OUT/$name.err"
     mkdir -p "$logs"
@@ -140,7 +141,7 @@ rate_above() {
 # and the final runs get the flags in $PROMPT, and so does the evaluation on the test problems.
 arm() {
     tune "$@" ${PROMPT:-}
-    at_rate "$@"
+    at_rate "$@" # which adds $PROMPT itself
 }
 
 # at_rate NAME PYTHON PROGRAM FLAGS...: a run at $rate for each seed, evaluated on the test problems

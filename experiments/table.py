@@ -1,10 +1,11 @@
 """The tables of the studies, made from their logs: the source of every number in analysis.md.
 
     python experiments/table.py check [--write]
-        check that each table on the pages is what its command prints; --write writes the tables
-        that are not into the pages
+        check that each table in analysis.md and in the studies' README.md is what the command
+        above it prints; --write replaces the tables that differ
     python experiments/table.py compare std length
-        comparisons.txt: how far apart two sides are, and whether the difference is significant
+        for each comparison in comparisons.txt: how far apart its two sides are, and whether the
+        difference is significant
     python experiments/table.py rates std length
         validation accuracy at each learning rate that was tried
     python experiments/table.py ends rates/base std/no_std
@@ -61,7 +62,7 @@ read = cache(jsonl.read)
 
 
 def correct_answers(row, kind="strict"):
-    """The right answers of an evaluation, 1 for right and 0 for wrong: (questions, samples).
+    """1 for each answer of an evaluation that is right, else 0: (questions, samples).
 
     The row has one bit per answer, in hexadecimal. A 1 stands before the bits, since leading zeros
     would be lost otherwise.
@@ -206,7 +207,8 @@ def verdict(difference):
 
     told apart     significant: it has the same sign in all seeds, and neither its interval over
                    questions nor Student's interval over the seeds contains 0
-    leans          the same, but Student's interval over the seeds contains 0
+    leans          it has the same sign in all seeds, and its interval over questions does not
+                   contain 0, but Student's interval over the seeds does
     tie (up to X)  all else; a difference of X points would have been seen in four cases of five
     """
     seeds = difference.by_seed
@@ -220,8 +222,8 @@ def verdict(difference):
         if abs(np.mean(seeds)) > STUDENT_T * error_of_seeds:
             return "told apart"
         return "leans"
-    # A test at 5 % finds with 80 % power a difference of 1.96 + 0.84 = 2.8 standard errors if it is
-    # the normal test, and of 5.6 standard errors if it is Student's with 2 degrees of freedom.
+    # How large must a difference be for a test at 5 % to find it with a chance of 80 %? The normal
+    # test needs 1.96 + 0.84 = 2.8 standard errors, Student's with 2 degrees of freedom needs 5.6.
     detectable = max(5.6 * error_of_seeds, 2.8 * error_of_questions)
     return f"tie (up to {detectable:.1f})"
 
@@ -343,7 +345,8 @@ def curve(key, *sides):
     steps = set()
     for side in sides:
         evaluations_of_side[side] = [evaluations_by_step(run) for run in runs_of(side)]
-        steps.update(*evaluations_of_side[side])
+        for row_of_step in evaluations_of_side[side]:
+            steps.update(row_of_step)
     steps = sorted(steps)
     yield f"{key_heading(key)}, each seed, at", *map(str, steps)
     for side, evaluations in evaluations_of_side.items():
@@ -368,7 +371,7 @@ def change(*keys_and_sides):
 
 def metric_table(keys_and_sides, windows):
     """The means of metrics over one or more windows of the iterations, for each seed."""
-    if "--" not in keys_and_sides[1:-1]:
+    if "--" not in keys_and_sides[1:-1]:  # it stands after a key and before a side
         raise ValueError("the arguments are keys, then --, then sides")
     dashes = keys_and_sides.index("--")
     keys = keys_and_sides[:dashes]
@@ -430,7 +433,7 @@ def judge(*reports):
     spread         the mean standard deviation of the scores within a group of stories
     with length    the rank correlation between a story's score and its number of words
     AUC            the chance that a story scores higher than a damaged copy of any story
-    with floor     the same, where copies below the evaluator's floor count as lower than all others
+    with floor     the same, where copies that break the evaluator's rules count as the lowest
     pairs          the share of stories that score higher than their own copy
     """
     damages = ("shuffled words", "shuffled sentences", "cut", "repeated")
@@ -494,7 +497,7 @@ def exchange(grpo, *sides):
             np.interp(level, mean_curve, steps, right=np.inf)
             for level, mean_curve in zip(levels, mean_curves, strict=True)
         ]
-        # "nearest" takes one of the draws. Others interpolate, which fails next to infinity.
+        # "nearest" takes one of the draws. Other methods interpolate, which fails next to infinity.
         low, high = np.quantile(crossings, [0.025, 0.975], method="nearest")
         interval = f"[{iteration_cell(low)}, {iteration_cell(high)}]"
         by_seed = [
@@ -510,7 +513,7 @@ def exchange(grpo, *sides):
 
 
 def rising(curves):
-    """The running maximum of each curve (curves, E), which has the same first crossings.
+    """The running maximum of each curve: (curves, E). Both reach a level at the same point.
 
     np.interp needs values that rise, so 1e-9 is added from each evaluation to the next.
     """
@@ -523,6 +526,7 @@ def rising(curves):
 COMMAND_AND_TABLE = re.compile(
     r"^    python experiments/table\.py (?P<command>.*)\n\n(?P<table>(?:\|.*\n)*)", re.MULTILINE
 )
+# Such as 0.25, but not a part of something longer such as 1.2.3.
 NUMBER_WITH_POINT = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)")
 LINK_OR_ARXIV = re.compile(r"\]\(\S+\)|arXiv:\S+")
 

@@ -29,7 +29,7 @@ WELL_WRITTEN = re.compile(
     r"(?:\.[0-9]+)?%?"  # decimals
 )
 # Text that changes the value of a number: `- 5` (which is -5, or an item of a list), 72k, 72!, x72,
-# √72, 72^2, 72 thousand, half of 72.
+# √72, 72^2, 72 thousand, half of 72. In the pattern, [^\W\d_] is any letter.
 CHANGES_VALUE = re.compile(
     r"[-−]\s+[$€£]?\.?[0-9]|[0-9](?:[^\W\d_]|!)|[^\W\d_][0-9]|[√^~]"
     r"|\b(?:hundred|thousand|million|billion|trillion|dozen|hal(?:f|ve)|third|quarter"
@@ -135,8 +135,9 @@ def last_boxed(text: str) -> str | None:
                 depth -= 1
             if depth == 0:
                 return text[start + 1 : brace.start()].strip()
-        # This box has no closing brace up to `end`. A box before it must therefore be closed before
-        # this box begins, or not at all, so the search now ends here. This keeps the time linear.
+        # This box is not closed before `end`, so a box around it is not closed there either. An
+        # earlier box can only be closed before this one begins, so no search needs to look past
+        # that point. This keeps the time linear.
         end = box.start()
     return None
 
@@ -170,11 +171,11 @@ def answer_in_format(prompt: str, text: str) -> tuple[bool, str | None]:
     if answer is None:
         return has_format, None
     boxed = last_boxed(answer)
-    return has_format, boxed if boxed else answer
+    return has_format, boxed or answer
 
 
 def final_answer(text: str) -> str | None:
-    """Return the answer of a text without the format; None if it holds no answer.
+    """Return the answer of a text that lacks the required format; None if it holds no answer.
 
     It is what the last box holds, otherwise what follows the last <answer>, otherwise the last
     number.

@@ -68,7 +68,7 @@ UNICODE_TO_LATEX = str.maketrans(
         "⟨": "(",
         "⟩": ")",
         "\xa0": " ",
-        # These two get a meaning below: quotes enclose text, and \0 stands for a space to keep.
+        # Two characters must go, for they get a meaning below: " encloses text, \0 is a kept space.
         '"': "",
         "\0": "\ufffd",
     }
@@ -113,8 +113,9 @@ REWRITES = [
         # Mixed numbers: 1\frac{2}{3} and 1 2/3 become (1+\frac{2}{3}).
         (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),
         (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", r"(\1+\\frac{\2}{\3})"),
-        # All spaces go, except those that mean something, which are \0 meanwhile: one after a
-        # command (\1, with \2 empty) and one after a digit (\2, with \1 empty).
+        # A space that means something first becomes \0: one between a command (group 1) and a
+        # letter, or between a digit (group 2) and a digit or point. Only one of the two groups is
+        # filled. Then all other spaces go, and \0 becomes a space again.
         (r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(\d)\s+(?=[\d.])", r"\1\2\0"),
         (r"\s+", ""),
         (r"\0", " "),
@@ -130,7 +131,7 @@ def normalize_answer(text: str) -> str:
     """Return `text` in one notation: answers that differ only in notation become equal strings."""
     # "or" between inequalities makes a union of intervals, elsewhere a set like "and".
     or_separator = r" \\cup " if INEQUALITY.search(text) else ","
-    for word, separator in ("or", or_separator), ("and", ","):
+    for word, separator in [("or", or_separator), ("and", ",")]:
         separating_word = (
             rf",?\s*(?:\\(?:text|mbox)\{{\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))"
         )
@@ -182,8 +183,8 @@ def exact_number(text: str) -> Fraction | None:
     return -value if match["sign"] == "-" else value
 
 
-# Each line lists the names of one unit, its own name first. Names after a bar are units only inside
-# \text{}: a bare `5m` is 5 times m.
+# Each line lists the names of one unit. The first one is the name that split_unit returns. Names
+# after a bar are units only inside \text{}: a bare `5m` is 5 times m.
 UNITS = [
     r"^\circ degrees degree deg",
     r"\% % percent",
@@ -213,7 +214,7 @@ UNITS = [
     "liters liter litres | L",
     "gallons gallon",
 ]
-UNIT_OF = {}  # {any name of a unit: its own name}
+UNIT_OF = {}  # {any name of a unit: the first name in its line}
 BARE_UNITS = []  # the names that are units also outside of \text{}
 for names in UNITS:
     bare_names, _, quoted_names = names.partition("|")
@@ -229,7 +230,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 POWER = r"square|sq\.?|cubic"
 UNIT = re.compile(
-    r'(?:(?<![a-zA-Z\\"])'  # a bare unit stands after no letter: the in of \sin is none
+    r'(?:(?<![a-zA-Z\\"])'  # no letter stands before a bare unit: \sin does not end in inches
     rf"(?P<power>{POWER})?(?P<bare>{_any_of(BARE_UNITS)})"
     rf'|"(?P<quoted_power>{POWER})?(?P<quoted>{_any_of(UNIT_OF)})\.?")'
     r"(?:\^\{(?P<exponent>[23])\})?$"
@@ -245,7 +246,7 @@ def split_unit(text: str) -> tuple[str, str]:
         value, unit = split_unit(text.replace(r"\$", "", 1))
         return value, unit or "dollars"
     match = UNIT.search(text)
-    if match is None or match.start() == 0:
+    if match is None or match.start() == 0:  # a unit needs a value before it
         return text, ""
     unit = UNIT_OF[match["bare"] or match["quoted"]]
     power = match["power"] or match["quoted_power"]
@@ -350,7 +351,8 @@ def read_inequality(text: str) -> Structure | None:
     if len(terms) != 5:
         return None
     low, low_relation, name, high_relation, high = terms
-    if not {low_relation, high_relation} <= {"<", r"\le"} or not re.fullmatch("[a-zA-Z]", name):
+    are_ascending = {low_relation, high_relation} <= {"<", r"\le"}
+    if not are_ascending or not re.fullmatch("[a-zA-Z]", name):
         return None
     opening = "(" if low_relation == "<" else "["
     closing = ")" if high_relation == "<" else "]"
@@ -434,7 +436,7 @@ def _read_unordered(kind: str, items: list[str], name: str) -> Structure:
 def equal_answers(gold: str, answer: str) -> bool:
     """Whether two normalized texts are equal.
 
-    This hands single expressions to math-verify, so it must be called where it may hang.
+    This hands single expressions to math-verify, so it must be called in a process that may hang.
     """
     verdict = plain_verdict(gold, answer)
     if verdict is not None:
@@ -450,8 +452,8 @@ def equal_answers(gold: str, answer: str) -> bool:
         return False
     if gold_structure.kind.startswith(("set", "union")):
         return _equal_in_any_order(gold_items, answer_items)
-    # The items are compared in the same way. The recursion ends at single expressions from which
-    # read_structure has taken neither brackets nor a name.
+    # If read_structure took a text apart, its parts are compared in the same way. Otherwise both
+    # texts are single expressions, and the recursion ends.
     if gold_structure.kind or gold_items != [gold] or answer_items != [answer]:
         item_pairs = zip(gold_items, answer_items, strict=True)
         return all(equal_answers(gold_item, item) for gold_item, item in item_pairs)
@@ -531,7 +533,7 @@ def equal_expressions(gold: str, answer: str) -> bool:
         normalization_config=NormalizationConfig(basic_latex=False, boxed="none")
     )
     parsed = []
-    for text in gold, answer:
+    for text in (gold, answer):
         text = re.sub(r"(\d*)\.(\d+)", _decimal_as_fraction, text)
         # math-verify would take 4(3) for a mixed number, 7.
         text = re.sub(r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text)
@@ -604,7 +606,8 @@ VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by the ex
 
 def serve() -> None:
     """Answer questions until standard input closes; each is a JSON line [gold, answer, seconds]."""
-    # Libraries print to standard output, so the replies get a channel of their own.
+    # Libraries print to standard output. So the replies get a copy of it, and whatever else is
+    # printed there goes to standard error.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     # The server ends in silence when nobody wants its reply any more.
@@ -651,8 +654,9 @@ class MathGrader:
         nested too deeply. Raises ChildProcessError where the server does not start.
         """
         if len(gold) > MAX_LENGTH or len(answer) > MAX_LENGTH:
-            same_text = gold.strip() == answer.strip()
-            return "equal" if same_text and gold.strip() else "different"
+            is_same_text = gold.strip() == answer.strip()
+            is_empty = gold.strip() == ""
+            return "equal" if is_same_text and not is_empty else "different"
         gold = normalize_answer(gold)
         answer = normalize_answer(answer)
         verdict = plain_verdict(gold, answer)

@@ -110,7 +110,7 @@ def score_selected(judge, prompts, texts, selected) -> list[float]:
 
 
 def describe_scores(stories, above_floor, scores, retest_scores, group_size) -> dict:
-    """Return statistics of the scores that a judge gave N stories, and gave them once again.
+    """Return statistics of the scores that a judge gave N stories the first and the second time.
 
     spread: the mean standard deviation of the scores within a group.
     ties: the share of the pairs of stories within a group that have equal scores.
@@ -142,9 +142,9 @@ def compare_with_copies(evaluator, prompts, stories, scores, copies) -> dict:
 
     n: how many stories were compared with a copy that differs from them.
     pairs: the share of stories that score higher than their own copy. A tie counts half.
-    auc: the probability that a story scores higher than the copy of any story. This is less
-        sensitive than `pairs`: if stories differ much in quality, the effect of the damage hardly
-        shows. auc_low and auc_high are its 95 % interval.
+    auc: the probability that a random story scores higher than the copy of a random story. This
+        is less sensitive than `pairs`: if stories differ much in quality, the effect of the damage
+        hardly shows. auc_low and auc_high are its 95 % interval.
     auc_total: the same if a copy below the floor counts as worse than every score of the judge.
     """
     comparable = [

@@ -230,7 +230,8 @@ class ModelRatingJudge(Judge):
         texts = []
         for prompt, story in zip(prompts, stories, strict=True):
             chat = self._chat(prompt, story)
-            # The 1 makes the tokenizer split the text before it as it would before any grade.
+            # A 1 stands in place of the grade, so that the text before it is split into tokens as
+            # in a full reply.
             texts += [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
         token_rows = []
         for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]:
@@ -264,8 +265,8 @@ class ModelRatingJudge(Judge):
 class LikelihoodJudge(Judge):
     """Scores by the mean log-likelihood of a story's tokens after its opening line, in nats.
 
-    It is for models that are too small to follow instructions. A lower score is raised to -log V,
-    the log-likelihood of a token that is drawn uniformly.
+    It is for models that are too small to follow instructions. A score below -log V, the
+    log-likelihood of a token that is drawn uniformly, is raised to -log V.
     """
 
     def __init__(self, model, tokenizer):
@@ -288,7 +289,8 @@ class LikelihoodJudge(Judge):
         for prompt, ids, offsets in zip(
             prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True
         ):
-            # Tokens that end inside the prompt belong to it; one across its end is the story's.
+            # Tokens that end inside the prompt belong to the prompt. A token across its end belongs
+            # to the story.
             num_prompt_tokens = sum(end <= len(prompt) for _, end in offsets)
             if not bos_ids:  # the first token has no log-likelihood, for nothing stands before it
                 num_prompt_tokens = max(1, num_prompt_tokens)
@@ -342,13 +344,13 @@ def add_flags(parser):
         "--judge_timeout",
         type=float,
         default=60.0,
-        help="seconds without a sign of the endpoint after which a request is repeated",
+        help="seconds without a sign of life from the endpoint, after which a request is repeated",
     )
     add(
         "--judge_max_retries",
         type=int,
         default=5,
-        help="how many times a failed or unreadable request is repeated, with growing pauses",
+        help="how many times a request is repeated if it fails or its reply is unreadable",
     )
     add(
         "--max_judge_failures",

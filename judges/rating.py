@@ -34,7 +34,7 @@ class Rubric:
 # Without brackets a text holds no tag, no special token of a chat template, and no JSON. These are
 # pairs of characters that look like < > [ ] { or }.
 BRACKETS = "<>{}[]＜＞﹤﹥〈〉〈〉⟨⟩‹›❮❯❬❭❰❱⟪⟫《》˂˃ᐸᐳ≺≻｛｝﹛﹜❴❵⦃⦄［］⟦⟧"
-PARENTHESES = str.maketrans(BRACKETS, "()" * (len(BRACKETS) // 2))
+TO_PARENTHESES = str.maketrans(BRACKETS, "()" * (len(BRACKETS) // 2))
 # All white space but the newline and the ordinary space.
 ODD_SPACE = re.compile(r"[^\S\n ]")
 INVISIBLE = re.compile(
@@ -48,7 +48,7 @@ def sanitize(text: str) -> str:
     """Return a text without invisible characters, with parentheses for all kinds of brackets."""
     text = ODD_SPACE.sub(" ", text)
     text = INVISIBLE.sub("", text)
-    return text.translate(PARENTHESES).strip()
+    return text.translate(TO_PARENTHESES).strip()
 
 
 def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
@@ -79,7 +79,7 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
 # --- The reply ------------------------------------------------------------------------------------
 
 # What may stand between the name of a criterion and its grade, on one line: marks, spaces and a few
-# words. A hyphen before a digit is not among it, because it is the minus of the grade.
+# words. A hyphen before a digit does not belong to the gap, because it is the minus of the grade.
 GAP = r"(?:[^\w\n-]|-(?!\d)|\b(?:is|of|rating|score|grade)\b)*"
 # A number, with or without the best grade of its scale, as in 4/5.
 GRADE = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"

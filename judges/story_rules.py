@@ -1,4 +1,7 @@
-"""The rules of stories: which texts fall below the floor, and how varied texts are."""
+"""The rules of stories, and how varied texts are.
+
+A text that breaks a rule is said to be below the floor: no judge is asked about it in training.
+"""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The project's one reader and one writer of JSON files and of JSON lines, one object a line."""
+"""Reads and writes all JSON files of the project, and its JSON lines: one object on each line."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def parse(line, location):
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
-        reason = getattr(error, "msg", error)
+        reason = getattr(error, "msg", error)  # only a JSONDecodeError has msg
         raise ValueError(f"{location}: not valid JSON ({reason})") from error
     if not isinstance(row, dict):
         raise ValueError(f"{location}: not a JSON object")

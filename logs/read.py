@@ -212,7 +212,7 @@ def groups_of(runs):
 
 
 def groups_of_study(runs, flags):
-    """Return the groups of all runs that lie in the same folders as these, numbers before words."""
+    """Return the groups of all runs in the folders of these runs, sorted, numbers before words."""
     groups = {run.group for run in runs}
     for folder in {run.path.parent for run in runs}:
         for path in folder.glob("*/args.json"):
@@ -241,7 +241,7 @@ def value_of(args, flag):
 
 
 def group_label(group, flags, study_groups):
-    """Return the values of the flags in words, each told apart from those of the other groups."""
+    """Return a group's value of each flag in words that tell it from the values of other groups."""
     words = []
     for i, flag in enumerate(flags):
         study_values = {study_group[i] for study_group in study_groups}
@@ -265,7 +265,8 @@ def in_words(flag, value, all_values):
     """Return the value of a flag as a legend shows it.
 
     Of a path one component is shown: the last one that sets it apart from the other paths in
-    `all_values`. `out/a/model` and `out/b/model` become `a` and `b`.
+    `all_values`. `out/a/model` and `out/b/model` become `a` and `b`. A number or a word is a
+    path of one component.
     """
     if isinstance(value, bool):
         words = flag.removeprefix("use_").replace("_", " ")
@@ -275,7 +276,8 @@ def in_words(flag, value, all_values):
     path = components_from_end(value)
     other_paths = [components_from_end(other) for other in all_values if other != value]
     for i, component in enumerate(path):
-        if component not in [other_path[i] for other_path in other_paths if i < len(other_path)]:
+        others_at_i = [other_path[i] for other_path in other_paths if i < len(other_path)]
+        if component not in others_at_i:
             return component
     return path[0]
 
@@ -298,8 +300,8 @@ def adapt_to_stories(words, runs):
     for run in runs:
         if (run.args.get("evaluator") or run.args.get("dataset_name")) != "creative":
             return words
-    bracketed = words.split("(", 1)[-1].rstrip(")")
-    return STORY_WORDS.get(bracketed, words)
+    usual = words.split("(", 1)[-1].rstrip(")")  # the words in brackets, or all if there are none
+    return STORY_WORDS.get(usual, words)
 
 
 # ---- metrics and curves
@@ -438,7 +440,7 @@ def compare(label, path_before, path_after, runs):
 
 
 def compare_runs(runs):
-    """Compare each run's last evaluation with its first one, and the last ones of the runs.
+    """Compare the first and the last evaluation of each run, and then the runs with each other.
 
     The last evaluation of the first run is compared with that of every further run.
     """

@@ -42,8 +42,9 @@ def write(run, dashboard, comparisons):
     # A run without rollouts, such as SFT, shows its evaluations instead.
     answers = rollouts or evaluations
     steps = choose_steps(answers, MAX_ROLLOUT_BYTES)
-    # Of an evaluation the page holds only the questions whose verdict changed. So the files may be
-    # larger than what they may take of the page; 3 times is a guess, and `first_that_fit` cuts.
+    # The page holds only the questions whose verdict changed. So the files of the evaluations may
+    # be larger than their part of the page. The factor 3 is a guess: if the questions still take
+    # too much, changed_questions keeps only the first ones.
     compared_steps = choose_steps(evaluations, 3 * MAX_QUESTION_BYTES)
     args_path = run.path / "args.json"
     data = {  # The script of the page reads these keys.
@@ -103,8 +104,8 @@ def problem_of(rows):
 def step_of_page(path, step, num_steps):
     """Return the prompts of one transcript, with their completions.
 
-    Of the first prompts there are as many as fit into one of `num_steps` equal shares of
-    MAX_ROLLOUT_BYTES. "all" is how many prompts the transcript has.
+    It has the first prompts, as many as fit into MAX_ROLLOUT_BYTES / num_steps.
+    "all" is how many prompts the transcript has.
     """
     rows = read.read_log(path, "id")
     groups = itertools.groupby(rows, lambda row: str(row["id"]))

@@ -48,7 +48,7 @@ def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]
     """
     num_correct = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
     num_problems = len(num_correct)
-    expected_solved = sum(num_correct) / samples  # problems, if each is sampled once
+    expected_solved = sum(num_correct) / samples  # of the problems, with one sample of each
     low, high = wilson_interval(expected_solved, num_problems)
     metrics = {name: expected_solved / num_problems, f"{name}_low": low, f"{name}_high": high}
     if samples > 1:
@@ -119,13 +119,14 @@ def auc(better, worse):
     num_worse = len(worse)
     if num_better == 0 or num_worse == 0:
         return math.nan, math.nan, math.nan
+    # A pair counts 1 if the better item scores higher, 1/2 if the scores are equal, else 0.
     area = (np.sign(np.subtract.outer(better, worse)) + 1).mean().item() / 2
 
     def excess(theta):
         """|theta - area| - z s(theta), which is negative inside the interval."""
         # The variance is (theta (1 - theta) + (mean_size - 1) (Q1 + Q2 - 2 theta^2)) over the
         # product of the sizes, where Q1 = theta / (2 - theta) and Q2 = 2 theta^2 / (1 + theta).
-        # Here theta (1 - theta) is taken out of the sum, which leaves the spread.
+        # Here theta (1 - theta) is factored out of the sum. The other factor is called spread.
         mean_size = (num_better + num_worse) / 2
         spread = 1 + (mean_size - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         variance = theta * (1 - theta) * spread / (num_better * num_worse)

@@ -178,7 +178,7 @@ def write_completion(rng, style, prompt, solution, answer):
     exact = prompt.format_solution(solution, answer)
     if rng.random() < EXACT_SHARE:
         return exact
-    # The format question_only has no closing tag, so there the first of these stays exact.
+    # In the format question_only, which has no closing tag, without_closing_tag equals exact.
     without_closing_tag = exact.removesuffix("</answer>").rstrip()
     with_text_after = f"{exact}\nThe answer is {answer}."
     return rng.choice([without_closing_tag, with_text_after])
@@ -234,7 +234,7 @@ def main():
     )
     args = parser.parse_args()
 
-    # Several threads add in another order, so the weights would depend on the machine's cores.
+    # Several threads would sum in another order, and the weights would depend on their number.
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     stages = (SUBJECT, HABITS)
