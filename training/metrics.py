@@ -20,7 +20,11 @@ from sampling.rollout import Rollout
 # --- How metrics add up ---------------------------------------------------------------------------
 
 
-class Share(float):
+class Metric(float):
+    """A metric of an update. Its class says how the values of several micro-batches combine."""
+
+
+class Share(Metric):
     """A share of an update's value: the shares of its micro-batches and processes add up."""
 
     combine = staticmethod(sum)
@@ -34,13 +38,13 @@ class TokenShare(Share):
     """
 
 
-class Minimum(float):
+class Minimum(Metric):
     """The least value so far."""
 
     combine = staticmethod(min)
 
 
-class Maximum(float):
+class Maximum(Metric):
     """The greatest value so far."""
 
     combine = staticmethod(max)
@@ -54,7 +58,7 @@ def add_up(shares: list[dict[str, float]]) -> dict[str, float]:
     totals = {}
     for name, values in values_by_name(shares).items():
         kind = type(values[0])
-        if not hasattr(kind, "combine"):
+        if not issubclass(kind, Metric):
             raise TypeError(
                 f"the metric {name!r} must say how it adds up: wrap it in Share, TokenShare,"
                 " Minimum or Maximum of training/metrics.py where it is computed"
