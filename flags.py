@@ -595,6 +595,11 @@ def check_batches(args: argparse.Namespace) -> None:
             "--group_size 1 has no group to compare with: every advantage would be 0; use"
             " --loss_type no_baseline, or a group_size of at least 2"
         )
+    if args.group_size == 1 and args.dynamic_sampling:
+        raise ValueError(
+            "--dynamic_sampling replaces groups of equal rewards, and every group of --group_size 1"
+            " is one; leave it out, or use a group_size of at least 2"
+        )
     if args.loss_type == "gspo" and args.length_normalization != "masked_mean":
         raise ValueError(
             "--loss_type gspo has one ratio per sequence and needs --length_normalization"
@@ -631,16 +636,18 @@ def check_evaluator(args: argparse.Namespace) -> None:
     EVALUATORS[evaluator_name].check_flags(args, prompt_name)
 
 
-def check_lengths(args: argparse.Namespace, model, *loaders) -> None:
-    """Raise ValueError where a prompt and its completion can exceed the model's positions."""
-    config = model.config.get_text_config()
-    num_positions = getattr(config, "max_position_embeddings", None)
-    if not num_positions:  # the model sets no limit
+def check_lengths(model, longest_prompt: int, max_completion_length: int) -> None:
+    """Raise ValueError where a prompt and its completion can exceed the model's positions.
+
+    Args:
+        longest_prompt: the number of tokens of the longest prompt.
+    """
+    num_positions = llms.max_positions(model)
+    if num_positions is None:
         return
-    longest_prompt = max(loader.longest_prompt for loader in loaders)
-    if longest_prompt + args.max_completion_length > num_positions:
+    if longest_prompt + max_completion_length > num_positions:
         raise ValueError(
-            f"--max_completion_length {args.max_completion_length}: the model has"
+            f"--max_completion_length {max_completion_length}: this model can be used with"
             f" {num_positions:,} positions, of which the longest prompt takes {longest_prompt};"
-            " lower it, or lower --max_prompt_length"
+            " lower it, or take shorter prompts"
         )

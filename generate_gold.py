@@ -336,16 +336,21 @@ def sample_local_model(args, collector, model, tokenizer):
             batch = [problem for problem in batch if collector.attempts_left(problem)]
 
 
+def render_prompts(args, problems, tokenizer):
+    """The prompt of each problem, as a local model gets it."""
+    prompt = PROMPTS[args.prompt]
+    return [prompt.render(tokenizer, problem["question"]) for problem in problems]
+
+
 def sample_batch(args, problems, model, tokenizer):
     """One Sample for each problem."""
-    prompt = PROMPTS[args.prompt]
     rollout = generation.generate(
         model,
         tokenizer,
-        [prompt.render(tokenizer, problem["question"]) for problem in problems],
+        render_prompts(args, problems, tokenizer),
         max_completion_length=args.max_completion_length,
         temperature=1.0 if args.temperature is None else args.temperature,
-        stop_strings=prompt.stop_strings,
+        stop_strings=PROMPTS[args.prompt].stop_strings,
     )
     finished = rollout.finished.tolist()
     completion_tokens = rollout.lengths.tolist()
@@ -539,6 +544,10 @@ def collect(args):
     problems = choose_problems(args)
     if args.model_name:
         model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
+        prompts = render_prompts(args, problems, tokenizer)
+        prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+        longest_prompt = max(len(ids) for ids in prompt_ids)
+        flags.check_lengths(model, longest_prompt, args.max_completion_length)
     evaluator = get_evaluator(args.evaluator, prompt=args.prompt)
     evaluator.check_gold(problems)
     collector = GoldCollector(args, problems, evaluator)

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 import distributed
 import utils
+from sampling import generation
 
 transformers_logging.disable_progress_bar()
 
@@ -35,7 +36,8 @@ def get_llm_tokenizer(
 
     Weights come from safetensors only, and code from the model's repository is never run. Attention
     is flash-attention 2 on CUDA where the package is installed, otherwise PyTorch's SDPA. Dropout
-    is set to 0, since what is sampled must be what is trained.
+    is set to 0, since what is sampled must be what is trained. Before the model goes to its device,
+    a few tokens are sampled and scored on the CPU, where float32 shows small differences.
 
     Args:
         model_name: a directory, or the name of a model on the hub.
@@ -46,34 +48,92 @@ def get_llm_tokenizer(
             computed here would differ from the model's own.
     """
     check_model_name("--model_name", model_name)
-    is_cuda = torch.device(device).type == "cuda"
-    attention = "flash_attention_2" if is_cuda and is_flash_attn_2_available() else "sdpa"
-    model, tokenizer, removed_dropout = _load(model_name, attention)
+    model, tokenizer, removed_dropout = _load(model_name)
     _check_tokenizer(model_name, tokenizer, model)
     if tokenizer.pad_token_id is None:
         # This does no harm: masks here go by position, never by token id.
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
-    model = model.to(device).train()
-    if is_cuda:
-        torch.cuda.set_device(model.device)  # CUDA graphs use the current device
-        # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    model.train()
     reason = why_not_supported(model)
     if reason is not None:
         raise ValueError(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
             " another model"
         )
+    model.to(device)
+    is_cuda = model.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(model.device)  # CUDA graphs use the current device
+        # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        _use_flash_attention(model)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     num_parameters = sum(weight.numel() for weight in model.parameters())
+    attention = model.config._attn_implementation
     print(f"{model_name}: {num_parameters:,} parameters, attention {attention}, {device}")
     if removed_dropout:
         print(f"{model_name}: dropout set to 0 ({', '.join(removed_dropout)})")
     if is_cuda and not utils.has_bfloat16():
         print("this GPU has no bfloat16: training and sampling are in float32")
     return model, tokenizer
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
+    """How many tokens a prompt and its completion may have together; None if there is no limit.
+
+    LongRoPE has two sets of frequencies, and transformers takes the second for a whole batch if any
+    position in it exceeds the original length. A prompt that is shared and a completion that runs
+    on top of it would get one set each. So the original length is the limit.
+    """
+    config = model.config.get_text_config()
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope_parameters = getattr(config, "rope_parameters", None) or {}
+    # Some models have a dict of parameters for each type of layer, the others just one.
+    is_nested = all(isinstance(value, dict) for value in rope_parameters.values())
+    for parameters in rope_parameters.values() if is_nested else [rope_parameters]:
+        if parameters.get("rope_type") == "longrope":
+            limits.append(parameters.get("original_max_position_embeddings"))
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _use_flash_attention(model: PreTrainedModel) -> None:
+    """Use flash-attention 2 where the package is installed, and the GPU and the model can use it.
+
+    Sampling uses other attention. So a model whose attention cannot be exchanged keeps SDPA.
+    """
+    can_use_it = model._supports_flash_attn and model._can_set_attn_implementation()
+    if is_flash_attn_2_available() and utils.has_bfloat16() and can_use_it:
+        model.set_attn_implementation("flash_attention_2")
+
+
+def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights in a directory, under the names that they have in `model`.
+
+    transformers saves some weights under other names than a model has for them, or several together
+    as one. Only its own way of loading knows which.
+
+    Raises:
+        ValueError: The weights are those of another model.
+    """
+    saved_model, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=copy.deepcopy(model.config),
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # these are reported
+        output_loading_info=True,
+    )
+    differences = [*report["missing_keys"], *report["unexpected_keys"]]
+    differences += [name for name, *_ in report["mismatched_keys"]]
+    if differences:
+        raise ValueError(
+            f"{folder} is a checkpoint of another model than this run's; they differ in the weights"
+            f" {sorted(differences)}"
+        )
+    return saved_model.state_dict()
 
 
 def check_model_name(flag: str, name: str) -> None:
@@ -90,39 +150,58 @@ def check_model_name(flag: str, name: str) -> None:
         raise ValueError(f"{flag} {name}: there is no such directory")
 
 
-def _load(
-    model_name: str, attention: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+def _load(model_name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
     """(model, tokenizer, the dropout rates that were set to 0), from safetensors in float32."""
     try:
         config = AutoConfig.from_pretrained(model_name)
         removed_dropout = _remove_dropout(config)
         tokenizer = AutoTokenizer.from_pretrained(model_name)
+    except LOADING_ERRORS as error:
+        raise _cannot_be_loaded(model_name, error) from error
+    try:
+        with torch.device("meta"):  # nothing is allocated
+            AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    except LOADING_ERRORS as error:
+        raise ValueError(
+            f"--model_name {model_name}: its architecture cannot be trained here"
+            f" ({_one_line(error)}); take another model"
+        ) from error
+    try:
         model = AutoModelForCausalLM.from_pretrained(
             model_name,
             config=config,
             dtype=torch.float32,
-            attn_implementation=attention,
+            attn_implementation="sdpa",
             use_safetensors=True,
         )
-    # The errors that transformers raises for a directory with missing or damaged files have no
-    # class in common.
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        ImportError,
-        SafetensorError,
-    ) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"--model_name {model_name}: cannot be loaded ({reason}). Give a directory with"
-            " safetensors weights and a tokenizer, or the name of a model on a hub that this"
-            " machine can reach"
-        ) from error
+    except LOADING_ERRORS as error:
+        raise _cannot_be_loaded(model_name, error) from error
     return model, tokenizer, removed_dropout
+
+
+# What transformers raises for a directory with missing or damaged files, and for an architecture
+# that it does not know, has no class in common.
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    SafetensorError,
+)
+
+
+def _cannot_be_loaded(model_name: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"--model_name {model_name}: cannot be loaded ({_one_line(error)}). Give a directory with"
+        " safetensors weights and a tokenizer, or the name of a model on a hub that this machine"
+        " can reach"
+    )
+
+
+def _one_line(error: Exception, max_length: int = 300) -> str:
+    return " ".join(str(error).split())[:max_length]
 
 
 def _remove_dropout(config) -> list[str]:
@@ -166,39 +245,45 @@ def _check_tokenizer(
 RESCALING = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 
 
+# The greatest difference of two log-probs, in nats, that is taken for float32 rounding.
+LOGP_TOLERANCE = 1e-3
+
+
 @torch.no_grad()
 def why_not_supported(model: PreTrainedModel) -> str | None:
-    """Why utils' log-probs are not those of the model's own forward pass; None if they are.
+    """Why sampling and log-probs here differ from the model's own forward pass; None if they agree.
 
-    Both are computed for four short rows of random tokens, since no list of names can know every
-    model. The rows are two prompts of unequal length with two completions each.
+    Two prompts of unequal length get two sampled completions each. Their log-probs are computed in
+    three ways, since no list of names can know every model: by the sampler, by utils, and by the
+    model's own forward pass on one row at a time.
     """
     config = model.config.get_text_config()
     for name in RESCALING:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"it rescales its logits after the output layer ({name})"
-    device = model.device
     P = 5
     C = 3
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(config.vocab_size, (4, P + C), generator=generator).to(device)
-    ids[1::2, :P] = ids[::2, :P]  # two rows share a prompt
-    mask = torch.ones_like(ids)
-    mask[2:, :2] = 0  # the second prompt is shorter
+    prompt_ids = torch.randint(config.vocab_size, (2, P), generator=generator)
+    prompt_mask = torch.ones_like(prompt_ids)
+    prompt_mask[1, :2] = 0  # the second prompt is shorter
+    uniforms = 1 - torch.rand((4, C), generator=generator, dtype=torch.float64)
+    repeated_prompts = prompt_ids.repeat_interleave(2, dim=0)  # (4, P)
+    mask = torch.cat([prompt_mask.repeat_interleave(2, dim=0), torch.ones(4, C).long()], dim=1)
     try:
-        with utils.autocast(device):
-            logps = utils.get_per_token_logps(model, ids, mask, C, group_size=2)
-            expected = _logps_of_unpadded_rows(model, ids, mask, C)
+        completion_ids, sampled_logps = generation.sample_tokens(
+            model, prompt_ids, prompt_mask, uniforms
+        )
+        ids = torch.cat([repeated_prompts, completion_ids], dim=1)
+        logps = utils.get_per_token_logps(model, ids, mask, C, group_size=2)
+        expected = _logps_of_unpadded_rows(model, ids, mask, C)
     except Exception as error:  # a model of another kind may raise anything
-        reason = " ".join(str(error).split())[:150]
         return (
             "its layers do not keep keys and values that completions can share"
-            f" ({type(error).__name__}: {reason})"
+            f" ({type(error).__name__}: {_one_line(error, 150)})"
         )
-    gap = (logps - expected).abs().max().item()
-    # Rounding makes a gap of about 1e-6 in float32, and of a few hundredths in bfloat16 (on CUDA).
-    tolerance = 0.2 if device.type == "cuda" else 1e-3
-    if gap < tolerance:
+    gap = torch.stack([logps - expected, sampled_logps - expected]).abs().max().item()
+    if gap < LOGP_TOLERANCE:
         return None
     # A gap of NaN comes here as well.
     return (

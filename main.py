@@ -19,6 +19,8 @@ Where this departs from the paper, and the flag that restores the paper's way, w
      --importance_cap corrects for the gap.
   6. The KL is the k3 estimate, as in the paper: its value estimates KL(policy || reference), but
      its gradient is that of KL(reference || policy).
+  7. An update in which no completion has a gradient takes no step. With beta 0 that is a batch of
+     equal rewards in every group. Otherwise AdamW would move the weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
 has nothing to do. --epochs_per_rollout_batch and --train_batch_size ask for several updates (the
 paper's mu). GSPO, CISPO, DAPO and other relatives: docs/family.md.

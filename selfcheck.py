@@ -11,6 +11,7 @@ the judge's report, on N opening lines.
 import os
 import resource
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 
@@ -18,13 +19,14 @@ import torch
 
 import distributed
 import flags
+import llms
 import main
 import utils
 from evaluator import CreativeWritingEvaluator, Rewards
 from judges import judge_report
 from sampling import decoding, generation
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import steps
+from training import checkpoints, steps
 from training.lock import Lock
 
 NUM_PROMPTS = 4  # sampled in groups of --group_size
@@ -209,6 +211,29 @@ def check_spread(args, run, sampled):
     )
 
 
+def check_checkpoint(args, run, sampled):
+    """A checkpoint that is written and read again holds the same weights, bit for bit."""
+    folder = next(path for path in args.output_dir.absolute().parents if path.is_dir())
+    with tempfile.TemporaryDirectory(dir=folder, prefix="selfcheck-") as output_dir:
+        path = checkpoints.write(output_dir, 0, run.model, run.tokenizer, state={})
+        if path is None:
+            return CheckResult(
+                False, "it could not be written", f"make room on the disk of {folder}"
+            )
+        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        weights = llms.read_weights(path, run.model)
+    changed = [
+        name
+        for name, weight in run.model.state_dict().items()
+        if not torch.equal(weight.cpu(), weights[name])
+    ]
+    return CheckResult(
+        ok=not changed,
+        figure=f"{len(weights)} weights, {num_bytes / 2**30:.2f} GiB, {len(changed)} changed",
+        advice=f"take another model: --resume would change {', '.join(changed[:3])}",
+    )
+
+
 def check_memory(args, run, sampled):
     """The peak of an iteration, with the optimiser's states, leaves a tenth of the memory free."""
     num_completions = len(sampled.rollout.texts)
@@ -244,6 +269,7 @@ CHECKS = (
     check_graphs,
     check_gold,
     check_spread,
+    check_checkpoint,
     check_memory,
 )
 

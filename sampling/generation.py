@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
 import utils
-from sampling.decoding import ATTENTION, decoder_for
+from sampling.decoding import ATTENTION, Decoder, decoder_for
 from sampling.rollout import Rollout, as_rollout, left_pad
 
 
@@ -48,6 +48,9 @@ def generate(
             memory; the others follow in later turns. It changes no sample.
         progress: called after each turn with the number of completions that it has finished.
 
+    Raises:
+        ValueError: a prompt has no tokens.
+
     Returns:
         A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
     """
@@ -56,6 +59,12 @@ def generate(
         return as_rollout([], pad_token_id, model.device)
 
     prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    if not all(prompt_ids):
+        number = prompt_ids.index([])
+        raise ValueError(
+            f"prompt {number} is {prompts[number]!r}, which has no tokens; a completion needs at"
+            " least one token before it"
+        )
     stopper = _Stopper(model, tokenizer, stop_strings)
     num_rows = len(prompts) * num_samples
     completions = _Completions.allocate(num_rows, max_completion_length, pad_token_id, model.device)
@@ -84,6 +93,30 @@ def generate(
     rollout.finished = completions.finished
     rollout.texts = stopper.to_texts(completion_ids, completions.finished.tolist())
     return rollout
+
+
+def sample_tokens(
+    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sample from the model, whatever ends a completion: R rows for N prompts. For checks.
+
+    Args:
+        prompt_ids, prompt_mask: (N, P), padded on the left.
+        uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
+
+    Returns:
+        (token ids, their log-probs), (R, C) each.
+    """
+    R, C = uniforms.shape
+    N, P = prompt_ids.shape
+    with _sampling_mode(model):
+        cache, last_hidden = _run_prompts(model, prompt_ids, prompt_mask)
+        decoder = Decoder(model, R, P + C)
+        decoder.start(cache, prompt_mask, uniforms)
+        decoder.draw(model, last_hidden.repeat_interleave(R // N, dim=0), temperature=1.0)
+        for _ in range(C - 1):
+            decoder.step(model, temperature=1.0)
+    return decoder.tokens[:, P:], decoder.logps[:, P:]
 
 
 @contextmanager
@@ -384,9 +417,12 @@ def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> list[bool]:
 
     Only such a token can complete one, so that most tokens need not be decoded while sampling. A
     character outside ASCII can be split over several tokens: then every token may complete it.
+
+    Each token is decoded twice in a row, because many tokenizers drop a space at the beginning of a
+    text: the second time the space is there.
     """
     last_characters = {string[-1] for string in stop_strings}
     if not all(character.isascii() for character in last_characters):
         return [True] * len(tokenizer)
-    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+    texts = tokenizer.batch_decode([[i, i] for i in range(len(tokenizer))])
     return [not last_characters.isdisjoint(text) for text in texts]

@@ -1,4 +1,4 @@
-"""Forty architectures with small random weights.
+"""Some fifty architectures with small random weights.
 
 Each agrees with its own plain forward pass, or is refused when it is loaded.
 """
@@ -10,8 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import llms
 import utils
+from flags import check_lengths
 from sampling import generation
 from sampling.rollout import compute_rollout_logps
+from training import checkpoints
 
 SIZES = dict(
     vocab_size=48,
@@ -83,15 +85,29 @@ AGREE = {
     "deepseek_v3": dict(n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1)
     | EXPERTS
     | LATENT,
+    "deepseek_v2": dict(n_routed_experts=4, first_k_dense_replace=1, n_group=1, topk_group=1)
+    | EXPERTS
+    | LATENT,
+    "qwen2_moe": dict(shared_expert_intermediate_size=16) | EXPERTS,
+    "glm4_moe": dict(n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1)
+    | EXPERTS,
+    "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2),
+    "hrm_text": dict(head_dim=8),
+    "gemma3": dict(
+        text_config=SIZES
+        | dict(head_dim=8, layer_types=["sliding_attention", "full_attention"])
+        | WINDOW
+    ),
     "ernie4_5": {},
     "exaone4": dict(num_hidden_layers=4, head_dim=8) | WINDOW,
     "apertus": {},
 }
 KEYS = "its layers do not keep keys and values"
 RESCALES = "it rescales its logits"
+NO_SDPA = "its architecture cannot be trained here"
 REFUSED = {  # (settings, how the message begins)
     "qwen3_next": (dict(head_dim=8, shared_expert_intermediate_size=16) | EXPERTS | LINEAR, KEYS),
-    "gemma2": (dict(head_dim=8) | WINDOW, "cannot be loaded (Gemma2ForCausalLM does not support"),
+    "gemma2": (dict(head_dim=8) | WINDOW, NO_SDPA + " (Gemma2ForCausalLM does not support"),
     "gemma4": (dict(text_config=SIZES | dict(head_dim=8, final_logit_softcapping=30.0)), RESCALES),
     "falcon_h1": (dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8), KEYS),
     "granite rescaled": (dict(logits_scaling=2.0), RESCALES),
@@ -101,10 +117,11 @@ REFUSED = {  # (settings, how the message begins)
         dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
         KEYS,
     ),
-    "mamba": ({}, "cannot be loaded (MambaForCausalLM does not support"),
+    "doge": (dict(head_dim=8), KEYS),  # one mask for each head, in decode steps only
+    "mamba": ({}, NO_SDPA + " (MambaForCausalLM does not support"),
     "llama4_text": (dict(head_dim=8, num_local_experts=2, intermediate_size_mlp=48), KEYS),
-    "bloom": (GPT, "cannot be loaded (BloomForCausalLM does not support"),
-    "gptj": (GPT | dict(rotary_dim=4), "cannot be loaded (GPTJForCausalLM does not support"),
+    "bloom": (GPT, NO_SDPA + " (BloomForCausalLM does not support"),
+    "gptj": (GPT | dict(rotary_dim=4), NO_SDPA + " (GPTJForCausalLM does not support"),
     "minicpm3": (LATENT, RESCALES),
 }
 
@@ -187,6 +204,37 @@ def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", AGREE)
+def test_an_architecture_resumes_from_its_own_checkpoint(name, tmp_path):
+    """A model of twelve architectures, such as GPT-NeoX, could not be read again.
+
+    transformers writes their weights under other names than the model has for them.
+    """
+    model, tokenizer = llms.get_llm_tokenizer(save_model(name, AGREE[name], tmp_path / "model"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "total_tokens": 7}
+    path = checkpoints.write(tmp_path, 3, model, tokenizer, state)
+    resumed_model, _ = llms.get_llm_tokenizer(str(tmp_path / "model"))
+    resumed_optimizer = torch.optim.AdamW(resumed_model.parameters())
+    assert checkpoints.load(path, resumed_model, resumed_optimizer) == {"total_tokens": 7}
+    assert_same_values(resumed_model.state_dict(), model.state_dict())
+    assert_same_values(resumed_optimizer.state_dict()["state"], state["optimizer"]["state"])
+
+
+def assert_same_values(actual, expected):
+    """Two dicts, which may hold dicts, have equal keys and bit for bit equal tensors."""
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_same_values(actual[key], value)
+        else:
+            assert torch.equal(actual[key], value), key
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_architecture_is_refused_in_one_line(name, tmp_path):
     """Gemma4's text_config slipped past the check of rescaled logits.
@@ -199,3 +247,11 @@ def test_an_architecture_is_refused_in_one_line(name, tmp_path):
     message = str(refusal.value)
     assert message.startswith(f"--model_name {tmp_path}: {reason}")
     assert "\n" not in message
+
+
+def test_longrope_is_used_up_to_its_original_length(tmp_path):
+    """Beyond it, a shared prompt and its completions had different frequencies, 3.2 nats apart."""
+    model, _ = llms.get_llm_tokenizer(save_model("phi3 longrope", LONGROPE, tmp_path))
+    check_lengths(model, longest_prompt=40, max_completion_length=24)
+    with pytest.raises(ValueError, match="64 positions"):
+        check_lengths(model, longest_prompt=40, max_completion_length=25)

@@ -15,7 +15,14 @@ import anyio
 import fake_openai_server as fake
 import pytest
 import torch
-from conftest import ROOT, closed_port, run_script, small_tokenizer, transformers_serve
+from conftest import (
+    ROOT,
+    closed_port,
+    random_model,
+    run_script,
+    small_tokenizer,
+    transformers_serve,
+)
 from fake_openai_server import FakeOpenAIServer, ok, status
 from tqdm import tqdm
 
@@ -703,7 +710,9 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
         return replace(rollout, texts=texts, finished=finished)
 
     folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(3)])
-    monkeypatch.setattr(llms, "get_llm_tokenizer", lambda *args: (None, small_tokenizer()))
+    monkeypatch.setattr(
+        llms, "get_llm_tokenizer", lambda *args: (random_model(), small_tokenizer())
+    )
     monkeypatch.setattr(generation, "generate", generate)
     flags = ["--model_name", "small", "--num_attempts", 3, "--max_completion_length", 7]
     assert run_gold(folder, *flags) == 0

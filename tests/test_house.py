@@ -18,7 +18,8 @@ FLOORS = """
     flags.py
     evaluator.py rl_datasets.py
     judges data
-    sampling llms.py
+    llms.py
+    sampling
     utils.py
     grading distributed.py plotter.py
     logs

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from conftest import VOCAB, random_model, small_tokenizer
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma3TextConfig, GraniteConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma3TextConfig,
+    GraniteConfig,
+    PreTrainedTokenizerFast,
+)
 
 import llms
 import utils
@@ -194,6 +201,37 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
         assert rollout.texts == [cut_text]
         assert cut_text not in "".join(tokens[: length - 1])
         assert cut_text in "".join(tokens[:length])
+
+
+def test_a_stop_string_may_end_in_the_space_that_begins_a_token(monkeypatch):
+    """Tokenizers of SentencePiece drop a space at the beginning of a text.
+
+    A token was decoded alone, so that it seemed to have no space, and the tokens after the stop
+    string were trained.
+    """
+    vocabulary = {"<pad>": 0, "<eos>": 1, "▁Question:": 2, "▁who": 3, "▁else": 4, "▁a": 5}
+    sentence_piece = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    sentence_piece.pre_tokenizer = pre_tokenizers.Metaspace()
+    sentence_piece.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=sentence_piece, eos_token="<eos>", pad_token="<pad>", unk_token="<pad>"
+    )
+    assert tokenizer.decode([3]) == "who"
+    model = random_model()
+    layer = scripted_layer([5, 2, 3, 4, 1])
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
+    rollout = generation.generate(
+        model, tokenizer, ["a"], max_completion_length=9, stop_strings=("Question: ",)
+    )
+    assert completions(rollout) == [[5, 2, 3]]
+    assert rollout.texts == ["a Question: "]
+    assert rollout.finished.all()
+
+
+def test_a_prompt_without_tokens_is_refused(model, tokenizer):
+    """Nothing predicts the first token of a completion then."""
+    with pytest.raises(ValueError, match="prompt 1 is '', which has no tokens"):
+        generation.generate(model, tokenizer, ["a", ""], max_completion_length=4)
 
 
 def scripted_layer(script):

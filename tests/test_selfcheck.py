@@ -114,6 +114,18 @@ def break_graphs(args, run, monkeypatch):
     monkeypatch.setattr(generation, "generate", generate_differently)
 
 
+def break_checkpoint(args, run, monkeypatch):
+    """A weight is read back with another value."""
+    original_read_weights = llms.read_weights
+
+    def read_other_weights(folder, model):
+        weights = original_read_weights(folder, model)
+        next(iter(weights.values())).flatten()[0] += 1
+        return weights
+
+    monkeypatch.setattr(llms, "read_weights", read_other_weights)
+
+
 def break_memory(args, run, monkeypatch):
     """The device has no more memory than is in use."""
     peak, _ = selfcheck.memory("cpu")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import distributed
+import llms
 from logs import jsonl
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
@@ -182,17 +182,7 @@ def load(path: Path, model, optimizer) -> dict:
     weights = {}
     state = {}
     if distributed.is_main():
-        for file in sorted(path.glob("*.safetensors")):
-            weights.update(load_file(file))
-        # A tied weight is saved once, under the name of the weight that it is tied to.
-        tied_names = set(model.all_tied_weights_keys)
-        different_names = set(weights) ^ set(model.state_dict())
-        unexplained_names = different_names - tied_names
-        if unexplained_names:
-            raise ValueError(
-                f"{path} is a checkpoint of another model than this run's; they differ in the"
-                f" weights {sorted(unexplained_names)}"
-            )
+        weights = llms.read_weights(path, model)
         state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
     optimizer_state = state.pop("optimizer", {})
     scatter_state(model, optimizer, weights, optimizer_state)

@@ -44,7 +44,8 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
         eval_split=args.eval_split,
         eval_size=args.eval_size,
     )
-    check_lengths(args, model, train_loader, eval_loader)
+    longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
+    check_lengths(model, longest_prompt, args.max_completion_length)
     for split, loader in (("training", train_loader), (args.eval_split, eval_loader)):
         dropped = ""
         if loader.dropped:
