@@ -173,10 +173,12 @@ def process_seed(seed: int) -> int:
 
 
 def process_gpus() -> list[int]:
-    """Numbers of the GPUs that this process may use: of several processes each has one."""
-    if world_size() > 1 and torch.cuda.is_available():
-        return [torch.cuda.current_device()]
-    return list(range(torch.cuda.device_count()))
+    """The number of the GPU that this process uses, in a list; empty where there is no GPU.
+
+    A process uses one GPU, however many the machine has. So a run can go on alike on another
+    machine.
+    """
+    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
 
 
 def get_rng_state() -> dict:
@@ -191,8 +193,8 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
     """Restore this process's random state from a checkpoint.
 
     Args:
-        states: one from each process that saved the checkpoint. CUDA's state is restored only if
-            this process has as many GPUs as the one that saved it.
+        states: one from each process that saved the checkpoint. A GPU's state is restored only if
+            this process has a GPU, and the one that saved it had just one.
         new_seed: seeds torch instead, if the number of processes has changed.
     """
     if len(states) != world_size():
@@ -205,6 +207,11 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
     state = states[rank()]
     torch.set_rng_state(state["torch"])
     gpus = process_gpus()
-    if len(state["cuda"]) == len(gpus):
+    if len(state["cuda"]) != len(gpus):
+        print(
+            f"saved with the random states of {len(state['cuda'])} GPUs, continued with"
+            f" {len(gpus)}: random numbers on a GPU start anew"
+        )
+    else:
         for gpu, cuda_state in zip(gpus, state["cuda"], strict=True):
             torch.cuda.set_rng_state(cuda_state, gpu)

@@ -10,7 +10,7 @@ numbers of its row. The prompt, padded on the left, takes the first P slots. A c
 one row.
 """
 
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -122,9 +122,13 @@ class SlotLayer(DynamicLayer):
         self.values = self.value_memory.hold(values, num_slots, repeats)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """transformers calls this with the new token's keys and values, (R, heads, 1, D) each."""
-        self.keys.index_copy_(2, self.slot, key_states)
-        self.values.index_copy_(2, self.slot, value_states)
+        """transformers calls this with the new token's keys and values, (R, heads, 1, D) each.
+
+        Under autocast keys are float32, because the rotary factors are, but values are bfloat16.
+        The prompt's cache holds both in float32.
+        """
+        self.keys.index_copy_(2, self.slot, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.slot, value_states.to(self.values.dtype))
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length):
@@ -153,16 +157,19 @@ class Decoder:
             self.check_interval = 8  # a check makes the GPU wait for Python
             block = 128
         self.max_rows = max_rows
-        # The sizes, in slots, that the memory of keys and values may have as it grows.
+        # The sizes, in slots, that the memory of keys and values may have as it grows. The last one
+        # is max_slots rounded up, and all other memory is made for so many slots too: a decoder
+        # that is kept must hold what its last size promises.
         self.slot_counts = range(block, max_slots + block, block)
+        self.max_slots = self.slot_counts[-1]
         # The slot of every row's last token, which has not run through the model yet.
         self.slot = torch.zeros(1, dtype=torch.long, device=device)
         # Padding tokens before each row's prompt.
         self.padding = torch.zeros(max_rows, 1, dtype=torch.long, device=device)
-        self.tokens = torch.zeros(max_rows, max_slots, dtype=torch.long, device=device)
-        self.logps = torch.zeros(max_rows, max_slots, device=device)
+        self.tokens = torch.zeros(max_rows, self.max_slots, dtype=torch.long, device=device)
+        self.logps = torch.zeros(max_rows, self.max_slots, device=device)
         # Random numbers in (0, 1] for the draws.
-        self.uniforms = torch.zeros(max_rows, max_slots, dtype=torch.float64, device=device)
+        self.uniforms = torch.zeros(max_rows, self.max_slots, dtype=torch.float64, device=device)
         self.cache = DynamicCache()
 
     def start(self, cache: DynamicCache, prompt_mask: Tensor, uniforms: Tensor) -> None:
@@ -270,7 +277,7 @@ class CapturedDecoder(Decoder):
         self.uses_graphs = True  # until a capture fails
         self.capture_stream = None
         # The memory that a graph reads and writes must never move, so all of it is made at once.
-        self.reserved_cells = max_rows * self.slot_counts[-1]
+        self.reserved_cells = max_rows * self.max_slots
 
     def step(self, model, temperature):
         key = (*self.size, temperature)
@@ -322,6 +329,7 @@ class CapturedDecoder(Decoder):
 
 # A graph knows the addresses of its memory, so a model's decoder is kept from call to call.
 CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, CapturedDecoder] = WeakKeyDictionary()
+MODELS_WITHOUT_GRAPHS: WeakSet[PreTrainedModel] = WeakSet()  # of which a line has been printed
 
 
 def decoder_for(
@@ -338,10 +346,9 @@ def decoder_for(
     sizes = [(num_rows, num_slots)]
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:
-        max_slots = earlier.slot_counts[-1]
-        if earlier.max_rows >= num_rows and max_slots >= num_slots:
+        if earlier.max_rows >= num_rows and earlier.max_slots >= num_slots:
             return earlier
-        grown_size = (max(num_rows, earlier.max_rows), max(num_slots, max_slots))
+        grown_size = (max(num_rows, earlier.max_rows), max(num_slots, earlier.max_slots))
         sizes.insert(0, grown_size)  # tried first: a decoder for all calls so far
     bytes_per_cell = 0
     for layer in cache.layers:
@@ -355,4 +362,13 @@ def decoder_for(
         if decoder.reserved_cells * bytes_per_cell <= max_bytes:
             CAPTURED_DECODERS[model] = decoder
             return decoder
+    if model not in MODELS_WITHOUT_GRAPHS:
+        MODELS_WITHOUT_GRAPHS.add(model)
+        num_fitting_rows = int(max_bytes / bytes_per_cell / decoder.max_slots)
+        print(
+            "sampling without CUDA graphs, which is two to three times slower: keys and values of"
+            f" {num_rows} rows and {decoder.max_slots} slots would take more than an eighth of the"
+            f" GPU's memory; --max_concurrent_sequences {max(1, num_fitting_rows)} samples with"
+            " graphs"
+        )
     return Decoder(model, num_rows, num_slots)

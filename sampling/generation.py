@@ -116,7 +116,8 @@ def sample_tokens(
         decoder.draw(model, last_hidden.repeat_interleave(R // N, dim=0), temperature=1.0)
         for _ in range(C - 1):
             decoder.step(model, temperature=1.0)
-    return decoder.tokens[:, P:], decoder.logps[:, P:]
+    columns = slice(P, P + C)
+    return decoder.tokens[:, columns], decoder.logps[:, columns]
 
 
 @contextmanager

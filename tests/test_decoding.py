@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache
 
+import utils
 from sampling import decoding, generation
 from sampling.rollout import compute_rollout_logps
 
@@ -84,7 +85,10 @@ def test_a_step_asks_the_host_nothing(name):
     with torch.no_grad(), generation._sampling_mode(model):
         for temperature in (0.0, 0.7):
             decoder.step(model, temperature)
-    assert decoder.tokens.shape == (12, 40)
+    R, S = decoder.size
+    assert R == 12
+    assert decoder.tokens.shape == (12, decoder.max_slots)
+    assert 5 < S <= decoder.max_slots
 
 
 def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer):
@@ -125,6 +129,31 @@ def test_a_gpus_settings_give_the_same_samples(
     rollout = sample(model, tokenizer, **options)
     assert have_same_samples(rollout, expected)
     assert decoders, "the sampler should have asked for this decoder"
+
+
+def test_a_decoder_that_is_kept_holds_as_many_slots_as_it_says(model, tokenizer, monkeypatch):
+    """A later turn with longer prompts was accepted by the rounded size, and then overflowed."""
+    decoder = decoding.Decoder(model, max_rows=24, max_slots=40)
+    longest_prompt = max(len(prompt) for prompt in PROMPTS)  # one token for each character
+    max_completion_length = decoder.max_slots - longest_prompt
+    expected = sample(model, tokenizer, max_completion_length=max_completion_length)
+    monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
+    rollout = sample(model, tokenizer, max_completion_length=max_completion_length)
+    assert decoder.max_slots > 40
+    assert expected.lengths.max() == max_completion_length
+    assert have_same_samples(rollout, expected)
+
+
+def test_float32_weights_sample_under_autocast(model, tokenizer, monkeypatch):
+    """As on a GPU with --sampling_dtype float32: keys are float32 there, and values bfloat16."""
+    monkeypatch.setattr(utils, "autocast", lambda device: torch.autocast("cpu", torch.bfloat16))
+    rollout = sample(model, tokenizer, max_completion_length=20)
+    with utils.autocast("cpu"):
+        logps = compute_rollout_logps(
+            model, rollout, group_size=6, temperature=1.0, micro_batch_tokens=10_000
+        )
+    gaps = (logps - rollout.sampled_logps).abs()[rollout.completion_mask.bool()]
+    assert gaps.mean() < 0.05  # the rounding of bfloat16
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.7])

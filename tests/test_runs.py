@@ -23,6 +23,7 @@ from conftest import (
     start,
 )
 
+import distributed
 import main
 import sft
 from logs import jsonl
@@ -442,3 +443,17 @@ def test_logs_hold_no_secret(tmp_path, model_folder, monkeypatch):
     description = run_description(args, random_model())
     assert "very-secret" not in json.dumps(description, default=str)
     assert description["args"]["group_size"] == 4, "the flags are there"
+
+
+def test_random_numbers_of_the_gpu_in_use_go_on_on_a_machine_with_fewer(monkeypatch):
+    """The states of all eight GPUs of a machine were kept, and then fitted no other machine."""
+    restored_states = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda gpu: f"state of GPU {gpu}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *state: restored_states.append(state))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    saved_state = distributed.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    distributed.resume_rng_state([saved_state], new_seed=1)
+    assert restored_states == [("state of GPU 0", 0)]
