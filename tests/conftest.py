@@ -285,7 +285,7 @@ def assert_same_gradient(actual, expected, tolerance=1e-5):
     assert distance < tolerance, distance
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def data_folder():
     """The folder that GRPO_LITE_DATA names.
 

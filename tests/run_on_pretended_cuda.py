@@ -1,0 +1,41 @@
+"""Run a script of the project on a pretended CUDA device: FOLDER SCRIPT flags ...
+
+FOLDER holds the built device, whose library must be preloaded. At the end, counts of captured
+graphs and of host synchronisations by stage are written to the file that FAKECUDA_REPORT names.
+"""
+
+import atexit
+import runpy
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+folder, script, *flags = sys.argv[1:]
+ROOT = Path(__file__).parent.parent
+sys.path[0] = str(ROOT)
+sys.path.insert(1, folder)
+
+# It replaces functions of torch.cuda, so it comes before anything of the project.
+import pretend  # noqa: E402
+
+from training.metrics import StageTimer  # noqa: E402
+
+time_stage = StageTimer.__call__
+
+
+@contextmanager
+def time_and_name_stage(timer, name):
+    """A stage of the run, under whose name synchronisations are counted."""
+    outer_stage = pretend.stage["now"]
+    pretend.stage["now"] = name
+    try:
+        with time_stage(timer, name):
+            yield
+    finally:
+        pretend.stage["now"] = outer_stage
+
+
+StageTimer.__call__ = time_and_name_stage
+atexit.register(pretend.report)
+sys.argv = [script, *flags]
+runpy.run_path(str(ROOT / script), run_name="__main__")

@@ -1,0 +1,170 @@
+"""Every script on a pretended CUDA device, which real hardware has not been at hand for.
+
+The device has the kernels of the CPU, but CUDA's rules: no mixed devices, no synchronisation in a
+captured step, autocast, random numbers of its own, and new memory full of NaN. Its source lies in
+tools/pretend_cuda of the folder that GRPO_LITE_DATA names. It is compiled once for each version of
+torch, in two minutes.
+"""
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, logs_of, run_script
+
+pytestmark = pytest.mark.slow
+
+RUNNER = ROOT / "tests" / "run_on_pretended_cuda.py"
+MODEL_AND_DATA = "--model_name tiny/0.1m --dataset_name arithmetic --device cuda --eval_size 16"
+# Four updates in two iterations. A rollout batch is sampled in two turns, of which the second has
+# shorter prompts.
+TRAINING = f"""{MODEL_AND_DATA} --num_train_iters 2 --rollout_batch_size 32 --group_size 4
+    --train_batch_size 16 --max_completion_length 48 --max_concurrent_sequences 16
+    --learning_rate 1e-3 --eval_iterations 1 --save_iterations 1"""
+
+
+@pytest.fixture(scope="session")
+def device(data_folder):
+    """The folder of the built device."""
+    source = data_folder / "tools" / "pretend_cuda"
+    if not source.exists():
+        pytest.skip(f"there is no pretended CUDA device in {source}")
+    if not shutil.which("g++"):
+        pytest.skip("the pretended CUDA device needs g++ to be compiled")
+    if torch.version.cuda:
+        pytest.skip("the pretended CUDA device needs the CPU build of torch")
+    folder = Path(tempfile.gettempdir()) / f"pretend_cuda-{torch.__version__}"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two workers must not build at once
+        if not (folder / "pretend.py").exists():
+            build = [source / "build.sh", sys.executable, folder]
+            subprocess.run(build, check=True, capture_output=True, timeout=600)
+    return folder
+
+
+def run_on(device, script, flags, output_dir, num_processes=1, **environment):
+    """Run a script on the device: (all that it printed, its counts).
+
+    There are no counts of several processes, which end without Python's ordinary end.
+    """
+    counts_file = output_dir.with_suffix(".counts.json")
+    environment = os.environ | environment | {"OMP_NUM_THREADS": "1"}
+    environment["FAKECUDA_REPORT"] = str(counts_file)
+    command = ["env", f"LD_PRELOAD={device / '_fakecuda.so'}", sys.executable, RUNNER, device]
+    if num_processes > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        command = [*torchrun, f"--nproc_per_node={num_processes}", *command]
+    command += [script, *flags.split(), "--output_dir", output_dir]
+    result = subprocess.run(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout
+    counts = json.loads(counts_file.read_text()) if num_processes == 1 else {}
+    return result.stdout, counts
+
+
+def logs_without_memory(folder):
+    """The logs and transcripts of a run, without times and peaks of memory."""
+    logs = logs_of(folder)
+    for rows in logs.values():
+        for row in rows:
+            for key in [key for key in row if key.startswith("memory/")]:
+                del row[key]
+    return logs
+
+
+@pytest.fixture(scope="session")
+def trained(device, tmp_path_factory):
+    """A run of main.py on the device: (its folder, what it printed, the counts)."""
+    folder = tmp_path_factory.mktemp("pretended") / "run"
+    return folder, *run_on(device, "main.py", TRAINING, folder)
+
+
+def test_a_captured_step_asks_the_host_nothing(trained):
+    _, output, counts = trained
+    assert "without CUDA graphs" not in output
+    assert counts["graphs"]["failed"] == []
+    assert counts["graphs"]["captured"] > 5
+    assert counts["graphs"]["replayed"] > 5 * counts["graphs"]["captured"]
+
+
+def test_a_stage_asks_the_host_seldom(trained):
+    """Synchronisations of two iterations: two turns of up to 48 tokens and two updates in each."""
+    _, _, counts = trained
+    num_checks_for_ends = 2 * 2 * 48 / 8
+    assert counts["by_stage"]["sample"] < 10 * num_checks_for_ends
+    num_updates = 4
+    assert counts["by_stage"]["loss"] < 80 * num_updates
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(device, trained, tmp_path):
+    """A kept decoder overflowed in the second iteration after --resume."""
+    whole_run, _, _ = trained
+    folder = tmp_path / "run"
+    first_iteration = TRAINING.replace("--num_train_iters 2", "--num_train_iters 1")
+    run_on(device, "main.py", first_iteration, folder)
+    run_on(device, "main.py", TRAINING + " --resume", folder)
+    assert logs_without_memory(folder) == logs_without_memory(whole_run)
+    weights = "checkpoints/step_000002/model.safetensors"
+    assert (folder / weights).read_bytes() == (whole_run / weights).read_bytes()
+
+
+@pytest.mark.parametrize("length", [64, 96])
+def test_selfcheck_finds_captured_steps_equal_to_others(length, device, tmp_path):
+    flags = f"{MODEL_AND_DATA} --group_size 4 --max_completion_length {length}"
+    output, counts = run_on(device, "selfcheck.py", flags, tmp_path / "run")
+    assert "pass  graphs" in output
+    assert "nothing is captured" not in output
+    assert "pass  sampled logps" in output
+    assert counts["graphs"]["replayed"] > 100
+
+
+def test_float32_weights_sample_on_a_gpu(device, tmp_path):
+    """Values were bfloat16 under autocast, and the memory for them float32."""
+    flags = TRAINING + " --sampling_dtype float32"
+    run_on(device, "main.py", flags, tmp_path / "run")
+
+
+def test_one_line_says_why_nothing_is_captured(device, tmp_path):
+    """Keys and values would take more than an eighth of the memory."""
+    output, counts = run_on(
+        device, "main.py", TRAINING, tmp_path / "run", FAKECUDA_MEMORY=str(2**20)
+    )
+    assert counts["graphs"]["captured"] == 0
+    assert output.count("sampling without CUDA graphs") == 1
+    assert "--max_concurrent_sequences" in output
+
+
+def test_other_scripts_run_on_a_gpu(device, tmp_path):
+    gold_file = tmp_path / "gold.jsonl"
+    gold_flags = ["--from_reference", "--dataset_name", "arithmetic", "--num_problems", 32]
+    assert run_script("generate_gold.py", *gold_flags, "--output", gold_file).returncode == 0
+    flags = f"{MODEL_AND_DATA} --train_batch_size 8 --max_completion_length 32"
+    sft_flags = f"{flags} --train_file {gold_file} --num_updates 3 --eval_updates 2"
+    run_on(device, "sft.py", sft_flags, tmp_path / "sft")
+    expert_flags = f"{flags} --num_questions 8 --group_size 2 --n_ei_steps 1"
+    run_on(device, "experiments/expert_iteration.py", expert_flags, tmp_path / "expert")
+
+
+def test_two_gpus_share_a_run(device, tmp_path):
+    """Weights that a process has given back are NaN on this device."""
+    folder = tmp_path / "run"
+    run_on(device, "main.py", TRAINING, folder, num_processes=2)
+    rows = logs_of(folder)["train_log.jsonl"]
+    assert len(rows) == 2
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
