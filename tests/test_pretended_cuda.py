@@ -24,11 +24,12 @@ pytestmark = pytest.mark.slow
 
 RUNNER = ROOT / "tests" / "run_on_pretended_cuda.py"
 MODEL_AND_DATA = "--model_name tiny/0.1m --dataset_name arithmetic --device cuda --eval_size 16"
-# Four updates in two iterations. A rollout batch is sampled in two turns, of which the second has
-# shorter prompts.
-TRAINING = f"""{MODEL_AND_DATA} --num_train_iters 2 --rollout_batch_size 32 --group_size 4
-    --train_batch_size 16 --max_completion_length 48 --max_concurrent_sequences 16
-    --learning_rate 1e-3 --eval_iterations 1 --save_iterations 1"""
+NUM_ITERATIONS = 4
+# Each iteration has two turns of sampling and two updates.
+TRAINING = f"""{MODEL_AND_DATA} --num_train_iters {NUM_ITERATIONS} --rollout_batch_size 16
+    --group_size 4 --train_batch_size 8 --max_completion_length 48 --max_concurrent_sequences 8
+    --learning_rate 1e-3 --eval_iterations {NUM_ITERATIONS} --save_iterations 1
+    --keep_checkpoints {NUM_ITERATIONS}"""
 
 
 @pytest.fixture(scope="session")
@@ -104,23 +105,25 @@ def test_a_captured_step_asks_the_host_nothing(trained):
 
 
 def test_a_stage_asks_the_host_seldom(trained):
-    """Synchronisations of two iterations: two turns of up to 48 tokens and two updates in each."""
+    """A bound on its synchronisations, each of which makes the GPU wait for Python."""
     _, _, counts = trained
-    num_checks_for_ends = 2 * 2 * 48 / 8
+    num_checks_for_ends = NUM_ITERATIONS * 2 * 48 / 8
     assert counts["by_stage"]["sample"] < 10 * num_checks_for_ends
-    num_updates = 4
+    num_updates = NUM_ITERATIONS * 2
     assert counts["by_stage"]["loss"] < 80 * num_updates
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(device, trained, tmp_path):
-    """A kept decoder overflowed in the second iteration after --resume."""
+    """A kept decoder overflowed in an iteration after --resume, at the first longer prompt."""
     whole_run, _, _ = trained
     folder = tmp_path / "run"
-    first_iteration = TRAINING.replace("--num_train_iters 2", "--num_train_iters 1")
-    run_on(device, "main.py", first_iteration, folder)
-    run_on(device, "main.py", TRAINING + " --resume", folder)
+    shutil.copytree(whole_run, folder)
+    for step in range(2, NUM_ITERATIONS + 1):
+        shutil.rmtree(folder / f"checkpoints/step_{step:06d}")
+    output, _ = run_on(device, "main.py", TRAINING + " --resume", folder)
+    assert "continuing after step 1 " in output
     assert logs_without_memory(folder) == logs_without_memory(whole_run)
-    weights = "checkpoints/step_000002/model.safetensors"
+    weights = f"checkpoints/step_{NUM_ITERATIONS:06d}/model.safetensors"
     assert (folder / weights).read_bytes() == (whole_run / weights).read_bytes()
 
 
@@ -166,5 +169,5 @@ def test_two_gpus_share_a_run(device, tmp_path):
     folder = tmp_path / "run"
     run_on(device, "main.py", TRAINING, folder, num_processes=2)
     rows = logs_of(folder)["train_log.jsonl"]
-    assert len(rows) == 2
+    assert len(rows) == NUM_ITERATIONS
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
