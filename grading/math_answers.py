@@ -4,16 +4,18 @@ r"""Decide whether an answer equals the gold answer as mathematics.
 answer must never score; to miss a right one is the lesser evil. So whatever has a structure
 (tuples, intervals, sets, unions, matrices, units, assignments, words) is compared by the plain
 rules below, and numbers are compared exactly, as fractions. Only single expressions such as
-`x^2+1` go to math-verify. What it calls equal must also agree numerically to 40 digits.
+`x^2+1` go to math-verify, which reads them. Two of them are equal where it can be proved that their
+difference is 0. That both agree in many digits is no proof.
 
 The rules:
 
 - Brackets count: (1,2) is neither [1,2] nor 1,2.
 - Tuples are ordered, sets are not: `1,2`, `2 and 1` and `\{2,1\}` are the same set.
 - `x=5`, `x \in [1,2]` and `1 \le x \le 2` mean their value or interval. Two assignments to
-  different names are never equal.
+  different names are never equal. `k=2n-1` means 2n-1 where the gold answer is no equation.
+- Of `\sqrt{2} \approx 1.41` only the exact side counts.
 - A unit is a label: `5 cm` equals 5 and `5 centimeters`, but never `5 m`. So 50\% equals 50 and
-  not 0.5.
+  not 0.5; and as it might mean 0.005, 0.5\% does not equal 0.5.
 - Decimals are exact: 0.333 is not 1/3.
 - Words are compared as words.
 - What can be read in two ways, such as `1/2x`, equals only itself.
@@ -28,7 +30,9 @@ only on POSIX systems.
 import itertools
 import json
 import logging
+import math
 import os
+import random
 import re
 import resource
 import signal
@@ -58,6 +62,7 @@ UNICODE_TO_LATEX = str.maketrans(
         "∞": r"\infty ",
         "≤": r"\le ",
         "≥": r"\ge ",
+        "≈": r"\approx ",
         "∪": r"\cup ",
         "∈": r"\in ",
         "±": r"\pm ",
@@ -147,7 +152,11 @@ def normalize_answer(text: str) -> str:
         text = THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
-    return text.rstrip(".").removeprefix("+")
+    text = text.rstrip(".").removeprefix("+")
+    # The number after an \approx is rounded, and the answer is what stands before it.
+    exact, _, rounded = text.partition(r"\approx")
+    is_rounded = exact_number(split_unit(rounded.strip())[0]) is not None
+    return exact if exact and is_rounded else text
 
 
 # --- Words, numbers and units: what needs no algebra. From here on every text is normalized -------
@@ -281,6 +290,9 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
     answer_number = exact_number(answer_value)
     if gold_number is None or answer_number is None:
         return None
+    is_small = 0 < abs(gold_number) <= 1
+    if is_small and (gold_unit == r"\%") != (answer_unit == r"\%"):
+        return False  # 0.5 may mean 50\% or 0.5\%
     return gold_number == answer_number
 
 
@@ -341,7 +353,7 @@ def read_inequality(text: str) -> Structure | None:
     if ">" in terms or r"\ge" in terms:
         # It is read from right to left: 3>x becomes x<3. In 1<x>2 the "<" becomes ">" as well, so
         # this is refused below.
-        mirrored = {">": "<", r"\ge": r"\le", "<": ">"}
+        mirrored = {">": "<", r"\ge": r"\le", "<": ">", r"\le": r"\ge"}
         terms = [mirrored.get(term, term) for term in reversed(terms)]
     if len(terms) == 3:  # one-sided
         if re.fullmatch("[a-zA-Z]", terms[0]):
@@ -374,6 +386,19 @@ def _split_assignment(text: str) -> tuple[str, str]:
     if relation == "=" and is_plain_name and (has_letter or has_greek_letter_or_set):
         return "", text
     return name, value
+
+
+def assigned_expression(text: str) -> str | None:
+    r"""Return the 2n-1 of `k=2n-1`; None if this is no value of a new variable.
+
+    In `n=2n-1` the n is no new variable, and `k=n` may well be an answer of its own.
+    """
+    name, _, value = text.partition("=")
+    is_variable = re.fullmatch(rf"[a-zA-Z](?:_\{{\w+\}})?|\\(?:{GREEK})", name)
+    is_expression = re.search(r"\d|[-+]", value) and not INEQUALITY.search(value)
+    if not is_variable or not is_expression or "=" in value or name in value:
+        return None
+    return value
 
 
 def _read_matrix(text: str, name: str) -> Structure | None:
@@ -476,7 +501,7 @@ def _equal_in_any_order(gold_items: list[str], answer_items: list[str]) -> bool:
     return True
 
 
-# --- Algebra: math-verify, and a check of its "equal" ---------------------------------------------
+# --- Algebra: math-verify reads expressions, sympy proves that they are equal ---------------------
 
 COMMAND = re.compile(rf"\\(?:frac|sqrt|binom|cdot|pi|{FUNCTIONS}|{GREEK})(?![a-zA-Z])")
 EXPRESSION = re.compile(r"[a-zA-Z0-9.+\-^_{}()\[\]|/!= ]+", re.ASCII)
@@ -523,9 +548,10 @@ def _decimal_as_fraction(match: re.Match) -> str:
 
 
 def equal_expressions(gold: str, answer: str) -> bool:
-    """Whether two expressions or equations are equal, numerically and by math-verify."""
+    """Whether two expressions or equations are equal: math-verify reads them, sympy proves it."""
     from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import LatexExtractionConfig, parse
+    from sympy import Eq
 
     if not is_clear(gold, answer):
         return False
@@ -537,55 +563,158 @@ def equal_expressions(gold: str, answer: str) -> bool:
         text = re.sub(r"(\d*)\.(\d+)", _decimal_as_fraction, text)
         # math-verify would take 4(3) for a mixed number, 7.
         text = re.sub(r"(?<=[\d)])(?=\(|\\frac)", r"\\cdot ", text)
-        parsed.append(
-            parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
-        )
-    if not all(parsed):
-        return False
-    gold_readings, answer_readings = parsed
-    agree = _agree_numerically(gold_readings[0], answer_readings[0])
-    return agree and verify(gold_readings, answer_readings, timeout_seconds=None)
-
-
-def _agree_numerically(gold, answer) -> bool:
-    """Whether two sympy expressions agree at three points to 40 digits; math-verify asks for 15."""
-    from sympy import Eq
-
+        readings = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
+        if not readings:
+            return False
+        parsed.append(readings[0])
+    gold, answer = parsed
     if isinstance(gold, Eq) and isinstance(answer, Eq):
-        # Equations are equal where their residuals are proportional.
-        ratios = _values_at_points((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
-        return all(_is_same_ratio(ratio, ratios[0]) for ratio in ratios)
-    gaps = _values_at_points(gold - answer)
-    gold_values = _values_at_points(gold)
-    return all(_is_rounding(gap, value) for gap, value in zip(gaps, gold_values, strict=True))
+        return _are_proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
+    return is_zero(gold - answer)
 
 
-def _is_same_ratio(ratio, first_ratio) -> bool:
-    if not ratio.is_finite or ratio == 0:
+def _are_proportional(gold, answer) -> bool:
+    """Whether a sympy expression is another one times a constant, so that both are 0 together."""
+    from sympy import Tuple
+
+    point = _random_points(Tuple(gold, answer))[0]
+    gold_value = gold.subs(point)
+    answer_value = answer.subs(point)
+    if may_be_zero(gold_value) or may_be_zero(answer_value):
         return False
-    return abs(ratio / first_ratio - 1) < 1e-40
+    return is_zero(gold * answer_value - answer * gold_value)
 
 
-def _is_rounding(gap, value) -> bool:
-    """Whether the difference between two values is 0 but for rounding."""
-    if gap == 0:
+def is_zero(expression) -> bool:
+    r"""Whether a sympy expression is proved to be 0 for all values of its variables.
+
+    That it is small proves nothing: 10^{20} and \sqrt{10^{40}+1} agree in 40 digits. Radicals of
+    integers are told from 0 by the digits that separation_digits asks for. Anything else must
+    become 0 by sympy's rules. These rules alone are not enough either. They take some radicals
+    for 0 that are smaller than 10^{-1000}, so they are asked last.
+    """
+    from sympy import expand_trig, simplify, sqrtdenest, tan
+
+    values = [expression.subs(point).doit() for point in _random_points(expression)]
+    if not all(may_be_zero(value) for value in values):
+        return False
+    is_number = not expression.free_symbols
+    if is_number and _has_only_radicals(values[0]):
         return True
-    if not gap.is_number or not gap.is_finite:
+    if simplify(sqrtdenest(expression)) == 0:
+        return True
+    if is_number:
+        # This is for \arctan(1/2)+\arctan(1/3)-\pi/4 and the like. Because the number is so small,
+        # it is 0 if its tangent is 0.
+        tangent = expand_trig(tan(expression))
+        return _has_only_radicals(tangent) and may_be_zero(tangent)
+    return False
+
+
+def may_be_zero(number) -> bool:
+    """Whether a sympy number is 0 in as many digits as tell radicals from 0.
+
+    What has no value, such as 1/0, is not.
+    """
+    digits = separation_digits(number)
+    # Twice as many digits allow for rounding.
+    value = number.evalf(2, maxn=2 * digits)
+    if not value.is_number or not value.is_finite:
         return False
-    return abs(gap) < 1e-40 * max(1, abs(value))
+    for coordinate in value.as_real_imag():
+        # sympy calls comparable what has at least one digit that is known to be right.
+        is_known = coordinate != 0 and coordinate.is_comparable
+        if is_known or abs(coordinate) * 10**digits >= 1:
+            return False
+    return True
 
 
-def _values_at_points(expression) -> list:
-    """Return the values of a sympy expression at three points, to 50 digits."""
+def _has_only_radicals(number) -> bool:
+    """Whether a sympy number is made of integers by + - * / and roots."""
+    from sympy import I, preorder_traversal
+
+    for node in preorder_traversal(number):
+        is_power = node.is_Pow and node.exp.is_Rational
+        if not (node.is_Rational or node == I or node.is_Add or node.is_Mul or is_power):
+            return False
+    return True
+
+
+def separation_digits(number) -> int:
+    """Return n such that a number made of radicals is either 0 or greater than 10^(50-n).
+
+    Neither it nor any part of it is greater than 10^(n-50). This is the bound of Burnikel, Funke,
+    Mehlhorn, Schirra and Schmitt, "A Separation Bound for Real Algebraic Expressions", 2001: what
+    is not 0 is at least 1 / (l u^(D-1)) and at most u l^(D-1). D is the product of the indices of
+    all different roots. For a number with other parts, such as pi, no such bound is known, and n
+    says only how large its parts are.
+    """
+    from sympy import I, Pow
+
+    powers = [power for power in number.atoms(Pow) if power.exp.is_Rational]
+    roots = {(power.base, power.exp.q) for power in powers}
+    degree = math.prod(index for _, index in roots)
+    if number.has(I):  # it is the square root of -1
+        degree *= 2
+    log_u, log_l = _log_bounds(number)
+    return 50 + math.ceil(degree * (log_u + log_l))
+
+
+def _log_bounds(number) -> tuple[float, float]:
+    """Return the decimal logarithms of u and l.
+
+    A number is a quotient of two algebraic integers. u bounds the conjugates of the numerator, l
+    those of the denominator.
+    """
+    from sympy import log
+
+    if number.is_Rational:
+        return math.log10(max(1, abs(number.p))), math.log10(number.q)
+    if number.is_Pow and number.exp.is_Rational:
+        log_u, log_l = _log_bounds(number.base)
+        if number.exp < 0:
+            log_u, log_l = log_l, log_u
+        index = number.exp.q
+        # The numerator and the denominator are multiplied by the same number, so that one of the
+        # two becomes a power of this index.
+        if log_u >= log_l:
+            log_u = (log_u + (index - 1) * log_l) / index
+        else:
+            log_l = (log_l + (index - 1) * log_u) / index
+        exponent = abs(number.exp.p)
+        return exponent * log_u, exponent * log_l
+    if number.is_Add or number.is_Mul:
+        bounds = [_log_bounds(argument) for argument in number.args]
+        log_l = sum(bound[1] for bound in bounds)
+        if number.is_Mul:
+            return sum(bound[0] for bound in bounds), log_l
+        largest_quotient = max(log_u - log_l for log_u, log_l in bounds)
+        return math.log10(len(bounds)) + log_l + largest_quotient, log_l
+    magnitude = abs(number.evalf(5))
+    if not magnitude.is_Float or magnitude < 1:
+        return 0, 0
+    return float(log(magnitude, 10)), 0
+
+
+def _random_points(expression) -> list[dict]:
+    """Return three points of rational numbers, at one of which all of them are negative.
+
+    They are random, so that no answer is written to be right at these points alone. The random
+    state depends on the expression, so that the verdict does not change.
+    """
     from sympy import Rational
 
+    random_numbers = random.Random(str(expression))
     symbols = sorted(expression.free_symbols, key=str)
-    values = []
-    # Three arbitrary points: each symbol gets its own rational number, a negative one where k = -2.
-    for k in (-2, 0, 1):
-        point = {symbol: Rational(7 * k + 5, 2 * i + 9) for i, symbol in enumerate(symbols)}
-        values.append(expression.subs(point).evalf(50))
-    return values
+    points = []
+    for sign in (-1, 1, 1):
+        point = {}
+        for symbol in symbols:
+            integer = random_numbers.randint(0, 9)
+            fraction = Rational(random_numbers.randint(1, 10), 11)
+            point[symbol] = sign * (integer + fraction)
+        points.append(point)
+    return points
 
 
 # --- The server, and the grader that asks it ------------------------------------------------------
@@ -599,6 +728,10 @@ WARM_UP = [
     (r"\sin^{2}x+|x|", r"1-\cos^{2}(2x)+5!"),
     (r"e^{x}\log_{2}x", r"e\ln x\cdot 3^{n}"),
     ("f(x_{1})+2i", r"6\theta-5i"),
+    (r"\ln(8x)", r"\ln x+3\ln 2"),
+    (r"\frac{x^{2}-1}{x-1}+\sin(2x)", r"x+1+2\sin(x)\cos(x)"),
+    (r"\binom{n}{2}+\arctan(2)", r"\frac{n^{2}-n}{2}+\arctan(2)"),
+    (r"\frac{\pi}{4}", r"\arctan(\frac{1}{2})+\arctan(\frac{1}{3})"),
 ]
 
 VERDICTS = {0: "equal", 1: "different", -signal.SIGALRM: "timeout"}  # by the exit code of a fork
@@ -662,6 +795,8 @@ class MathGrader:
         verdict = plain_verdict(gold, answer)
         if verdict is not None:
             return "equal" if verdict else "different"
+        if "=" not in gold:
+            answer = assigned_expression(answer) or answer
         with self._lock:
             question = json.dumps([gold, answer, self.seconds])
             return self._ask(question.encode() + b"\n")

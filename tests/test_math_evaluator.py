@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sympy
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,15 @@ EQUAL = r"""
     x=5 | 5    x=1,y=2 | y=2, x=1    x^2 | f(x) = x^2    y = 2x + 3 | 2x - y + 3 = 0
     5x - 7y + 11z + 4 = 0 | 7y = 5x + 11z + 4    \text{Evelyn} | evelyn
     \text{even} | \textbf{Even}    \text{(C)} | C    4210_{5} | 4210_5
+    0 | 0\%
+    2n-1 | k=2n-1    2n-1 | a_n = 2n-1    \sqrt2 \approx 1.41 | \sqrt{2}    \sqrt2 | \sqrt2≈1.41
+    \frac{180}{\pi} \approx 57.3^\circ | 180/\pi    \frac{n!}{(n-2)!} | n^2-n
+    1+\sqrt{2} | \sqrt{3+2\sqrt{2}}    \sqrt{2}+\sqrt{3} | \sqrt{5+2\sqrt{6}}
+    \frac{1}{\sqrt[3]{2}-1} | 1+\sqrt[3]{2}+\sqrt[3]{4}
+    \sin\frac{\pi}{12} | \frac{\sqrt6-\sqrt2}{4}    (2+\sqrt{3})^{10} | \frac{1}{(2-\sqrt{3})^{10}}
+    \frac{\pi}{2}(1+\sqrt2) | \frac{\pi\sqrt{3+2\sqrt2}}{2}
+    \ln 12 | \ln 3+2\ln 2    \frac{\pi}{4} | \arctan(1/2)+\arctan(1/3)
+    \sin 2x | 2\sin x\cos x    \frac{x^2-1}{x-1} | x+1    2^{n+1} | 2\cdot 2^n
 """
 
 NOT_EQUAL = r"""
@@ -71,13 +81,27 @@ NOT_EQUAL = r"""
     5 | 5 or 6    5 | 5, 6    1 \pm \sqrt{19} | 1+\sqrt{19}    5 \text{ cm} | 5 m
     5 \text{ cm} | 5 \text{ m}    15\mbox{ cm}^2 | 15 \text{ cm}    5 | 5 million    5 | 5 dozen
     50\% | 0.50    90^\circ | 90\%    52_8 | 52    52_8 | 52_9    x=5 | y=5    x=1,y=2 | x=2,y=1
-    x=1,y=2 | 2,1    y=2x+3 | y=2x-3    y=2x+3 | 2x+3    y=2x | x=2y    x^2=4 | x=2
+    x=1,y=2 | 2,1    y=2x+3 | y=2x-3    y=2x | x=2y    x^2=4 | x=2
     \text{even} | \text{odd}    \text{even} | \text{not even}    \text{(C)} | \text{(B)}
     east | seat    7 | seven    0 | \text{no}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 2 \\ 1 \end{pmatrix}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix} 1 & 2 \end{pmatrix}
     \begin{pmatrix} 1 \\ 2 \end{pmatrix} | (1,2)
     \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}
+    (2,1] | 1\le x>2    (1,2] | 1\ge x<2    0.5 | 0.5\%    2n-1 | n=2n-1    n | k=n
+    2n-1 | k=2n-1=3    \sqrt2 \approx 1.41 | 1.41    5 | x \approx 5    1,2 | x=1,y=2
+"""
+
+# Pairs that agree in 40 digits or more, which proves nothing.
+NEARLY_EQUAL = r"""
+    10^{20} | \sqrt{10^{40}+1}    10^{40} | \sqrt{10^{80}+1}    10^{400} | \sqrt{10^{800}+1}
+    \sqrt{1+\sqrt{2}\cdot 10^{-1000}} | \sqrt{1-\sqrt{2}\cdot 10^{-1000}}
+    \pi\sqrt{1+\sqrt{2}\cdot 10^{-1000}} | \pi\sqrt{1-\sqrt{2}\cdot 10^{-1000}}
+    x\sqrt{1+\sqrt{2}\cdot 10^{-1000}} | x\sqrt{1-\sqrt{2}\cdot 10^{-1000}}
+    \sqrt[3]{10^{90}+1} | 10^{30}    \sqrt{2} | \sqrt{2}+10^{-70}    2^{-200} | 3^{-200}
+    10^{-50} | 10^{-51}    \pi | \pi+e^{-1000}    \pi | \pi+10^{-60}    1 | \tanh(100)
+    10^{-30} | \sin(10^{-30})    1 | \cos(10^{-30})    x^2 | x^2+e^{-200}    x | x+10^{-60}
+    y=2x+3 | y=2x+3+10^{-60}    \ln x | \ln(x+10^{-60})    1 | 1+i\cdot 10^{-60}
 """
 
 # Each of these would hang, exhaust the memory or overflow a stack in a computer algebra system.
@@ -139,6 +163,27 @@ def test_near_misses(grader):
     for gold, answer in pairs(NOT_EQUAL):
         assert grader.grade(gold, answer) == "different", (gold, answer)
         assert grader.grade(answer, gold) == "different", (answer, gold)
+
+
+def test_digits_prove_nothing(grader):
+    for gold, answer in pairs(NEARLY_EQUAL):
+        assert grader.grade(gold, answer) == "different", (gold, answer)
+        assert grader.grade(answer, gold) == "different", (answer, gold)
+
+
+def test_an_expression_may_get_a_name_but_an_equation_keeps_its_own(grader):
+    assert grader.grade("2x+3", "y=2x+3") == "equal"
+    assert grader.grade("y=2x+3", "2x+3") == "different"
+
+
+def test_separation_of_radicals_by_hand():
+    """The bound for sqrt(N^2+1) - N is worked by hand: u is 2N, l is 1, and D is 2."""
+    for exponent in 5, 50, 500:
+        N = sympy.Integer(10) ** exponent
+        gap = sympy.sqrt(N**2 + 1) - N
+        assert math_answers.separation_digits(gap) == 50 + 2 * exponent + 1
+        assert not math_answers.may_be_zero(gap)
+        assert math_answers.is_zero(gap - 1 / (sympy.sqrt(N**2 + 1) + N))
 
 
 def test_nothing_equals_an_empty_answer(grader):
