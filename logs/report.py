@@ -127,11 +127,11 @@ def changed_questions(paths):
     for question in order:
         if all(question in rows for rows in evaluations):
             shared.append([rows[question] for rows in evaluations])
-    rows_by_evaluation = list(zip(*shared, strict=True))
     keys = [f"correct_{kind}" for kind in read.ACCURACIES]
     verdicts = {}
     for key in keys:
-        verdicts[key] = [verdicts_in(rows, key) for rows in rows_by_evaluation]
+        # The page needs a list for each evaluation, even if they share no question.
+        verdicts[key] = [[rows[i].get(key) for rows in shared] for i in range(len(evaluations))]
     changed = [problem_of(rows) for rows in shared if has_changed(rows, keys)]
     return {"verdicts": verdicts, "questions": first_that_fit(changed, MAX_QUESTION_BYTES)}
 
