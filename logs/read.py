@@ -100,7 +100,7 @@ def read_args(path):
     try:
         record = json.loads(path.read_bytes())
         return record["args"] | {"parameters": record.get("parameters")}
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not the args.json of a run ({error!r})") from None
 
 
@@ -159,10 +159,10 @@ def load_run(path, name, color_index):
 
 def describe(args):
     """Return in words the model, the data set and the number of parameters, where args has them."""
-    facts = [os.path.basename(args.get("model_name") or ""), args.get("dataset_name")]
-    if args.get("parameters"):
+    facts = [os.path.basename(str(args.get("model_name") or "")), args.get("dataset_name")]
+    if has_number(args, "parameters"):
         facts.append(f"{parameters_in_words(args['parameters'])} parameters")
-    return ", ".join(fact for fact in facts if fact)
+    return ", ".join(str(fact) for fact in facts if fact)
 
 
 def transcripts(run, folder):
@@ -178,7 +178,8 @@ def transcripts(run, folder):
             paths[int(step)] = path
     if folder == "rollouts":
         return paths
-    return {row["step"]: paths[row["step"]] for row in run.rows["eval"] if row["step"] in paths}
+    rows = rows_with_number(run.rows["eval"], "step")
+    return {row["step"]: paths[row["step"]] for row in rows if row["step"] in paths}
 
 
 # ---- groups of runs and their labels

@@ -368,7 +368,7 @@ MISTAKES_IN_DIRECTORIES = [
     mistake("plotter", "gold.jsonl", "gold.jsonl", "no such directory"),
     mistake("plotter", "data", "data", "train_log.jsonl", "eval_log.jsonl"),
     mistake("plotter", "run run/.", "run", "given twice"),
-    mistake("plotter", "run --output absent/plots.pdf", "No such file", "absent/plots"),
+    mistake("plotter", "run --output absent/plots.pdf", "--output absent/plots.pdf", "folder"),
     mistake(
         "plotter",
         "run",

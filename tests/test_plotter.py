@@ -592,6 +592,19 @@ def test_what_a_user_got_wrong_is_one_line(tmp_path, capsys, log, flags, message
     assert not (run / "training_plots.pdf").exists()
 
 
+def test_odd_values_in_args_json_and_steps_stop_nothing(tmp_path, capsys):
+    """They once ended in a traceback. A row whose step is no number is left out."""
+    evaluations = [{"step": [1], "accuracy": 0.5}, eval_row(2, 0.25), eval_row(3, 0.75)]
+    flags = {"model_name": 5, "dataset_name": ["x"], "beta": {"a": None}}
+    rows = [{"step": 1, "loss": 2}]
+    run = write_run(tmp_path / "run", rows, evaluations, parameters="many", **flags)
+    write_answers(run, 2, [[1], "yes"])
+    write_answers(run, 3, [[2], True])
+    assert plot(run) == 0
+    assert plot(run, flags="--by beta model_name parameters --metrics loss") == 0
+    assert "\n| {'a': None}, 5, many | 2 |\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "output, message",
     [

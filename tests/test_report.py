@@ -344,6 +344,14 @@ def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
     assert "the last one is None" in capsys.readouterr().err
 
 
+def test_an_iteration_without_rewards(run, capsys):
+    """As where a judge gave no score: it was once shown as nought completions."""
+    write_rollouts(run, 3, [completion(3, "a", 0, reward=None)])
+    assert plot(run, flags="--show") == 2
+    error = capsys.readouterr().err
+    assert error == "error: --show 3: no completion of this iteration has a reward\n"
+
+
 # ---- trackers
 
 
