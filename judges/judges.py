@@ -425,6 +425,10 @@ def add_flags(parser):
 def check_judge_flags(args) -> None:
     """Raise ValueError, before anything is loaded, for flags that name no usable judge."""
     check_base_url("--judge_base_url", args.judge_base_url)
+    if args.max_judge_failures > 1:
+        raise ValueError(
+            f"--max_judge_failures must be a share from 0 to 1, not {args.max_judge_failures:g}"
+        )
     if args.judge_type != "policy" and not args.judge_model:
         raise ValueError(f"--judge_type {args.judge_type} needs --judge_model")
     if args.judge_type == "policy" and args.judge_model:
@@ -473,7 +477,12 @@ def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
         )
     model, tokenizer = reference
     if args.judge_type == "local":
-        model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
+        try:
+            model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
+        except ValueError as error:
+            # The message names the flag by which scripts load the model that they train.
+            message = str(error).replace("--model_name", "--judge_model", 1)
+            raise ValueError(message) from error
         model.requires_grad_(False).eval()
     if args.judge_score == "likelihood":
         return LikelihoodJudge(model, tokenizer)
