@@ -88,7 +88,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run, or the mean over several runs. All arrays have a value per step.
+    """One metric of one run, or the mean over several runs. All arrays have a value per point.
 
     The band of several runs is their range. That of a single run is the interval from KEY_low to
     KEY_high in the log of its evaluations, and is NaN elsewhere.

@@ -421,7 +421,9 @@ def pool(logs, x_key, y_key):
         start = max(x.min() for x in x_of_logs)
         end = min(x.max() for x in x_of_logs)
         if start > end:
-            raise ValueError(f"runs of one group share no {x_key}: draw them over steps (--x step)")
+            raise ValueError(
+                f"the runs of a group share no range of {x_key}: draw them over steps (--x step)"
+            )
         points = np.unique(np.linspace(start, end, max(map(len, logs))))
     table = []  # a row per log, a column per point
     for x, rows in zip(x_of_logs, logs, strict=True):
