@@ -467,5 +467,9 @@ def get_evaluator(name: str, **context) -> RewardEvaluator:
 
     prompt: the name of the prompt format. flags: those of main.py. reference: the (frozen model or
     None, tokenizer) of the run.
+
+    Raises ValueError for a name that is not in EVALUATORS.
     """
+    if name not in EVALUATORS:
+        raise ValueError(f"{name} is no evaluator; use one of {', '.join(EVALUATORS)}")
     return EVALUATORS[name](**context)

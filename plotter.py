@@ -88,10 +88,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run, or the mean over several runs. All arrays have a value per step.
+    """One metric of one run, or the mean over several runs. All arrays have a value per point.
 
-    The band of several runs is their range. That of a single run goes from KEY_low to KEY_high in
-    its log, and is NaN where the log lacks them.
+    The band of several runs is their range. That of a single run is the interval from KEY_low to
+    KEY_high in the log of its evaluations, and is NaN elsewhere.
     """
 
     x: np.ndarray
@@ -253,8 +253,9 @@ def draw_panel(ax, runs, panel, color_by_group):
     """Draw the metrics of a panel.
 
     Of a training metric, a faint curve shows every iteration and a bold one the running mean. Of
-    several runs in a group the mean is drawn, with a band from the least to the greatest. Of one
-    run, a band shows the interval of an evaluation.
+    several runs in a group the mean is drawn, with a band from the least to the greatest; along
+    tokens or time, at evenly spread points (see read.pool). Of one run, a band shows the interval
+    of an evaluation.
 
     color_by_group: whether a colour stands for a group of runs, or for a metric.
     """
@@ -264,7 +265,7 @@ def draw_panel(ax, runs, panel, color_by_group):
             logs = logs_with_key(group_runs, panel, key)
             if not logs:
                 continue
-            curve = make_curve(logs, key, panel.axis)
+            curve = make_curve(logs, panel, key)
             values += [*curve.y, *curve.high]
             style = curve_style(group_runs[0].color_index if color_by_group else i)
             label = label_of(key, runs) if len(panel.keys) > 1 else None
@@ -275,25 +276,33 @@ def draw_panel(ax, runs, panel, color_by_group):
 
 
 def logs_with_key(runs, panel, key):
-    """Return for each run the rows that have the key and a place on the x axis, if it has any."""
+    """Return for each run the rows that have the key and a place on the x axis, if it has any.
+
+    The rows are in the order of the axis.
+    """
     logs = []
     for run in runs:
         rows = read.rows_with_number(run.rows[panel.log], panel.axis.key)
         rows = [row for row in rows if key in row]
         if rows:
-            logs.append(rows)
+            logs.append(sorted(rows, key=lambda row: row[panel.axis.key]))
     return logs
 
 
-def make_curve(logs, key, axis):
+def make_curve(logs, panel, key):
     """Return the curve of a metric in the log of one run, or its mean over the logs of several."""
-    # At the same step the runs have seen different numbers of tokens. x is their mean.
-    x, _, _ = read.pool(logs, axis.key)
-    y, low, high = read.pool(logs, key)
-    if len(logs) == 1:
-        low = column(logs[0], f"{key}_low")
-        high = column(logs[0], f"{key}_high")
-    return Curve(x / axis.scale, y, low, high, len(logs) == 1)
+    if len(logs) > 1:
+        x, y, low, high = read.pool(logs, panel.axis.key, key)
+    else:
+        (rows,) = logs
+        x = column(rows, panel.axis.key)
+        y = column(rows, key)
+        low = high = np.full(len(rows), np.nan)
+        # In the log of training, keys such as clip_fraction_low are metrics of their own.
+        if panel.log == "eval":
+            low = column(rows, f"{key}_low")
+            high = column(rows, f"{key}_high")
+    return Curve(x / panel.axis.scale, y, low, high, len(logs) == 1)
 
 
 def draw_curve(ax, curve, log, key, style, label):
@@ -349,7 +358,7 @@ def draw_page(runs, title, panels, layout, flags=()):
     num_rows = math.ceil(len(subplots) / layout.columns)
     fig = Figure((layout.width, layout.panel_height * num_rows + 0.9), layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    fig.suptitle(page_title(runs, title, layout, is_pooled=len(groups) < len(runs)))
+    fig.suptitle(page_title(runs, title, layout, groups))
     color_by_group = len(runs) > 1 or bool(flags)
     if color_by_group:
         add_run_legend(fig, runs, layout, flags)
@@ -387,18 +396,21 @@ def split_panels(panels, groups):
     return subplots
 
 
-def page_title(runs, title, layout, is_pooled):
+def page_title(runs, title, layout, groups):
     """Return the title of a page: what was trained, the family of metrics, and what lines mean.
 
-    is_pooled: whether a curve stands for several runs.
+    groups: the runs of each curve.
     """
     names = [runs[0].name if len(runs) == 1 else "", common_description(runs)]
     caption = "faint: every iteration; bold: running mean; bands: 95 % intervals"
-    if is_pooled:
+    sizes = [len(group_runs) for group_runs in groups]
+    if max(sizes) > 1:
         caption = (
             "lines: mean of a group's runs (training: running mean); "
             "bands: from their least to their greatest"
         )
+        if min(sizes) == 1:
+            caption += " (of a single run: 95 % interval)"
     lines = [": ".join(name for name in names if name), title, caption]
     return "\n".join(textwrap.fill(line, int(11 * layout.width)) for line in lines if line)
 
@@ -597,6 +609,9 @@ def save(figures, output):
     """Write the figures as PDF, or the first one as PNG. Equal logs give equal bytes.
 
     The file is written under a temporary name, so that an error leaves an existing file alone.
+
+    Raises:
+        OSError: the file cannot be written. The message names it, and not the temporary one.
     """
     temporary = output.with_name(f"{output.stem}.{os.getpid()}.tmp{output.suffix}")
     try:
@@ -607,6 +622,8 @@ def save(figures, output):
                 for figure in figures:
                     pdf.savefig(figure)
         os.replace(temporary, output)
+    except OSError as error:
+        raise OSError(f"{output}: cannot be written ({error.strerror or error})") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -652,8 +669,9 @@ def parse_args(argv=None):
         default=[],
         help="group the runs by these flags, with a colour per group. FLAG is a flag in "
         "args.json, or `parameters` (the model's number of parameters), or `arm` (the directory's "
-        "name without learning rate and seed). Without --metrics, draw the accuracies at the end "
-        "of the runs and print their table",
+        "name without learning rate and seed). Groups whose runs differ in further flags that "
+        "matter are split by these too. Without --metrics, draw the accuracies at the end of the "
+        "runs and print their table",
     )
     add(
         "--show",
@@ -669,8 +687,8 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     try:
-        if args.output and args.output.suffix not in (".pdf", ".png"):
-            raise ValueError(f"--output {args.output}: its name must end in .pdf or .png")
+        if args.output:
+            check_output(args.output)
         runs = read.load_runs(args.log_dir)
         if args.show is not None:
             print("\n\n".join(report.show(run, args.show) for run in runs))
@@ -683,17 +701,28 @@ def main(argv=None):
     return 0
 
 
+def check_output(output):
+    """Raise ValueError, before any log is read, for a file that cannot be written."""
+    if output.suffix not in (".pdf", ".png"):
+        raise ValueError(f"--output {output}: its name must end in .pdf or .png")
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {output}: there is no folder {output.parent}; make it first")
+    if output.is_dir():
+        raise ValueError(f"--output {output}: this is a folder; name a file")
+
+
 def plot(runs, args):
     """Write the plots that the flags ask for, and return the lines to print."""
     output = args.output or runs[0].path / "training_plots.pdf"
-    runs = read.group_by(runs, args.by)
+    flags = read.flags_of_groups(runs, args.by) if args.by else []
+    runs = read.group_by(runs, flags)
     if args.metrics:
         axes = [choose_axis(runs, x) for x in args.x]
-        save([draw_metrics(runs, args.metrics, axes, args.by)], output)
-        lines = [read.end_table(runs, args.by, args.metrics)]
+        save([draw_metrics(runs, args.metrics, axes, flags)], output)
+        lines = [read.end_table(runs, flags, args.metrics)]
     elif args.by:
-        save([draw_last_accuracies(runs, args.by)], output)
-        lines = [read.end_table(runs, args.by, read.ACCURACIES.values())]
+        save([draw_last_accuracies(runs, flags)], output)
+        lines = [read.end_table(runs, flags, read.ACCURACIES.values())]
     else:
         save(pages_of_axes(runs, args.x), output)
         lines = compare_and_report(runs, args)

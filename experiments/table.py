@@ -36,7 +36,7 @@ Accuracies are strict, in %, and of greedy answers to the 2,000 test problems, u
 something else. The program first unpacks the archives of the studies (experiments/archive.py).
 """
 
-import json
+import inspect
 import re
 import sys
 from collections import Counter
@@ -51,14 +51,26 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import archive  # noqa: E402
 from logs import jsonl  # noqa: E402
+from logs.read import has_number  # noqa: E402
 from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
 
 STUDIES = ROOT / "experiments"
+# What `measure` can measure, and the keys of a summary by answers.py.
+MEASURES = ("strict", "flexible", "tokens", "careful", "careful_right", "direct_right")
+SUMMARY_KEYS = ("step", "n", "samples", "questions", *MEASURES[:4], "direct")
 STUDENT_T = 4.303  # the 97.5 % point of Student's t distribution with 2 degrees of freedom
 read = cache(jsonl.read)
 
 
 # --- What stands in the logs ----------------------------------------------------------------------
+
+
+def evaluations_of(path):
+    """The rows of a file that answers.py wrote. ValueError: it has none, or other ones."""
+    rows = read(path, SUMMARY_KEYS)
+    if not rows:
+        raise ValueError(f"{path}: no evaluation in it")
+    return rows
 
 
 def correct_answers(row, kind="strict"):
@@ -98,7 +110,7 @@ def share(count, total):
 
 def final_accuracy(run):
     """Strict accuracy of the run's last evaluation on validation."""
-    return measure(read(run / "answers.jsonl")[-1], "strict")
+    return measure(evaluations_of(run / "answers.jsonl")[-1], "strict")
 
 
 def learning_rate_of(run):
@@ -111,7 +123,15 @@ def best_run(runs):
     """Of runs at several learning rates, the one that ends best on validation.
 
     Of runs that end equally well, it is the one with the lowest rate.
+
+    Raises:
+        ValueError: there are no runs, or the name of one does not tell its rate.
     """
+    if not runs:
+        raise ValueError("no runs to choose from")
+    for run in runs:
+        if not learning_rate_of(run):
+            raise ValueError(f"{run}: no learning rate in its name, such as base_rate1e-4_seed0")
     by_rate = sorted(runs, key=lambda run: float(learning_rate_of(run)))
     return max(by_rate, key=final_accuracy)
 
@@ -139,12 +159,7 @@ def evaluation_on_test(run, file="test.jsonl"):
     has that evaluation.
     """
     was_trained = (run / "train_log.jsonl").exists()
-    return read(run / (file if was_trained else "answers.jsonl"))[-1]
-
-
-def last_validation_answers(run):
-    """1 for each validation problem that is right at the end of a run, else 0: (questions,)."""
-    return correct_answers(read(run / "answers.jsonl")[-1])[:, 0]
+    return evaluations_of(run / (file if was_trained else "answers.jsonl"))[-1]
 
 
 # --- Two sides compared ---------------------------------------------------------------------------
@@ -235,8 +250,15 @@ def comparisons_of(studies):
 
     comparisons.txt starts with a line of explanation. Then it has a line "STUDY: QUESTION" for each
     question, and below it an indented line "SIDE SIDE" for each comparison.
+
+    Raises:
+        ValueError: a study has no comparison.
     """
     lines = (STUDIES / "comparisons.txt").read_text().splitlines()[1:]
+    known = dict.fromkeys(line.split(": ")[0] for line in lines if not line.startswith(" "))
+    for study in studies:
+        if study not in known:
+            raise ValueError(f"{study} is none of the studies compared: {', '.join(known)}")
     for line in lines:
         if not line.startswith(" "):
             study, question = line.split(": ")
@@ -267,9 +289,9 @@ def measure_cell(row, key):
 
 
 def mean_cell(rows, key):
-    """The mean of a metric over rows of train_log.jsonl; rows in which it is null do not count."""
-    values = [row[key] for row in rows if row[key] is not None]
-    return f"{np.mean(values):.3g}"
+    """The mean of a metric over rows of train_log.jsonl; rows without a number do not count."""
+    values = [row[key] for row in rows if has_number(row, key)]
+    return f"{np.mean(values):.3g}" if values else "none"
 
 
 def iteration_cell(iteration):
@@ -313,7 +335,10 @@ def compare(*studies):
 def rates(*studies):
     runs_by_side = {}  # {side: {learning rate: run}}
     for study in studies:
-        for run in sorted((STUDIES / study).glob("*_rate*_seed0")):
+        runs_of_study = sorted((STUDIES / study).glob("*_rate*_seed0"))
+        if not runs_of_study:
+            raise FileNotFoundError(f"{study}: no runs *_rate*_seed0 in {STUDIES / study}")
+        for run in runs_of_study:
             arm = run.name.split("_rate")[0]
             runs = runs_by_side.setdefault(f"{run.parent.name}/{arm}", {})
             runs[learning_rate_of(run)] = run
@@ -341,6 +366,8 @@ def ends(*sides):
 
 
 def curve(key, *sides):
+    if key not in MEASURES:
+        raise ValueError(f"curve {key}: the key is none of {', '.join(MEASURES)}")
     evaluations_of_side = {}  # {side: one {step: row} for each seed}
     steps = set()
     for side in sides:
@@ -358,7 +385,7 @@ def curve(key, *sides):
 
 
 def evaluations_by_step(run):
-    return {row["step"]: row for row in read(run / "answers.jsonl")}
+    return {row["step"]: row for row in evaluations_of(run / "answers.jsonl")}
 
 
 def metrics(*keys_and_sides):
@@ -378,11 +405,22 @@ def metric_table(keys_and_sides, windows):
     sides = keys_and_sides[dashes + 1 :]
     yield "side", *keys
     for side in sides:
-        logs = [read(run / "train_log.jsonl") for run in runs_of(side)]
+        runs = runs_of(side)
         cells = []
         for key in keys:
+            logs = [log_with(key, run) for run in runs]
             cells.append(", ".join(window_means(log, key, windows) for log in logs))
         yield side, *cells
+
+
+def log_with(key, run):
+    """The rows of a run's train_log.jsonl. ValueError: no row has a number under the key."""
+    path = run / "train_log.jsonl"
+    rows = read(path)
+    if not any(has_number(row, key) for row in rows):
+        numbers = dict.fromkeys(name for row in rows for name in row if has_number(row, name))
+        raise ValueError(f"{path}: no number under {key}; it has {', '.join(numbers) or 'none'}")
+    return rows
 
 
 def window_means(log, key, windows):
@@ -394,8 +432,13 @@ def texts(*sides):
     for side in sides:
         text_of_seeds = []
         for run in runs_of(side):
+            transcripts = sorted(run.glob("eval/step_*.jsonl"))
+            if not transcripts:
+                raise FileNotFoundError(f"{run}: no transcripts eval/step_*.jsonl in it")
             # The numbers in the names are zero-padded, so that the last name has the last step.
-            rows = read(max(run.glob("eval/step_*.jsonl")))
+            rows = read(transcripts[-1], ("completion",))
+            if not rows:
+                raise ValueError(f"{transcripts[-1]}: no completion in it")
             counter = Counter(row["completion"].strip() for row in rows)
             text, count = counter.most_common(1)[0]
             text_of_seeds.append(f"{count} of {len(rows)}: {text}")
@@ -414,15 +457,19 @@ def categories(*sides):
         headings.append(f"format {has_format}, answer {is_right}")
     yield "side", *headings
     for side in sides:
-        row = read(runs_of(side)[0] / "eval_log.jsonl")[-1]
-        counts = [row[f"count/{name}"] for name in CATEGORIES]
-        n = row["n"]
+        path = runs_of(side)[0] / "eval_log.jsonl"
+        count_keys = [f"count/{name}" for name in CATEGORIES]
+        rows = read(path, ("n", *count_keys))
+        if not rows:
+            raise ValueError(f"{path}: no evaluation in it")
+        counts = [rows[-1][key] for key in count_keys]
+        n = rows[-1]["n"]
         yield side, *(f"{count}: {percent_with_interval(count / n, n)}" for count in counts)
 
 
 def cases(name):
     yield "format, answer", "question", "completion", "gold"
-    for row in read(STUDIES / name):
+    for row in read(STUDIES / name, ("category", "question", "completion", "gold")):
         category = ", ".join(format_and_answer(row["category"]))
         yield category, row["question"], text_cell(row["completion"]), row["gold"]
 
@@ -440,7 +487,9 @@ def judge(*reports):
     headings = [f"{damage}: AUC [95 %]; with floor; pairs" for damage in damages]
     yield "report", "stories", "spread", "with length", *headings
     for name in reports:
-        report = json.loads((STUDIES / name).read_text("utf-8"))
+        report = jsonl.parse((STUDIES / name).read_bytes(), STUDIES / name)
+        if not all(f"pairs/{damage}" in report for damage in damages):
+            raise ValueError(f"{STUDIES / name}: not the report of a judge")
         cells = []
         for damage in damages:
             interval = f"[{report[f'auc_low/{damage}']:.3f}, {report[f'auc_high/{damage}']:.3f}]"
@@ -477,10 +526,12 @@ def exchange(grpo, *sides):
     """
     yield "side", "validation", "GRPO iterations to it [95 %, questions]", "by GRPO's seed"
     runs = runs_of(grpo)
-    steps = [row["step"] for row in read(runs[0] / "answers.jsonl")]
+    evaluations = [evaluations_of(run / "answers.jsonl") for run in runs]
+    steps = [row["step"] for row in evaluations[0]]
+    questions = evaluations[0][0]["questions"]
     answers = []
-    for run in runs:
-        answers.append([correct_answers(row)[:, 0] for row in read(run / "answers.jsonl")])
+    for rows in evaluations:
+        answers.append([correct_answers(row)[:, 0] for row in rows])
     answers = np.array(answers)  # (S, E, Q)
     num_questions = answers.shape[2]
     uniform = np.full(num_questions, 1 / num_questions)
@@ -490,7 +541,10 @@ def exchange(grpo, *sides):
     seed_curves = rising(answers.mean(2))  # (S, E)
     for side in sides:
         # The side can have another number of seeds than GRPO: (seeds of the side, Q).
-        side_ends = np.array([last_validation_answers(run) for run in runs_of(side)])
+        last_rows = [evaluations_of(run / "answers.jsonl")[-1] for run in runs_of(side)]
+        if any(row["questions"] != questions for row in last_rows):
+            raise ValueError(f"{grpo} and {side} did not answer the same questions")
+        side_ends = np.array([correct_answers(row)[:, 0] for row in last_rows])
         levels = weights @ side_ends.mean(0)  # (D,)
         # Where GRPO's curve does not reach the level, the crossing is infinite: "never".
         crossings = [
@@ -532,8 +586,18 @@ LINK_OR_ARXIV = re.compile(r"\]\(\S+\)|arXiv:\S+")
 
 
 def table(command):
-    """The markdown that "NAME ARGUMENTS" prints. ValueError: the table has no rows."""
+    """The markdown that "NAME ARGUMENTS" prints.
+
+    Raises:
+        ValueError: the table takes other arguments, or has no rows.
+    """
     name, *arguments = command.split()
+    if name not in TABLES:
+        raise ValueError(f"{command}: {name} is none of {', '.join(TABLES)}")
+    try:
+        inspect.signature(TABLES[name]).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{command}: {error}") from None
     head, *rows = TABLES[name](*arguments)
     if not rows:
         raise ValueError(f"{command}: the table has no rows")
@@ -615,8 +679,11 @@ TABLES = {
 
 def main(name="", *arguments):
     if name == "best":  # the best learning rate of some runs, for the scripts of the studies
-        print(learning_rate_of(best_run(map(Path, arguments))))
-    elif name == "check" and arguments in ((), ("--write",)):
+        runs = [Path(argument) for argument in arguments]
+        print(learning_rate_of(best_run(runs)))
+    elif name == "check":
+        if arguments not in ((), ("--write",)):
+            raise ValueError(f"check takes --write or nothing, not {' '.join(arguments)}")
         check(*arguments)
     elif name in TABLES:
         print(table(" ".join([name, *arguments])), end="")

@@ -161,5 +161,12 @@ def get_api_key(base_url):
 
 def check_base_url(flag, url):
     """Raise ValueError for a URL that cannot be an endpoint's; the message names the flag."""
-    if url and not re.fullmatch(r"https?://([^/:]+|\[.+\])(:\d+)?(/.*)?", url):
+    if not url:
+        return
+    looks_right = re.fullmatch(r"https?://([^/:\s]+|\[.+\])(:\d+)?(/\S*)?", url)
+    try:
+        has_valid_port = urlsplit(url).port != 0  # a port that is too large is a ValueError
+    except ValueError:
+        has_valid_port = False
+    if not (looks_right and has_valid_port):
         raise ValueError(f"{flag} {url} must look like http://127.0.0.1:8000/v1")

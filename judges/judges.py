@@ -40,6 +40,7 @@ class Judge(ABC):
 
     def __init__(self):
         self.counts = Counter()
+        self.noted_kinds = set()
 
     @abstractmethod
     def score(
@@ -55,6 +56,12 @@ class Judge(ABC):
         counts = dict(self.counts)
         self.counts = Counter()
         return counts
+
+    def _note_once(self, kind, message):
+        """Print a message, unless one of its kind was printed before."""
+        if kind not in self.noted_kinds:
+            print(f"note: {message}")
+        self.noted_kinds.add(kind)
 
 
 class Cache(dict):
@@ -98,7 +105,6 @@ class EndpointJudge(Judge):
         self.connect = partial(Endpoint, model, base_url, timeout=timeout, max_retries=max_retries)
         # The extra fields of a request. Empty after the endpoint has refused them once.
         self.options = self.OPTIONS
-        self.noted_kinds = set()
         asyncio.run(self._check())
 
     async def _check(self):
@@ -177,12 +183,6 @@ class EndpointJudge(Judge):
             )
         return answer
 
-    def _note_once(self, kind, message):
-        """Print a message, unless one of its kind was printed before."""
-        if kind not in self.noted_kinds:
-            print(f"note: {message}")
-        self.noted_kinds.add(kind)
-
 
 def score_token_rows(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
     """Return the float64 log-probs of the tokens of some completions, 0 after a completion's end.
@@ -199,7 +199,52 @@ def score_token_rows(model, tokenizer, rows, group_size: int = 1) -> torch.Tenso
     return logps.double().cpu()
 
 
-class ModelRatingJudge(Judge):
+class ModelJudge(Judge):
+    """Scores by a model in this process.
+
+    A story that does not fit into the model's positions, with all that the model reads about it, is
+    missing: beyond its positions, a model's probabilities mean nothing.
+    """
+
+    def __init__(self, model, tokenizer):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    def token_rows(self, prompts: list[str], stories: list[str]) -> list[list[tuple]]:
+        """Return for each of N stories the rows (prompt ids, completion ids) that are scored."""
+
+    @abstractmethod
+    def score_rows(self, rows: list[list[tuple]]) -> tuple[list[float], list[dict]]:
+        """Return the scores and details of N stories, at least one, from their rows."""
+
+    def score(self, prompts, stories, fresh=False):
+        rows = self.token_rows(prompts, stories) if stories else []
+        fitting = [i for i in range(len(rows)) if self._fits(rows[i])]
+        scores = [math.nan] * len(rows)
+        details = [{} for _ in rows]
+        if len(fitting) < len(rows):
+            reason = f"too long for the {llms.max_positions(self.model):,} positions of the judge"
+            details = [{"judge_error": reason} for _ in rows]
+            self._note_once(
+                "too long", f"the judge gave no score ({reason}); such stories count as missing"
+            )
+        if fitting:
+            fitting_scores, fitting_details = self.score_rows([rows[i] for i in fitting])
+            for i, score, detail in zip(fitting, fitting_scores, fitting_details, strict=True):
+                scores[i] = score
+                details[i] = detail
+        return scores, details
+
+    def _fits(self, rows):
+        """Whether all rows of a story fit into the positions of the model."""
+        limit = llms.max_positions(self.model)
+        longest = max(len(prompt_ids) + len(ids) for prompt_ids, ids in rows)
+        return limit is None or longest <= limit
+
+
+class ModelRatingJudge(ModelJudge):
     """Rates by a model in this process.
 
     The grade of a criterion is the expectation over the digits that may follow its name. Each
@@ -209,10 +254,8 @@ class ModelRatingJudge(Judge):
     """
 
     def __init__(self, rubric, model, tokenizer):
-        super().__init__()
+        super().__init__(model, tokenizer)
         self.rubric = rubric
-        self.model = model
-        self.tokenizer = tokenizer
         # Each text is a reply up to a grade. The five must differ in their last token only.
         texts = [f'{{"a": {grade}' for grade in GRADES]
         rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -223,25 +266,36 @@ class ModelRatingJudge(Judge):
                 "the judge's tokenizer has no token for each of the digits 1 to 5: it cannot rate;"
                 " use --judge_score likelihood, or another --judge_model"
             )
+        (rows_without_story,) = self.token_rows([""], [""])
+        if not self._fits(rows_without_story):
+            raise ValueError(
+                f"the judge has {llms.max_positions(model):,} positions, which the question about"
+                " a story fills alone: it cannot rate; use --judge_score likelihood, or another"
+                " --judge_model"
+            )
 
-    def score(self, prompts, stories, fresh=False):
-        if not stories:
-            return [], []
-        texts = []
+    def token_rows(self, prompts, stories):
+        """Return for each story a row for each criterion and grade, in this order."""
+        rows = []
         for prompt, story in zip(prompts, stories, strict=True):
             chat = self._chat(prompt, story)
             # A 1 stands in place of the grade, so that the text before it is split into tokens as
             # in a full reply.
-            texts += [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
-        token_rows = []
-        for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]:
-            # The 1 is taken off again, and each of the five digits takes its place once.
-            token_rows += [(ids[:-1], [grade_id]) for grade_id in self.grade_ids]
-        logps = score_token_rows(self.model, self.tokenizer, token_rows, len(GRADES))
+            texts = [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
+            story_rows = []
+            for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]:
+                # The 1 is taken off again, and each of the five digits takes its place once.
+                story_rows += [(ids[:-1], [grade_id]) for grade_id in self.grade_ids]
+            rows.append(story_rows)
+        return rows
+
+    def score_rows(self, rows):
+        all_rows = sum(rows, [])
+        logps = score_token_rows(self.model, self.tokenizer, all_rows, len(GRADES))
         logps = logps.view(-1, len(GRADES))  # (N * criteria, 5)
         possible_grades = torch.tensor(GRADES, dtype=torch.float64)
-        grades = (logps.softmax(-1) @ possible_grades).view(len(stories), -1)  # (N, criteria)
-        digit_masses = logps.exp().sum(-1).view(len(stories), -1).mean(1)  # (N,)
+        grades = (logps.softmax(-1) @ possible_grades).view(len(rows), -1)  # (N, criteria)
+        digit_masses = logps.exp().sum(-1).view(len(rows), -1).mean(1)  # (N,)
         details = [
             {
                 "grades": dict(zip(self.rubric.criteria, story_grades, strict=True)),
@@ -262,7 +316,7 @@ class ModelRatingJudge(Judge):
         return "\n\n".join(message["content"] for message in messages) + "\n\n"
 
 
-class LikelihoodJudge(Judge):
+class LikelihoodJudge(ModelJudge):
     """Scores by the mean log-likelihood of a story's tokens after its opening line, in nats.
 
     It is for models that are too small to follow instructions. A score below -log V, the
@@ -270,22 +324,19 @@ class LikelihoodJudge(Judge):
     """
 
     def __init__(self, model, tokenizer):
-        super().__init__()
-        self.model = model
-        self.tokenizer = tokenizer
+        super().__init__(model, tokenizer)
         vocabulary_size = model.get_output_embeddings().weight.shape[0]
         self.lowest = -math.log(vocabulary_size)
 
-    def score(self, prompts, stories, fresh=False):
-        if not stories:
-            return [], []
+    def token_rows(self, prompts, stories):
+        """Return one row for each story."""
         texts = [
             f"{prompt} {story.strip()}".rstrip()
             for prompt, story in zip(prompts, stories, strict=True)
         ]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
         bos_ids = self.tokenizer("")["input_ids"]  # none for some tokenizers
-        token_rows = []
+        rows = []
         for prompt, ids, offsets in zip(
             prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True
         ):
@@ -294,9 +345,13 @@ class LikelihoodJudge(Judge):
             num_prompt_tokens = sum(end <= len(prompt) for _, end in offsets)
             if not bos_ids:  # the first token has no log-likelihood, for nothing stands before it
                 num_prompt_tokens = max(1, num_prompt_tokens)
-            token_rows.append((bos_ids + ids[:num_prompt_tokens], ids[num_prompt_tokens:]))
-        logps = score_token_rows(self.model, self.tokenizer, token_rows)
-        lengths = torch.tensor([len(story_ids) for _, story_ids in token_rows])
+            rows.append([(bos_ids + ids[:num_prompt_tokens], ids[num_prompt_tokens:])])
+        return rows
+
+    def score_rows(self, rows):
+        all_rows = sum(rows, [])
+        logps = score_token_rows(self.model, self.tokenizer, all_rows)
+        lengths = torch.tensor([len(story_ids) for _, story_ids in all_rows])
         means = logps.sum(1) / lengths  # NaN for a story without any token
         scores = means.clamp(min=self.lowest).tolist()
         return scores, [{} for _ in scores]
@@ -370,6 +425,10 @@ def add_flags(parser):
 def check_judge_flags(args) -> None:
     """Raise ValueError, before anything is loaded, for flags that name no usable judge."""
     check_base_url("--judge_base_url", args.judge_base_url)
+    if args.max_judge_failures > 1:
+        raise ValueError(
+            f"--max_judge_failures must be a share from 0 to 1, not {args.max_judge_failures:g}"
+        )
     if args.judge_type != "policy" and not args.judge_model:
         raise ValueError(f"--judge_type {args.judge_type} needs --judge_model")
     if args.judge_type == "policy" and args.judge_model:
@@ -418,7 +477,12 @@ def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
         )
     model, tokenizer = reference
     if args.judge_type == "local":
-        model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
+        try:
+            model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
+        except ValueError as error:
+            # The message names the flag by which scripts load the model that they train.
+            message = str(error).replace("--model_name", "--judge_model", 1)
+            raise ValueError(message) from error
         model.requires_grad_(False).eval()
     if args.judge_score == "likelihood":
         return LikelihoodJudge(model, tokenizer)

@@ -32,9 +32,9 @@ STORY_WORDS = {
     "Response length correct": "Response length, scored",
     "Response length incorrect": "Response length, not scored",
 }
-# A group's label does not mention these flags if its runs differ in them. seed, arm and output_dir
-# differ between repeats of a run. "parameters" follows from the model, which the label does
-# mention. The others have no effect on what is learnt.
+# Runs that differ only in these flags are repeats, of which --by draws the mean. seed, arm and
+# output_dir differ between repeats of a run. "parameters" follows from the model. The others have
+# no effect on what is learnt by a given step.
 MAY_DIFFER = {
     "seed",
     "arm",
@@ -44,13 +44,23 @@ MAY_DIFFER = {
     "parameters",
     "keep_checkpoints",
     "eval_iterations",
+    "eval_updates",
     "save_iterations",
+    "save_updates",
     "report_to",
-    "judge_timeout",
+    "log_entropy",
+    "max_kl",
+    "gradient_checkpointing",
     "micro_batch_tokens",
     "max_concurrent_sequences",
+    "judge_base_url",
     "judge_concurrency",
+    "judge_timeout",
+    "judge_max_retries",
+    "max_judge_failures",
+    "min_judge_spread",
 }
+MAX_SPLIT_FLAGS = 4  # With more, the label of a line would be longer than anyone reads.
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ def read_args(path):
     try:
         record = json.loads(path.read_bytes())
         return record["args"] | {"parameters": record.get("parameters")}
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not the args.json of a run ({error!r})") from None
 
 
@@ -149,10 +159,10 @@ def load_run(path, name, color_index):
 
 def describe(args):
     """Return in words the model, the data set and the number of parameters, where args has them."""
-    facts = [os.path.basename(args.get("model_name") or ""), args.get("dataset_name")]
-    if args.get("parameters"):
+    facts = [os.path.basename(str(args.get("model_name") or "")), args.get("dataset_name")]
+    if has_number(args, "parameters"):
         facts.append(f"{parameters_in_words(args['parameters'])} parameters")
-    return ", ".join(fact for fact in facts if fact)
+    return ", ".join(str(fact) for fact in facts if fact)
 
 
 def transcripts(run, folder):
@@ -168,38 +178,58 @@ def transcripts(run, folder):
             paths[int(step)] = path
     if folder == "rollouts":
         return paths
-    return {row["step"]: paths[row["step"]] for row in run.rows["eval"] if row["step"] in paths}
+    rows = rows_with_number(run.rows["eval"], "step")
+    return {row["step"]: paths[row["step"]] for row in rows if row["step"] in paths}
 
 
 # ---- groups of runs and their labels
+
+
+def flags_of_groups(runs, flags):
+    """Return the flags of --by and, after them, those in which runs with equal values differ.
+
+    The mean of runs that differ in such a flag would be a run that nobody made. So the flag takes
+    part in the grouping, and in the labels of the groups.
+
+    Raises:
+        ValueError: the args.json of a run lacks one of the flags, or too many others differ.
+    """
+    for run in runs:
+        for flag in flags:
+            if flag not in run.args:
+                raise ValueError(f"{run.path}: no --{flag} in its args.json")
+    args_of_group = {}  # {values of the flags: the args of the runs with these values}
+    for run in runs:
+        args_of_group.setdefault(values_of(run.args, flags), []).append(run.args)
+    split_flags = set()
+    for group_args in args_of_group.values():
+        for flag in set().union(*group_args) - MAY_DIFFER - set(flags):
+            if len({value_of(args, flag) for args in group_args}) > 1:
+                split_flags.add(flag)
+    if len(split_flags) > MAX_SPLIT_FLAGS:
+        raise ValueError(
+            f"--by {' '.join(flags)}: runs with equal values differ in {len(split_flags)} other"
+            f" flags ({', '.join(sorted(split_flags))}); leave runs out, or add a flag that tells"
+            " them apart, such as arm"
+        )
+    return [*flags, *sorted(split_flags)]
 
 
 def group_by(runs, flags):
     """Group the runs by the values of flags, and return them in the order of these values.
 
     The colour of a group is chosen among all runs that lie in the same folders, so that a group
-    keeps its colour whichever runs are drawn. If runs of a group differ in further flags, the label
-    of the group says so.
-
-    Raises:
-        ValueError: the args.json of a run lacks one of the flags.
+    keeps its colour whichever runs are drawn.
     """
     if not flags:
         return runs
-    for run in runs:
-        for flag in flags:
-            if flag not in run.args:
-                raise ValueError(f"{run.path}: no --{flag} in its args.json")
     runs = [replace(run, group=values_of(run.args, flags)) for run in runs]
     study_groups = groups_of_study(runs, flags)
     labelled_runs = []
-    for group, group_runs in groups_of(runs).items():
-        label = group_label(group, flags, study_groups)
-        differences = differing_flags(group_runs, flags)
-        if differences:
-            label += f" ({differences})"
-        color_index = study_groups.index(group)
-        labelled_runs += [replace(run, label=label, color_index=color_index) for run in group_runs]
+    for run in runs:
+        label = group_label(run.group, flags, study_groups)
+        color_index = study_groups.index(run.group)
+        labelled_runs.append(replace(run, label=label, color_index=color_index))
     return sorted(labelled_runs, key=lambda run: run.color_index)
 
 
@@ -232,12 +262,15 @@ def values_of(args, flags):
 def value_of(args, flag):
     """Return the value of a flag as a number or a text.
 
-    An unset flag is "default". But an unset num_examples is "all", since it means all examples.
+    An unset flag is "default". But an unset num_examples is "all", since it means all examples. A
+    path does not tell the number of a seed, since seeds are repeats: start_seed0/ is "start_seed".
     """
     value = args.get(flag)
     if value is None:
         return "all" if flag == "num_examples" else "default"
-    return value if isinstance(value, int | float | str) else str(value)
+    if isinstance(value, int | float):
+        return value
+    return re.sub(r"seed\d+", "seed", str(value)).rstrip("/")
 
 
 def group_label(group, flags, study_groups):
@@ -247,18 +280,6 @@ def group_label(group, flags, study_groups):
         study_values = {study_group[i] for study_group in study_groups}
         words.append(in_words(flag, group[i], study_values))
     return ", ".join(words)
-
-
-def differing_flags(runs, group_flags):
-    """Return in words the flags that differ among runs of one group: "beta: 0, 0.4", or ""."""
-    flags = set().union(*(run.args for run in runs)) - MAY_DIFFER - set(group_flags)
-    differences = []
-    for flag in sorted(flags):
-        values = list(dict.fromkeys(value_of(run.args, flag) for run in runs))
-        if len(values) > 1:
-            words = ", ".join(in_words(flag, value, values) for value in values)
-            differences.append(f"{flag.replace('_', ' ')}: {words}")
-    return "; ".join(differences)
 
 
 def in_words(flag, value, all_values):
@@ -379,24 +400,40 @@ def smooth(values):
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
-def pool(logs, key):
-    """Return (mean, least, greatest) of a key over the logs of several runs, step by step.
+def pool(logs, x_key, y_key):
+    """Return (x, mean, least, greatest) of y_key along x_key over the logs of several runs.
 
-    Each is an array with a value for every step that some log has. A log that lacks the step, or a
-    number there, is left out at that step.
+    Each is an array with a value per point. Between the rows of a log y is interpolated, since runs
+    are logged at different numbers of tokens, or evaluated at different steps. Next to a missing
+    number there is a gap, and a log with a gap is left out there.
+
+    If x_key is "step", the points are all steps that some log has, and a log that ended earlier is
+    left out. Otherwise they are evenly spread over the range that all logs share, so that the mean
+    never jumps to the value of those that go on.
+
+    Raises:
+        ValueError: the logs share no part of the axis.
     """
-    steps = set()
-    for rows in logs:
-        steps |= {row["step"] for row in rows}
-    table = []  # a row per log, a column per step
-    for rows in logs:
-        row_at_step = {row["step"]: row for row in rows}
-        table.append(column([row_at_step.get(step, {}) for step in sorted(steps)], key))
+    x_of_logs = [column(rows, x_key) for rows in logs]
+    if x_key == "step":
+        points = np.unique(np.concatenate(x_of_logs))
+    else:
+        start = max(x.min() for x in x_of_logs)
+        end = min(x.max() for x in x_of_logs)
+        if start > end:
+            raise ValueError(
+                f"the runs of a group share no range of {x_key}: draw them over steps (--x step)"
+            )
+        points = np.unique(np.linspace(start, end, max(map(len, logs))))
+    table = []  # a row per log, a column per point
+    for x, rows in zip(x_of_logs, logs, strict=True):
+        y = column(rows, y_key)
+        table.append(np.interp(points, x, y, left=np.nan, right=np.nan))
     table = np.ma.masked_invalid(table)
     mean = table.mean(axis=0).filled(np.nan)
     least = table.min(axis=0).filled(np.nan)
     greatest = table.max(axis=0).filled(np.nan)
-    return mean, least, greatest
+    return points, mean, least, greatest
 
 
 # ---- comparisons and tables

@@ -127,22 +127,18 @@ def changed_questions(paths):
     for question in order:
         if all(question in rows for rows in evaluations):
             shared.append([rows[question] for rows in evaluations])
-    rows_by_evaluation = list(zip(*shared, strict=True))
     keys = [f"correct_{kind}" for kind in read.ACCURACIES]
     verdicts = {}
     for key in keys:
-        verdicts[key] = [verdicts_in(rows, key) for rows in rows_by_evaluation]
+        # The page needs a list for each evaluation, even if they share no question.
+        verdicts[key] = [[rows[i].get(key) for rows in shared] for i in range(len(evaluations))]
     changed = [problem_of(rows) for rows in shared if has_changed(rows, keys)]
     return {"verdicts": verdicts, "questions": first_that_fit(changed, MAX_QUESTION_BYTES)}
 
 
-def verdicts_in(rows, key):
-    return [row.get(key) for row in rows]
-
-
 def has_changed(rows, keys):
     """Return whether the rows of one question disagree on a verdict."""
-    return any(len(set(verdicts_in(rows, key))) > 1 for key in keys)
+    return any(row.get(key) != rows[0].get(key) for row in rows for key in keys)
 
 
 def panel_images(figure):
@@ -189,7 +185,7 @@ def show(run, step):
     step: the iteration; -1 is the last one.
 
     Raises:
-        ValueError: the run has no transcript of it, or a damaged one.
+        ValueError: the run has no transcript of it, or a damaged one, or one without rewards.
     """
     paths = read.transcripts(run, "rollouts")
     last_step = max(paths, default=None)
@@ -200,6 +196,8 @@ def show(run, step):
             f"--show {step}: no such iteration in rollouts/; the last one is {last_step}"
         )
     rows = read.rows_with_number(read.read_log(paths[step], "id"), "reward")
+    if not rows:
+        raise ValueError(f"--show {step}: no completion of this iteration has a reward")
     rows.sort(key=lambda row: (row["reward"], read.to_float(row.get("advantage"))))
     worst = rows[:NUM_SHOWN]
     best = rows[NUM_SHOWN:][-NUM_SHOWN:]  # the last three, without those already among the worst

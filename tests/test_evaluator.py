@@ -220,6 +220,11 @@ def test_breakdown_leaves_missing_rewards_out():
     assert MathEvaluator.reward_weights == (0.0, 1.0)
 
 
+def test_an_unknown_evaluator_is_told_with_those_that_are_known():
+    with pytest.raises(ValueError, match="^gsm9k is no evaluator; use one of gsm8k, math, creat"):
+        get_evaluator("gsm9k")
+
+
 def test_errors():
     with pytest.raises(ValueError, match="--evaluator math"):
         get_evaluator("gsm8k", prompt="r1_zero")

@@ -180,14 +180,63 @@ def test_tables_of_a_study(studies):
     comparisons.write_text("# head\nb: Is it better?\n    b/new   a/base\n", "utf-8")
     row = "| Is it better? | b/new | a/base | +25.0, +37.5, +25.0 | +29.2 ["
     assert row in table.table("compare b")
-    with pytest.raises(ValueError, match="compare other: the table has no rows"):
-        table.table("compare other")
     assert "| b/new | 80.0 | **90.0** | 80.0 |" in table.table("rates b")
     cells = table.table("ends b/new").splitlines()[2].split(" | ")
     assert cells[1] == "2e-4"
     assert cells[3:6] == ["79.2", "100.0, 100.0, 100.0", "63, 63, 63"]
     assert "| a/base | 15.5, 15.5, 15.5 |" in table.table("metrics kl -- a/base")
     assert "| a/base | 3 -> 18, 3 -> 18, 3 -> 18 |" in table.table("change kl -- a/base")
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("metrics entropy -- a/base", "base_rate1e-4_seed0/train_log.jsonl: no number under entro"),
+        ("change kl entropy -- a/base", "no number under entropy; it has step, kl$"),
+        ("metrics kl a/base", "keys, then --, then sides"),
+        ("curve", "curve: missing a required argument: 'key'"),
+        ("curve a/base", "curve a/base: the key is none of strict, flexible"),
+        ("cases", "missing a required argument"),
+        ("cases one two", "too many"),
+        ("cases a/base_rate1e-4_seed0/train_log.jsonl", 'line 1: not an object with "category"'),
+        ("judge a/base_rate1e-4_seed0/args.json", "args.json: not the report of a judge"),
+        ("exchange", "missing a required argument"),
+        ("ends", "ends: the table has no rows"),
+        ("compare b other", "^other is none of the studies compared: b$"),
+        ("rates b absent", "^absent: no runs"),
+        ("texts a/base", "base_rate1e-4_seed0: no transcripts"),
+        ("ends a/empty", "empty_seed0/test.jsonl: no evaluation in it"),
+        ("curve strict a/empty", 'empty_seed0/answers.jsonl, line 1: not an object with "n"'),
+        ("exchange a/empty a/base", 'not an object with "n"'),
+    ],
+)
+def test_a_mistake_in_a_tables_arguments_is_one_clear_line(studies, command, message):
+    (studies / "comparisons.txt").write_text("# head\nb: Better?\n    b/new   a/base\n", "utf-8")
+    jsonl.write(studies / "a/empty_seed0/answers.jsonl", [{"step": 0}])
+    jsonl.write(studies / "a/empty_seed0/test.jsonl", [])
+    jsonl.write(studies / "a/empty_seed0/train_log.jsonl", [])
+    with pytest.raises((ValueError, OSError), match=message) as error:
+        table.table(command)
+    assert "\n" not in str(error.value)
+
+
+def test_the_best_rate_is_chosen_among_runs_that_have_one(studies):
+    with pytest.raises(ValueError, match="no runs to choose from"):
+        table.main("best")
+    with pytest.raises(ValueError, match="no learning rate in its name"):
+        table.main("best", str(studies / "a/base_rate1e-4_seed0"), str(studies / "a"))
+    with pytest.raises(ValueError, match="check takes --write or nothing, not --wirte"):
+        table.main("check", "--wirte")
+
+
+def test_rows_without_a_metric_do_not_count(studies):
+    """The first iteration can lack a metric that later ones have."""
+    for run in studies.glob("a/base_rate1e-4_seed?"):
+        rows = [{"step": i} if i < 6 else {"step": i, "kl": i} for i in range(1, 11)]
+        jsonl.write(run / "train_log.jsonl", rows)
+    table.read.cache_clear()
+    assert "| a/base | 8, 8, 8 |" in table.table("metrics kl -- a/base")
+    assert "| a/base | none -> 8, none -> 8, none -> 8 |" in table.table("change kl -- a/base")
 
 
 def test_a_comparison_waits_for_all_seeds(studies):

@@ -13,9 +13,9 @@ import anyio
 import fake_openai_server as fake
 import pytest
 import torch
-from conftest import ROOT, random_model, run_flags, small_tokenizer
+from conftest import ROOT, VOCAB, random_model, run_flags, small_tokenizer
 from fake_openai_server import FakeOpenAIServer, ok, rating_reply, status, story_in
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import evaluator
 import generate_gold
@@ -296,6 +296,57 @@ def test_a_tokenizer_without_digits_cannot_rate():
     judges.ModelRatingJudge(RUBRIC, random_model(), tokenizer)
     with pytest.raises(ValueError, match="--judge_score likelihood"):
         judges.ModelRatingJudge(RUBRIC, None, tokenizer=same_ids_for_all)
+
+
+def gpt2(num_positions):
+    """A model with an embedding for each position, which fails where it has none."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=num_positions, bos_token_id=1
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+def question_length(tokenizer, story):
+    """The number of tokens of the longest question about a story, and of its grade."""
+    messages = rating.rating_messages(RUBRIC, LINE, story)
+    chat = "\n\n".join(message["content"] for message in messages) + "\n\n"
+    texts = [f'{chat}{{"{name}": 1' for name in NAMES]
+    return max(len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("make_model", [gpt2, lambda n: random_model(max_position_embeddings=n)])
+def test_a_story_that_a_judge_cannot_read_to_its_end_is_missing(make_model, capsys):
+    """A rotary model once gave it a grade without a word, and a GPT-2 ended the run.
+
+    The judge has just enough positions for the first story. The other scores do not change.
+    """
+    tokenizer = small_tokenizer()
+    texts = [STORY, STORY + " Oh!", "A gull."]
+    length = question_length(tokenizer, STORY)
+    judge = judges.ModelRatingJudge(RUBRIC, make_model(length), tokenizer)
+    scores, details = judge.score([LINE] * 3, texts)
+    assert math.isnan(scores[1])
+    assert details[1] == {"judge_error": f"too long for the {length:,} positions of the judge"}
+    alone = [judge.score([LINE], [texts[i]])[0][0] for i in (0, 2)]
+    assert [scores[0], scores[2]] == pytest.approx(alone, abs=1e-5)
+    judge.score([LINE], texts[1:2])
+    assert capsys.readouterr().out.count("note: the judge gave no score (too long") == 1
+
+
+def test_a_story_that_a_likelihood_judge_cannot_read_is_missing():
+    tokenizer = small_tokenizer()
+    length = len(tokenizer(f"{LINE} {STORY}")["input_ids"])
+    judge = judges.LikelihoodJudge(gpt2(length), tokenizer)
+    scores, details = judge.score([LINE] * 2, [STORY, STORY + " Oh!"])
+    assert scores[0] >= judge.lowest and details[0] == {}
+    assert math.isnan(scores[1]) and "too long" in details[1]["judge_error"]
+
+
+def test_a_judge_whose_positions_the_question_fills_is_refused():
+    with pytest.raises(ValueError, match="the judge has 64 positions.*--judge_model") as error:
+        judges.ModelRatingJudge(RUBRIC, gpt2(64), small_tokenizer())
+    assert "\n" not in str(error.value)
 
 
 def naive_likelihood(model, tokenizer, line, story):

@@ -55,6 +55,7 @@ README_COMMAND = (
     "--model_name Qwen/Qwen2-0.5B-Instruct --num_train_iters 1000 --eval_iterations 100"
 )
 BASE_URL = "--api_model m --base_url"
+STORIES = "--dataset_name creative --evaluator creative"
 
 # Lines of files.
 ROW = json.dumps({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}) + "\n"
@@ -125,6 +126,18 @@ MISTAKES_IN_FLAGS = [
         "--model_name model --max_completion_length 2000",
         "--max_completion_length 2000",
         "1,024",
+    ),
+    mistake("main", f"{STORIES} --max_judge_failures 50", "--max_judge_failures", "0 to 1", "50"),
+    mistake(
+        "main",
+        f"{STORIES} --judge_type local --judge_model data",
+        "--judge_model data: cannot be loaded",
+        "safetensors",
+    ),
+    mistake(
+        "main",
+        f"{STORIES} --judge_type openai --judge_model m --judge_base_url http://127.0.0.1:99999",
+        "--judge_base_url http://127.0.0.1:99999 must look like",
     ),
     mistake("sft", "--num_examples 100", "--num_examples 100", "only 12"),
     mistake("sft", "--epochs 0", "--epochs", "more than 0", "not 0.0"),
@@ -368,7 +381,7 @@ MISTAKES_IN_DIRECTORIES = [
     mistake("plotter", "gold.jsonl", "gold.jsonl", "no such directory"),
     mistake("plotter", "data", "data", "train_log.jsonl", "eval_log.jsonl"),
     mistake("plotter", "run run/.", "run", "given twice"),
-    mistake("plotter", "run --output absent/plots.pdf", "No such file", "absent/plots"),
+    mistake("plotter", "run --output absent/plots.pdf", "--output absent/plots.pdf", "folder"),
     mistake(
         "plotter",
         "run",

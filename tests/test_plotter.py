@@ -142,6 +142,16 @@ def test_a_single_evaluation_is_visible_with_its_interval(tmp_path, draw, capsys
     assert line in capsys.readouterr().out
 
 
+def test_shares_of_clipped_tokens_are_no_interval(tmp_path, draw):
+    """clip_fraction_low and clip_fraction_high were once drawn as a band, as if of 95 %."""
+    extra = {"clip_fraction": 0.3, "clip_fraction_low": 0.1, "clip_fraction_high": 0.2}
+    figures = draw(write_run(tmp_path / "run", train_rows(3, **extra)))
+    for title in ("Clip fraction", "Clip fraction low", "Clip fraction high"):
+        (ax,) = axes_of(figures[1:], title)
+        for band in ax.collections:
+            assert all(len(path.vertices) == 0 for path in band.get_paths()), title
+
+
 def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
     values = np.arange(30.0)  # 30 points: a window of 3
     values[10] = np.nan
@@ -350,12 +360,12 @@ FLEXIBLE = "0.4 [0.36, 0.44]"  # of every evaluation
         (
             "group_size",
             [
-                f"| 4 | 0.5 [0.46, 0.54], 0.6 [0.56, 0.64] | {FLEXIBLE}, {FLEXIBLE} |",
-                "| 16 (loss type: a, b) | 0.4 [0.36, 0.44], 0.7 [0.66, 0.74] "
-                f"| {FLEXIBLE}, {FLEXIBLE} |",
+                f"| 4, a | 0.5 [0.46, 0.54], 0.6 [0.56, 0.64] | {FLEXIBLE}, {FLEXIBLE} |",
+                f"| 16, a | 0.4 [0.36, 0.44] | {FLEXIBLE} |",
+                f"| 16, b | 0.7 [0.66, 0.74] | {FLEXIBLE} |",
             ],
-            [0.55, 0.55],
-            "log",
+            [0.55, 0.4, 0.7],
+            "linear",
         ),
         (
             "loss_type group_size",
@@ -370,10 +380,11 @@ FLEXIBLE = "0.4 [0.36, 0.44]"  # of every evaluation
     ],
 )
 def test_last_accuracies_by_flags(four_runs, draw, capsys, flags, rows, means, scale):
-    """Runs that differed in another flag were once pooled without a word."""
+    """Without a word, --by group_size must not pool the runs of size 16: their losses differ."""
     (figure,) = draw(*four_runs, flags=f"--by {flags}")
     header, _, *table_rows, _ = capsys.readouterr().out.splitlines()
-    assert header == f"| {flags.replace(' ', ', ')} | accuracy | accuracy_flexible |"
+    all_flags = flags if "loss_type" in flags else f"{flags} loss_type"
+    assert header == f"| {all_flags.replace(' ', ', ')} | accuracy | accuracy_flexible |"
     assert table_rows == rows
     (ax,) = figure.axes
     curves = [line.get_ydata() for line in ax.lines if len(line.get_ydata()) == len(means)]
@@ -384,42 +395,121 @@ def test_last_accuracies_by_flags(four_runs, draw, capsys, flags, rows, means, s
     assert ax.get_xscale() == scale
 
 
+def test_last_accuracies_along_numbers(four_runs, draw):
+    """Where only one flag differs, its values are places on a logarithmic axis."""
+    (figure,) = draw(*four_runs[:3], flags="--by group_size")
+    (ax,) = figure.axes
+    assert ax.get_xscale() == "log"
+    assert list(ax.get_xticks()) == [4, 16]
+    assert any(np.allclose(line.get_ydata(), [0.55, 0.4]) for line in ax.lines[:1])
+
+
+def test_repeats_are_pooled_whatever_their_paths_and_memory(tmp_path, draw, capsys):
+    """Each seed starts from a model of its own seed. Of other flags only the speed differs."""
+    paths = []
+    for seed in range(3):
+        flags = {"model_name": f"out/start_seed{seed}/", "micro_batch_tokens": 2**seed}
+        flags |= {"seed": seed, "beta": 0.04}
+        path = tmp_path / f"run_seed{seed}"
+        paths.append(write_run(path, None, [eval_row(0, seed / 10)], **flags))
+    for flag, label in (("beta", "0.04"), ("model_name", "start_seed")):
+        draw(*paths, flags=f"--by {flag}")
+        assert f"\n| {label} | 0 [-0.04, 0.04], 0.1 [" in capsys.readouterr().out
+
+
+def test_runs_that_differ_in_everything_are_not_grouped(tmp_path, capsys):
+    """Labels of twenty flags cannot be read. The line names the flags, of which one may be old."""
+    flags = ("alpha", "beta", "gamma", "delta", "epsilon")
+    for name in "ab":
+        flags_of_run = dict.fromkeys(flags, name) if name == "b" else {}
+        write_run(tmp_path / name, None, [eval_row(0)], price=1, **flags_of_run)
+    output = tmp_path / "plots.png"
+    assert plot(tmp_path / "a", tmp_path / "b", flags=f"--by price --output {output}") == 2
+    error = capsys.readouterr().err
+    assert "--by price: " in error and "alpha, beta, delta, epsilon, gamma" in error
+    assert error.count("\n") == 1
+    assert not output.exists()
+
+
 def test_runs_of_equal_flags_are_one_curve_with_a_band(four_runs, draw):
     flags = "--by group_size parameters --metrics accuracy entropy --x step tokens"
     (figure,) = draw(*four_runs, flags=flags)
     assert titles_of(figure) == 2 * ["Accuracy (strict), evaluation", "Entropy"]
     assert [ax.get_ylabel() for ax in figure.axes] == 2 * ["share", "nats"]
     for ax in figure.axes:
-        assert [line.get_color() for line in ax.lines] == list(plotter.COLORS[:2])
+        colors = list(dict.fromkeys(line.get_color() for line in ax.lines))
+        assert colors == list(plotter.COLORS[:3])
     accuracy_panel = figure.axes[0]
     mean_of_size_4 = accuracy_panel.lines[0]  # of runs 1 and 2
     np.testing.assert_allclose(mean_of_size_4.get_ydata(), [0.15, 0.35, 0.55])
     band = accuracy_panel.collections[0].get_paths()[0].vertices
     corners = {tuple(point) for point in band.round(6)}
     assert corners >= {(0, 0.1), (0, 0.2), (10, 0.5), (10, 0.6)}
-    assert "bands: from their least to their greatest" in figure.get_suptitle().replace("\n", " ")
+    title = figure.get_suptitle().replace("\n", " ")
+    assert "bands: from their least to their greatest (of a single run: 95 % interval)" in title
     assert list(figure.axes[2].lines[0].get_xdata()) == [0, 25_000, 50_000]
     (legend,) = figure.legends
-    assert texts(legend) == ["4, 0.02 M", "16, 0.02 M (loss type: a, b)"]
-    assert legend.get_title().get_text() == "group size, parameters"
+    assert texts(legend) == ["4, 0.02 M, a", "16, 0.02 M, a", "16, 0.02 M, b"]
+    assert legend.get_title().get_text() == "group size, parameters, loss type"
 
 
 def test_pooled_runs_may_end_early_and_keep_their_gaps():
     long_log = [{"step": 0, "y": 1}, {"step": 1, "y": None}, {"step": 2, "y": 3}]
     short_log = [{"step": 0, "y": 3}, {"step": 1, "y": None}]
-    mean, low, high = read.pool([long_log, short_log], "y")
+    steps, mean, low, high = read.pool([long_log, short_log], "step", "y")
+    np.testing.assert_array_equal(steps, [0, 1, 2])
     np.testing.assert_array_equal(mean, [2, np.nan, 3])
     np.testing.assert_array_equal(low, [1, np.nan, 3])
     np.testing.assert_array_equal(high, [3, np.nan, 3])
-    steps, _, _ = read.pool([long_log, short_log], "step")
-    np.testing.assert_array_equal(steps, [0, 1, 2])
+
+
+def test_pooled_runs_may_be_evaluated_at_different_steps():
+    """The mean once went to and fro between the runs, of which each step had another one."""
+    often = [{"step": step, "y": step} for step in (0, 10, 20, 30)]
+    seldom = [{"step": step, "y": step + 2} for step in (0, 15, 30)]
+    steps, mean, low, high = read.pool([often, seldom], "step", "y")
+    np.testing.assert_array_equal(steps, [0, 10, 15, 20, 30])
+    np.testing.assert_allclose(mean, steps + 1)
+    np.testing.assert_allclose(high - low, 2)
+
+
+def test_pooled_runs_over_tokens_are_one_line_that_goes_forward(tmp_path, draw):
+    """Where one run ended, x once fell back: it was the mean of the tokens of those that go on.
+
+    y is a tenth of the tokens in both runs. They share the range from 200 to 600.
+    """
+    paths = []
+    for seed, tokens_of_a_step in enumerate((100, 200)):
+        rows = []
+        for step in range(1, 7 if tokens_of_a_step == 100 else 10):
+            tokens = step * tokens_of_a_step
+            rows.append({"step": step, "total_tokens": tokens, "y": tokens / 10})
+        paths.append(write_run(tmp_path / f"run_seed{seed}", rows, seed=seed))
+    (figure,) = draw(*paths, flags="--by arm --metrics y --x tokens")
+    (line,) = figure.axes[0].lines
+    x = line.get_xdata()
+    assert (x[0], x[-1], len(x)) == (200, 600, 9)
+    assert (np.diff(x) > 0).all()
+    np.testing.assert_allclose(line.get_ydata(), x / 10)
+
+
+def test_runs_that_share_no_tokens_are_not_averaged_over_them(tmp_path, capsys):
+    for seed in (0, 1):
+        rows = [{"step": 1, "total_tokens": seed, "loss": 1.0}]
+        write_run(tmp_path / f"run_seed{seed}", rows)
+    paths = [tmp_path / "run_seed0", tmp_path / "run_seed1"]
+    assert plot(*paths, flags="--by arm --metrics loss --x tokens") == 2
+    error = capsys.readouterr().err
+    assert "total_tokens" in error and "--x step" in error and error.count("\n") == 1
+    assert plot(*paths, flags="--by arm --metrics loss") == 0
 
 
 def test_a_group_keeps_its_colour_over_the_figures_of_a_study(four_runs, draw):
     """16 once had the first colour where it was drawn alone, and the second beside 4."""
     for paths in (four_runs, [four_runs[0]], [four_runs[3]]):
-        (figure,) = draw(*paths, flags="--by group_size --metrics entropy")
-        assert figure.axes[0].lines[-1].get_color() == plotter.COLORS[1]
+        (figure,) = draw(*paths, flags="--by group_size loss_type --metrics entropy")
+        place = 1 if paths == [four_runs[0]] else 2
+        assert figure.axes[0].lines[-1].get_color() == plotter.COLORS[place]
 
 
 @pytest.mark.parametrize(
@@ -502,6 +592,39 @@ def test_what_a_user_got_wrong_is_one_line(tmp_path, capsys, log, flags, message
     assert not (run / "training_plots.pdf").exists()
 
 
+def test_odd_values_in_args_json_and_steps_stop_nothing(tmp_path, capsys):
+    """They once ended in a traceback. A row whose step is no number is left out."""
+    evaluations = [{"step": [1], "accuracy": 0.5}, eval_row(2, 0.25), eval_row(3, 0.75)]
+    flags = {"model_name": 5, "dataset_name": ["x"], "beta": {"a": None}}
+    rows = [{"step": 1, "loss": 2}]
+    run = write_run(tmp_path / "run", rows, evaluations, parameters="many", **flags)
+    write_answers(run, 2, [[1], "yes"])
+    write_answers(run, 3, [[2], True])
+    assert plot(run) == 0
+    assert plot(run, flags="--by beta model_name parameters --metrics loss") == 0
+    assert "\n| {'a': None}, 5, many | 2 |\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "output, message",
+    [
+        ("absent/plots.pdf", "there is no folder"),
+        ("folder.png", "this is a folder"),
+        ("plots.jpg", "must end in .pdf or .png"),
+        ("file/plots.pdf", "there is no folder"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_named(tmp_path, capsys, output, message):
+    """The message once named a temporary file."""
+    run = write_run(tmp_path / "run", [{"step": 1, "loss": 2}])
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").write_text("")
+    assert plot(run, flags=f"--output {tmp_path}/{output}") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --output {tmp_path}/{output}: ")
+    assert message in error and error.count("\n") == 1
+
+
 def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch, capsys):
     """The disk fills up after the first page."""
     run = write_run(tmp_path / "run", [{"step": 1, "loss": 2}])
@@ -513,7 +636,8 @@ def test_an_error_while_drawing_keeps_the_earlier_plots(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(plotter, "draw_pages", draw_pages)
     assert plot(run) == 2
-    assert "No space left" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "training_plots.pdf: " in error and "No space left" in error
     assert (run / "training_plots.pdf").read_text() == "earlier plots"
     files = {path.name for path in run.iterdir()}
     assert files == {"args.json", "train_log.jsonl", "training_plots.pdf"}, "no temporary file"

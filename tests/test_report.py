@@ -285,6 +285,16 @@ def test_questions_that_an_evaluation_lacks_are_not_compared(run):
     assert [question["id"] for question in changes["questions"]] == ["q0", "q2", "q3"]
 
 
+def test_evaluations_that_share_no_question_have_a_list_of_verdicts_each(run):
+    """The script of the page reads one list per evaluation, and ended where there was none."""
+    write_answers(run, 3, [True, True], gold=lambda i: "another data set")
+    assert plot(run) == 0
+    data = data_of(run)
+    assert data["compared"] == [0, 3]
+    empty_lists = {"correct_strict": [[], []], "correct_flexible": [[], []]}
+    assert data["changes"] == {"verdicts": empty_lists, "questions": []}
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
@@ -332,6 +342,14 @@ def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
     assert error == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
     assert plot(write_run(tmp_path / "bare", train_rows(1)), flags="--show") == 2
     assert "the last one is None" in capsys.readouterr().err
+
+
+def test_an_iteration_without_rewards(run, capsys):
+    """As where a judge gave no score: it was once shown as nought completions."""
+    write_rollouts(run, 3, [completion(3, "a", 0, reward=None)])
+    assert plot(run, flags="--show") == 2
+    error = capsys.readouterr().err
+    assert error == "error: --show 3: no completion of this iteration has a reward\n"
 
 
 # ---- trackers
@@ -544,6 +562,15 @@ def test_changed_questions_are_shown_in_a_browser(run, tmp_path, fragment, count
     summary, text = browse(run, tmp_path, javascript, fragment)
     assert summary == f"{counts} of 6 questions."
     assert re.findall(r"q\d", text) == questions
+
+
+@pytest.mark.slow
+@in_browser
+def test_a_page_without_a_common_question_says_so_in_a_browser(run, tmp_path):
+    write_answers(run, 3, [True, True], gold=lambda i: "another data set")
+    assert plot(run) == 0
+    summary = browse(run, tmp_path, "document.getElementById('moved').textContent")
+    assert summary == "0 fixed, 0 broken of 0 questions."
 
 
 @pytest.mark.slow
