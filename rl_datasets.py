@@ -430,12 +430,18 @@ def get_dataloaders(
         eval_size: evaluate a fixed subset of this many examples; None evaluates all.
 
     Raises:
-        ValueError: There is no such split, a row is wrong, or every prompt is too long.
+        ValueError: A name is unknown, there is no such split, a row is wrong, or every prompt is
+            too long.
         OSError: The hub cannot be reached.
     """
+    if name not in DATASETS:
+        raise ValueError(f"{name} is no data set; use one of {', '.join(DATASETS)}")
     loader_class = DATASETS[name]
+    prompt_name = prompt or loader_class.default_prompt
+    if prompt_name not in PROMPTS:
+        raise ValueError(f"{prompt_name} is no prompt format; use one of {', '.join(PROMPTS)}")
     options = {
-        "prompt": PROMPTS[prompt or loader_class.default_prompt],
+        "prompt": PROMPTS[prompt_name],
         "dataset_path": dataset_path,
         "max_prompt_length": max_prompt_length,
         "seed": seed,

@@ -514,3 +514,15 @@ def test_real_math_500(qwen2, data_folder):
     for example in test_loader:
         assert last_boxed(example["solution"]) == example["answer"]
         assert example["question"] in example["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("names", "known_name"),
+    [
+        ({"name": "gsm9k"}, "gsm8k"),
+        ({"name": "arithmetic", "prompt": "poem"}, "r1_zero"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(names, known_name):
+    with pytest.raises(ValueError, match=known_name):
+        get_dataloaders(**names, tokenizer=TOKENIZER, eval_split="validation")
