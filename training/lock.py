@@ -19,12 +19,18 @@ class Lock:
         """Take the lock.
 
         Raises:
-            ValueError: another process holds the lock; the message says which one.
+            ValueError: another process holds the lock; the message says which one. Or the folder
+                cannot be made.
         """
         self.folder = folder
         self.path = folder / "lock"
         self.created_folder = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"--output_dir {folder}: this folder cannot be made ({error.strerror})"
+            ) from error
         self._open_and_lock()
         # The process that held the lock before may have removed the file just after it was opened
         # here. Then the lock is on a file that nobody else can find, and a new one is needed.
