@@ -543,6 +543,11 @@ def check_numbers(args: argparse.Namespace, zero_is_fine: Sequence[str] = ZERO_I
             f"--eval_size {eval_size} is less than one problem for each of the {num_processes}"
             " processes; raise it"
         )
+    if getattr(args, "eval_samples", 1) > 1 and args.eval_temperature == 0:
+        raise ValueError(
+            f"--eval_temperature 0 makes the {args.eval_samples} samples of --eval_samples all the"
+            " same; raise it, or leave one of the two out"
+        )
 
 
 def check_names(args: argparse.Namespace) -> None:

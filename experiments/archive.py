@@ -114,6 +114,8 @@ def pack(study):
             be lost.
     """
     folder = STUDIES / study
+    if not folder.is_dir():
+        raise ValueError(f"there is no study {study} in experiments/")
     if (folder / ARCHIVE).exists() and not is_unpacked(study, read_checksums().get(study)):
         raise ValueError(f"{folder / ARCHIVE} is not unpacked: run archive.py unpack {study} first")
     names = sorted(path.relative_to(folder).as_posix() for path in run_files(folder))

@@ -115,6 +115,9 @@ MISTAKES_IN_FLAGS = [
         "--group_size 1",
     ),
     mistake("main", "--device abacus", "--device abacus", "cpu"),
+    mistake(
+        "main", "--eval_samples 4 --eval_temperature 0", "--eval_temperature 0", "--eval_samples"
+    ),
     mistake("main", "--output_dir /proc/run", "--output_dir /proc/run", "cannot be made"),
     mistake("main", "--dataset_name gsm9k", "--dataset_name gsm9k", "arithmetic, gsm8k, math"),
     mistake("main", "--evaluator judge", "--evaluator judge", "gsm8k, math"),
