@@ -236,6 +236,51 @@ def test_probabilities_of_nan_draw_some_token_of_the_vocabulary(V):
     assert 0 <= tokens.min() and tokens.max() < V
 
 
+def test_looking_for_ends_asks_the_host_nothing(model, tokenizer):
+    """On the meta device, as above. Indexing with a mask made a GPU wait twice for each check."""
+    turn = object.__new__(generation._Turn)
+    turn.num_checked = 8
+    turn.prompt_length = 5
+    turn.max_completion_length = 40
+    stopper = generation._Stopper(model, tokenizer, ())
+    stopper.eos = stopper.eos.to("meta")
+    with torch.device("meta"):
+        turn.rows = torch.zeros(12, dtype=torch.long)
+        turn.is_open = torch.ones(12, dtype=torch.bool)
+        turn.completions = generation._Completions.allocate(12, 40, 0, "meta")
+        turn.decoder = SimpleNamespace(tokens=torch.zeros(12, 60, dtype=torch.long))
+    turn.find_ends(stopper, 16)
+    assert turn.num_checked == 16
+
+
+@pytest.mark.parametrize("stop_strings", [("ab",), ("1 2", "</answer>"), ("é",)])
+@pytest.mark.parametrize("check_interval", [1, 8])
+def test_ends_equal_a_naive_search(check_interval, stop_strings, model, tokenizer):
+    """Each row ends with its first EOS, or where its text first holds a stop string."""
+    stopper = generation._Stopper(model, tokenizer, stop_strings)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(len(tokenizer), (40, 64), generator=generator)
+    for row in range(20):  # random tokens complete a long stop string too seldom
+        ids = tokenizer(stop_strings[-1], add_special_tokens=False)["input_ids"]
+        tokens[row, 30 + row : 30 + row + len(ids)] = torch.tensor(ids)
+    expected = [naive_length(row, stopper, stop_strings, tokenizer) for row in tokens.tolist()]
+    found = torch.zeros(40, dtype=torch.long)
+    for num_checked in range(0, 64, check_interval):
+        lengths = stopper.find_ends(tokens[:, : num_checked + check_interval], num_checked)
+        found = torch.where(found == 0, lengths, found)
+    assert found.tolist() == expected
+    assert len(set(expected)) > 5
+
+
+def naive_length(token_ids, stopper, stop_strings, tokenizer):
+    """The tokens that a row keeps, the one that ends it included; 0 if there is no end."""
+    for length in range(1, len(token_ids) + 1):
+        text = tokenizer.decode(token_ids[:length])
+        if token_ids[length - 1] in stopper.eos_ids or any(s in text for s in stop_strings):
+            return length
+    return 0
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products_equal_sdpa(name, tokenizer, monkeypatch):
     """Groups of heads, windows and padding.
