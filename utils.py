@@ -18,6 +18,9 @@ import distributed
 
 # At most this many logits (tokens x vocabulary) exist at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
+# On a GPU 512 MiB: every chunk reads the whole output layer from memory, which would take longer
+# than the products if a chunk had few tokens.
+LOGITS_CHUNK_ON_GPU = 2**27
 # Completions run in this many batches of similar length, so that little of them is padding.
 LENGTH_BUCKETS = 4
 LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
@@ -121,8 +124,8 @@ class _ChunkedLogps(torch.autograd.Function):
         ctx.temperature = temperature
         logps = torch.zeros(len(states), device=states.device)
         entropy = torch.zeros(len(states), device=states.device)
-        for rows in _chunks(len(states), len(weight)):
-            logits = F.linear(states[rows], weight, bias).float() / temperature  # (n, V)
+        for rows in _chunks(len(states), weight):
+            logits = _logits(states[rows], weight, bias, temperature)  # (n, V)
             token_logits = logits.gather(-1, token_ids[rows].unsqueeze(-1)).squeeze(-1)
             logps[rows] = token_logits - logits.logsumexp(-1)
             if with_entropy:
@@ -138,24 +141,57 @@ class _ChunkedLogps(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         has_bias_grad = bias is not None and ctx.needs_input_grad[2]
         grad_bias = torch.zeros_like(bias) if has_bias_grad else None
-        for rows in _chunks(len(states), len(weight)):
-            logits = F.linear(states[rows], weight, bias).float() / ctx.temperature
-            grad_logits = logits.softmax(-1).neg_()
-            grad_logits[torch.arange(len(logits), device=logits.device), token_ids[rows]] += 1
-            grad_logits.mul_((grad_logps[rows] / ctx.temperature).unsqueeze(-1))
+        for rows in _chunks(len(states), weight):
+            logits = _logits(states[rows], weight, bias, ctx.temperature)
+            grad_logits = logits.softmax(-1)
+            grad_logits[torch.arange(len(logits), device=logits.device), token_ids[rows]] -= 1
+            grad_logits.mul_((-grad_logps[rows] / ctx.temperature).unsqueeze(-1))
             grad_logits = grad_logits.to(weight.dtype)
-            grad_states[rows] = (grad_logits @ weight).to(states.dtype)
-            if grad_weight is not None:
-                grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
+            with _float32_products():
+                grad_states[rows] = (grad_logits @ weight).to(states.dtype)
+                if grad_weight is not None:
+                    grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
         return grad_states, grad_weight, grad_bias, None, None, None
 
 
-def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
-    """Slices of the tokens whose logits have at most LOGITS_CHUNK elements."""
-    size = max(1, LOGITS_CHUNK // vocabulary)
+def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
+    """Slices of the tokens whose logits have at most as many elements as LOGITS_CHUNK allows."""
+    max_logits = LOGITS_CHUNK_ON_GPU if weight.is_cuda else LOGITS_CHUNK
+    vocabulary = len(weight)
+    size = max(1, max_logits // vocabulary)
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """(n, V): the float32 logits of hidden states (n, H), divided by the temperature."""
+    with _float32_products():
+        logits = F.linear(states.to(weight.dtype), weight, bias).float()
+    if temperature != 1:
+        logits /= temperature
+    return logits
+
+
+@contextmanager
+def _float32_products() -> Iterator[None]:
+    """On CUDA, replace bfloat16 autocast by TensorFloat-32 for the products of float32 matrices.
+
+    TensorFloat-32 keeps 11 bits of a factor's mantissa where bfloat16 keeps 8, and its products are
+    added up to a float32 result. Autocast would also cast the whole weight again for every chunk.
+    It is used for the output layer only: rotary frequencies, for one, would be wrong in it.
+    """
+    if not torch.is_autocast_enabled("cuda"):
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    precision = settings.fp32_precision
+    settings.fp32_precision = "tf32"
+    try:
+        with torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        settings.fp32_precision = precision
 
 
 def _completion_hidden_states(

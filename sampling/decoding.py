@@ -13,6 +13,7 @@ one row.
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -136,6 +137,64 @@ class SlotLayer(DynamicLayer):
         return self.keys.shape[2], 0
 
 
+# --- Drawing tokens -------------------------------------------------------------------------------
+
+# A vocabulary of at most this size is searched in one level: two levels would not be faster.
+SMALL_VOCABULARY = 2**13
+# The second level searches one block of so many probabilities.
+BLOCK = 128
+
+
+def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """(R, 1): a token for each row, by inversion of the distribution function.
+
+    It is the first token up to which the cumulative probability is at least the uniform random
+    number. A cumulative sum of all of a large vocabulary would be slow, since it is as large as the
+    probabilities twice over. So the search first finds a block of tokens by the sums of the blocks,
+    and then the token in it. The sums are rounded in another order then. A random number within
+    about 1e-16 of the boundary between two tokens may draw the other one.
+
+    Args:
+        probs: (R, V) float32. Their sum need not be exactly 1.
+        uniforms: (R, 1) float64 in (0, 1], so that a token of probability 0 is never drawn.
+    """
+    V = probs.shape[1]
+    if V <= SMALL_VOCABULARY:
+        # A GPU's cumulative sum in float32 would not be quite monotonic.
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:])
+        # If the probabilities are NaN, the search ends after the last token.
+        return token.clamp(max=V - 1)
+    if V % BLOCK:
+        probs = F.pad(probs, (0, -V % BLOCK))
+    blocks = probs.unflatten(1, (-1, BLOCK))  # (R, number of blocks, BLOCK)
+    block_sums = blocks.sum(-1, dtype=torch.float64)
+    target = uniforms * block_sums.sum(-1, keepdim=True)
+    block, rest = _first_to_reach(target, block_sums)
+    probs_in_block = blocks.take_along_dim(block.unsqueeze(-1), dim=1).squeeze(1)  # (R, BLOCK)
+    token_in_block, _ = _first_to_reach(rest, probs_in_block.double())
+    return block * BLOCK + token_in_block
+
+
+def _first_to_reach(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the cumulative sum of weights (R, n) first reaches a target (R, 1) above 0.
+
+    An entry of weight 0 is never taken, whatever the rounding: a GPU adds in an order in which the
+    cumulative sum may rise or fall by a rounding error there. The first entry is taken if the
+    weights are NaN.
+
+    Returns:
+        The entry's index, and what the entries before it leave of the target, (R, 1) each.
+    """
+    cumulative = weights.cumsum(-1)
+    reached = cumulative.where(weights > 0, 0)
+    # The target is a sum in another order, which rounding may have made greater than this one.
+    target = target.minimum(reached.amax(-1, keepdim=True))
+    index = (reached >= target).int().argmax(-1, keepdim=True)
+    rest = target - (cumulative - weights).gather(-1, index)
+    return index, rest.clamp(min=torch.finfo(rest.dtype).tiny)
+
+
 # --- The decode step ------------------------------------------------------------------------------
 
 
@@ -237,20 +296,16 @@ class Decoder:
     def draw(self, model: PreTrainedModel, hidden: Tensor, temperature: float) -> None:
         """Draw a token for each row from its last hidden state (R, H), and write it at the slot.
 
-        The draw inverts the distribution function: it takes the first token up to which the
-        cumulative probability is at least the uniform random number.
+        With temperature 0 it is the most probable token.
         """
         R = len(hidden)
         logits = model.get_output_embeddings()(hidden).float()  # (R, V)
-        probs = (logits / (temperature or 1.0)).softmax(-1)
+        if temperature not in (0, 1):  # a division by 1 would copy the logits in vain
+            logits = logits / temperature
+        probs = logits.softmax(-1)
         if temperature:
-            # A GPU's cumulative sum in float32 would not be quite monotonic.
-            cumulative = probs.cumsum(-1, dtype=torch.float64)
             uniforms = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
-            # The rounded probabilities do not add up to exactly 1, hence the last column.
-            token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:])
-            # If the probabilities are NaN, the search ends after the last token.
-            token = token.clamp(max=probs.shape[1] - 1)
+            token = draw_tokens(probs, uniforms)
         else:
             token = probs.argmax(-1, keepdim=True)
         self.tokens[:R].index_copy_(1, self.slot, token)

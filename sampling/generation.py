@@ -294,9 +294,10 @@ class _Turn:
         lengths = stopper.find_ends(tokens, self.num_checked)  # (R,), 0 where there is no end
         self.num_checked = num_tokens
         has_ended = self.is_open & (lengths > 0)
-        ended_rows = self.rows[has_ended]
-        self.completions.lengths[ended_rows] = lengths[has_ended]
-        self.completions.finished[ended_rows] = True
+        # Indexing with a mask would make a GPU wait for Python, so every row is written.
+        earlier_lengths = self.completions.lengths[self.rows]
+        self.completions.lengths[self.rows] = torch.where(has_ended, lengths, earlier_lengths)
+        self.completions.finished[self.rows] |= has_ended
         self.is_open &= ~has_ended
 
     def size_to_keep(self) -> int:
@@ -361,7 +362,7 @@ class _Stopper:
             of_tokens = _may_complete(tokenizer, self.stop_strings)[:num_ids]
             may_complete = torch.zeros(num_ids, dtype=torch.bool)
             may_complete[: len(of_tokens)] = torch.tensor(of_tokens)
-            self.may_complete = may_complete.to(model.device)  # (V,)
+            self.may_complete = may_complete  # (V,), on the CPU
             # Every token adds at least one byte of text, so that a stop string of n bytes lies in
             # the last n tokens. Special tokens may add none, hence 8 more.
             longest = max(len(string.encode()) for string in self.stop_strings)
@@ -379,18 +380,29 @@ class _Stopper:
         """
         is_end = torch.isin(tokens[:, num_checked:], self.eos)  # (R, n - num_checked)
         if self.stop_strings:
-            candidates = self.may_complete[tokens[:, num_checked:]].nonzero()
-            windows = []  # for each candidate, the tokens up to it that can hold a stop string
-            for row, column in candidates.tolist():
-                window_end = num_checked + column + 1
-                window_start = max(0, window_end - self.num_window_tokens)
-                windows.append(tokens[row, window_start:window_end])
-            window_texts = self.tokenizer.batch_decode(windows)
-            completes = [self._has_stop_string(text) for text in window_texts]
-            rows, columns = candidates.unbind(1)
-            is_end[rows, columns] |= torch.tensor(completes, dtype=torch.bool, device=is_end.device)
+            is_end |= self._completes_stop_string(tokens, num_checked).to(is_end.device)
         first_end = num_checked + is_end.int().argmax(1)
         return torch.where(is_end.any(1), first_end + 1, 0)
+
+    def _completes_stop_string(self, tokens: Tensor, num_checked: int) -> Tensor:
+        """(R, n - num_checked) on the CPU: whether a token completes a stop string in its row."""
+        # One copy brings every window to the CPU. Each window by itself would make a GPU wait.
+        first_column = max(0, num_checked + 1 - self.num_window_tokens)
+        tokens = tokens[:, first_column:].cpu()
+        num_checked = num_checked - first_column
+        candidates = self.may_complete[tokens[:, num_checked:]].nonzero()
+        windows = []  # for each candidate, the tokens up to it that can hold a stop string
+        for row, column in candidates.tolist():
+            window_end = num_checked + column + 1
+            window_start = max(0, window_end - self.num_window_tokens)
+            windows.append(tokens[row, window_start:window_end])
+        window_texts = self.tokenizer.batch_decode(windows)
+        completes = torch.zeros(tokens[:, num_checked:].shape, dtype=torch.bool)
+        rows, columns = candidates.unbind(1)
+        completes[rows, columns] = torch.tensor(
+            [self._has_stop_string(text) for text in window_texts], dtype=torch.bool
+        )
+        return completes
 
     def to_texts(self, completions: list[list[int]], finished: list[bool]) -> list[str]:
         """Completions as text, without the final EOS and cut at the end of the first stop string.

@@ -3,6 +3,7 @@
 How rows are batched changes no sample.
 """
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -199,6 +200,114 @@ def assert_follows(tokens, probs):
     freedom = len(probs) - 1
     assert freedom > 40
     assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5, statistic
+
+
+# Sizes of one level, of whole blocks, and with a last block that is not full.
+@pytest.mark.parametrize("V", [500, 2**13 + 128, 9001])
+def test_draws_equal_a_naive_search(V):
+    """The first token up to which the float64 sum of probabilities reaches the random number."""
+    logits = 4 * torch.randn(64, V, generator=torch.Generator().manual_seed(0))
+    logits[:, 100:400] = -torch.inf  # whole blocks of probability 0, and parts of blocks
+    logits[:8, 300:] = -torch.inf  # the last blocks
+    probs = logits.softmax(-1)
+    generator = torch.Generator().manual_seed(1)
+    uniforms = 1 - torch.rand(64, 1, generator=generator, dtype=torch.float64)
+    uniforms[::8] = 1.0
+    uniforms[1::8] = 2**-53  # the least one that can be drawn
+    expected = []
+    for row_probs, uniform in zip(probs.tolist(), uniforms.flatten().tolist(), strict=True):
+        target = uniform * math.fsum(row_probs)
+        last_token = max(token for token in range(V) if row_probs[token] > 0)
+        cumulative = 0.0
+        for token in range(last_token + 1):
+            cumulative += row_probs[token]
+            if cumulative >= target:
+                break
+        expected.append(token)
+    assert decoding.draw_tokens(probs, uniforms).flatten().tolist() == expected
+
+
+def test_no_token_of_probability_0_is_drawn_at_a_boundary(monkeypatch):
+    """A GPU's cumulative sum may rise or fall by a rounding error where the probability is 0."""
+    V = 2**13 + 256
+    probs = torch.zeros(1, V)
+    possible_tokens = [130, 1000, 1001, 4095, 4096, 8000]
+    probs[0, possible_tokens] = torch.tensor([0.1, 0.2, 0.05, 0.3, 0.25, 0.1])
+    boundaries = probs.cumsum(-1, dtype=torch.float64)[:, possible_tokens]
+    exact_cumsum = torch.Tensor.cumsum
+
+    def rounded_cumsum(tensor, *args, **kwargs):
+        exact = exact_cumsum(tensor, *args, **kwargs)
+        noise = torch.rand(exact.shape, generator=generator, dtype=exact.dtype) - 0.5
+        return exact + 1e-9 * noise
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", rounded_cumsum)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        for gap in (-1e-10, 0.0, 1e-10):
+            uniforms = (boundaries.T / boundaries.amax() + gap).clamp(max=1)
+            tokens = decoding.draw_tokens(probs.expand(len(uniforms), -1), uniforms)
+            assert set(tokens.flatten().tolist()) <= set(possible_tokens)
+
+
+def test_a_draw_from_a_large_vocabulary_asks_the_host_nothing():
+    """The models of the first test have a vocabulary that is searched in one level."""
+    probs = torch.zeros(3, 9001, device="meta")
+    uniforms = torch.zeros(3, 1, dtype=torch.float64, device="meta")
+    assert decoding.draw_tokens(probs, uniforms).shape == (3, 1)
+
+
+@pytest.mark.parametrize("V", [500, 9001])
+def test_probabilities_of_nan_draw_some_token_of_the_vocabulary(V):
+    probs = torch.full((3, V), torch.nan)
+    tokens = decoding.draw_tokens(probs, torch.full((3, 1), 0.5, dtype=torch.float64))
+    assert tokens.shape == (3, 1)
+    assert 0 <= tokens.min() and tokens.max() < V
+
+
+def test_looking_for_ends_asks_the_host_nothing(model, tokenizer):
+    """On the meta device, as above. Indexing with a mask made a GPU wait twice for each check."""
+    turn = object.__new__(generation._Turn)
+    turn.num_checked = 8
+    turn.prompt_length = 5
+    turn.max_completion_length = 40
+    stopper = generation._Stopper(model, tokenizer, ())
+    stopper.eos = stopper.eos.to("meta")
+    with torch.device("meta"):
+        turn.rows = torch.zeros(12, dtype=torch.long)
+        turn.is_open = torch.ones(12, dtype=torch.bool)
+        turn.completions = generation._Completions.allocate(12, 40, 0, "meta")
+        turn.decoder = SimpleNamespace(tokens=torch.zeros(12, 60, dtype=torch.long))
+    turn.find_ends(stopper, 16)
+    assert turn.num_checked == 16
+
+
+@pytest.mark.parametrize("stop_strings", [("ab",), ("1 2", "</answer>"), ("é",)])
+@pytest.mark.parametrize("check_interval", [1, 8])
+def test_ends_equal_a_naive_search(check_interval, stop_strings, model, tokenizer):
+    """Each row ends with its first EOS, or where its text first holds a stop string."""
+    stopper = generation._Stopper(model, tokenizer, stop_strings)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(len(tokenizer), (40, 64), generator=generator)
+    for row in range(20):  # random tokens complete a long stop string too seldom
+        ids = tokenizer(stop_strings[-1], add_special_tokens=False)["input_ids"]
+        tokens[row, 30 + row : 30 + row + len(ids)] = torch.tensor(ids)
+    expected = [naive_length(row, stopper, stop_strings, tokenizer) for row in tokens.tolist()]
+    found = torch.zeros(40, dtype=torch.long)
+    for num_checked in range(0, 64, check_interval):
+        lengths = stopper.find_ends(tokens[:, : num_checked + check_interval], num_checked)
+        found = torch.where(found == 0, lengths, found)
+    assert found.tolist() == expected
+    assert len(set(expected)) > 5
+
+
+def naive_length(token_ids, stopper, stop_strings, tokenizer):
+    """The tokens that a row keeps, the one that ends it included; 0 if there is no end."""
+    for length in range(1, len(token_ids) + 1):
+        text = tokenizer.decode(token_ids[:length])
+        if token_ids[length - 1] in stopper.eos_ids or any(s in text for s in stop_strings):
+            return length
+    return 0
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -480,6 +480,24 @@ def test_chunks_of_logits_change_nothing(chunk, model, base_model, batch, monkey
     assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
+def test_output_layer_leaves_autocast_and_tensorfloat_as_they_were():
+    """TensorFloat-32 must end with the output layer: it would round the rotary frequencies."""
+    settings = torch.backends.cuda.matmul
+    precision = settings.fp32_precision
+    with utils._float32_products():
+        assert settings.fp32_precision == precision, "without autocast, products stay exact"
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast would do nothing without a GPU
+    try:
+        with pytest.raises(KeyError), utils._float32_products():
+            assert settings.fp32_precision == "tf32"
+            assert not torch.is_autocast_enabled("cuda")
+            raise KeyError
+        assert settings.fp32_precision == precision
+        assert torch.is_autocast_enabled("cuda")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
 def test_gradient_checkpointing_changes_nothing(model, base_model, batch):
     """Transformers drops a checkpointed model's cache with only a warning.
 

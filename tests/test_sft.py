@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -195,6 +196,29 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
     expected = decayed - 0.005 * clipped / (clipped.abs() + 1e-8)
     weights = torch.cat([p.detach().double().flatten() for p in model.parameters()])
     torch.testing.assert_close(weights, expected, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda")])
+def test_optimiser_state_of_another_device_continues(devices, model):
+    """On CUDA AdamW is fused, as its state says. PyTorch has a fused AdamW on the CPU as well."""
+    by_hand = copy.deepcopy(model)
+    optimizer_without_a_break = sft.get_optimizer(by_hand, weight_decay=0.1)
+    state = None
+    for step, device in enumerate(devices):
+        on_device = SimpleNamespace(device=torch.device(device), parameters=model.parameters)
+        optimizer = sft.get_optimizer(on_device, weight_decay=0.1)
+        assert bool(optimizer.param_groups[0]["fused"]) == (device == "cuda")
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for weights, updating in ((model, optimizer), (by_hand, optimizer_without_a_break)):
+            updating.param_groups[0]["lr"] = 0.01
+            generator = torch.Generator().manual_seed(step)
+            for weight in weights.parameters():
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            updating.step()
+        state = copy.deepcopy(optimizer.state_dict())
+    for weight, expected in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_update_does_not_add_to_the_gradient_of_the_one_before(model, tokenizer):
