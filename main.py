@@ -680,6 +680,7 @@ def setup(args: Namespace) -> Run:
         lr=args.learning_rate,
         betas=(args.adam_beta1, args.adam_beta2),
         weight_decay=args.weight_decay,
+        fused=True if run.model.device.type == "cuda" else None,
     )
     run.scheduler = torch.optim.lr_scheduler.LambdaLR(
         run.optimizer, partial(learning_rate_factor, args)
