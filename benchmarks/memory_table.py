@@ -13,7 +13,8 @@ On top comes the largest of these:
              completions, and the logits of one token of each. If all this
              takes at most an eighth of the GPU, CUDA graphs are used. Then it stays in memory
              afterwards, because the graphs read it.
-  training   Activations of one micro-batch, and the weights at work.
+  training   Activations of one micro-batch, the logits of one chunk of its tokens, and the weights
+             at work.
              On one process the weights at work are bfloat16 casts of the linear layers, and the
              output layer's gradient before it is added to the sum of gradients.
              On several processes they are the gathered embedding and output layer with their
@@ -43,9 +44,11 @@ import utils  # noqa: E402
 
 GB = 10**9
 # Bytes of one number.
-FLOAT64 = 8
 FLOAT32 = 4
 BFLOAT16 = 2
+# For each logit of a chunk the entropy holds four float32 numbers: the logit, its distance to the
+# largest, its probability, and a product.
+BYTES_PER_LOGIT = 4 * FLOAT32
 
 
 def read_config(name):
@@ -56,15 +59,27 @@ def read_config(name):
         raise ArgumentTypeError(f"{name}: no config of a model can be read there") from error
 
 
-def parse_args(argv=None):
-    description = "The memory that main.py needs on each GPU. Other flags are main.py's."
-    parser = flags.ArgumentParser(description=description)
+def positive_int(text: str) -> int:
+    """A number of GPUs. argparse converts arguments with it."""
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text} is no number of GPUs; use 1 or more")
+    return int(text)
+
+
+def add_configs_and_processes(parser):
+    """Add the arguments that say which models are computed, and for which machines."""
     add = parser.add_argument
     add("configs", nargs="+", type=read_config, help="hub names or folders with a config.json")
     processes_help = "numbers of GPUs, one process on each; default: 1 2 4"
-    add("--processes", type=int, nargs="+", default=[1, 2, 4], help=processes_help)
+    add("--processes", type=positive_int, nargs="+", default=[1, 2, 4], help=processes_help)
     memory_help = "memory of one GPU in GB; a tenth of it is left to CUDA, NCCL and fragmentation"
     add("--gpu_memory", type=float, default=80, help=memory_help)
+
+
+def parse_args(argv=None):
+    description = "The memory that main.py needs on each GPU. Other flags are main.py's."
+    parser = flags.ArgumentParser(description=description)
+    add_configs_and_processes(parser)
     table_args, main_argv = parser.parse_known_args(argv)
     main_args = flags.parse_args(main_argv)
     return SimpleNamespace(**{**vars(main_args), **vars(table_args)})
@@ -164,8 +179,8 @@ def memory_by_purpose(config, processes, args, activation):
     num_sequences = args.max_concurrent_sequences
     sequence_length = args.max_prompt_length + args.max_completion_length
     cache = num_sequences * sequence_length * cache_bytes_per_token
-    # To draw a token takes float32 logits and probabilities, and cumulative sums in float64.
-    draw_bytes_per_logit = FLOAT32 + FLOAT32 + FLOAT64
+    # To draw a token takes float32 logits and probabilities.
+    draw_bytes_per_logit = FLOAT32 + FLOAT32
     logits = draw_bytes_per_logit * num_sequences * config.vocab_size
 
     tokens_per_pass = args.micro_batch_tokens
@@ -174,6 +189,8 @@ def memory_by_purpose(config, processes, args, activation):
         # micro_batch_tokens still counts it once for its group, so that more tokens run in a pass.
         group_tokens = args.max_prompt_length + args.group_size * args.max_completion_length
         tokens_per_pass *= args.group_size * sequence_length / group_tokens
+
+    num_logits = min(utils.LOGITS_CHUNK_ON_GPU, args.micro_batch_tokens * config.vocab_size)
 
     if processes == 1:
         # Autocast casts the weights of matrix products. The embedding is only looked up.
@@ -200,6 +217,7 @@ def memory_by_purpose(config, processes, args, activation):
         "sampling copy": BFLOAT16 * P,
         "cache": cache + logits,  # all that sampling adds
         "activations": tokens_per_pass * activation,
+        "logits": BYTES_PER_LOGIT * num_logits,
         "weights at work": weights_at_work,
         "step": step,
     }
@@ -213,32 +231,35 @@ def peaks(memory, gpu_memory):
     # if the cache takes at most an eighth of the GPU.
     uses_cuda_graphs = memory["cache"] <= gpu_memory / 8
     lasting_cache = memory["cache"] if uses_cuda_graphs else 0
+    loss_purposes = ("activations", "logits", "weights at work")
     return {
         "sample": always + memory["cache"],
-        "loss": always + lasting_cache + memory["activations"] + memory["weights at work"],
+        "loss": always + lasting_cache + sum(memory[purpose] for purpose in loss_purposes),
         "step": always + lasting_cache + memory["step"],
     }
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
+    lines.insert(1, "|" + "---|" * len(header))
+    return "\n".join(lines)
 
 
 def main(argv=None):
     args = parse_args(argv)
     gpu_memory = args.gpu_memory * GB
-    is_first = True
+    rows = []
     for config in args.configs:
         activation = activation_bytes(config, args.group_size, args.gradient_checkpointing)
         for processes in args.processes:
             memory = memory_by_purpose(config, processes, args, activation)
-            if is_first:
-                fits_header = f"fits in {args.gpu_memory:g} GB"
-                header = ["model", "GPUs", *memory, "peak", fits_header]
-                print("| " + " | ".join(header) + " |")
-                print("|" + "---|" * len(header))
-                is_first = False
             peak = max(peaks(memory, gpu_memory).values())
             in_gb = [f"{num_bytes / GB:.1f}" for num_bytes in [*memory.values(), peak]]
             fits = "yes" if peak < 0.9 * gpu_memory else "**no**"
-            cells = [Path(config.name_or_path).name, str(processes), *in_gb, fits]
-            print("| " + " | ".join(cells) + " |")
+            rows.append([Path(config.name_or_path).name, str(processes), *in_gb, fits])
+    print(
+        markdown_table(["model", "GPUs", *memory, "peak", f"fits in {args.gpu_memory:g} GB"], rows)
+    )
 
 
 if __name__ == "__main__":

@@ -2,17 +2,23 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
+import torch
 from conftest import ROOT, random_model, run_script, small_tokenizer
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import benchmark
+import gpu
+import gpu_estimate
 import math_grading
 import memory_table
+
+from sampling.decoding import Decoder
 
 
 def small_flags(folder):
@@ -94,11 +100,12 @@ def test_memory_table_by_hand(tmp_path, capsys):
     assert four["optimiser"] == 2 * P
     assert four["sampling copy"] == 2 * P
     # Keys and values, 2 layers, 2 heads of size 8, in bfloat16; and the logits.
-    assert one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 4 * 4 * 10 * 48
+    assert one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 2 * 4 * 10 * 48
+    assert one["logits"] == 4 * 4 * 16384 * 48  # a whole micro-batch: fewer than a chunk may have
     # On a GPU of 8 times its size the cache stays for CUDA graphs; on one of 4 times it does not.
     for gpu_memory, lasting_cache in ((8 * one["cache"], one["cache"]), (4 * one["cache"], 0)):
         stages = memory_table.peaks(one, gpu_memory)
-        at_work = one["activations"] + one["weights at work"]
+        at_work = one["activations"] + one["logits"] + one["weights at work"]
         assert stages["loss"] == 22 * P + lasting_cache + at_work
 
 
@@ -142,3 +149,128 @@ def test_math_grading_without_data(capsys, monkeypatch):
         math_grading.main([])
     assert exit_info.value.code == 2
     assert "name one by --data" in capsys.readouterr().err
+
+
+# --- What a GPU does ------------------------------------------------------------------------------
+
+
+class RecordedDecoder(Decoder):
+    """Stands in for a decoder whose steps are captured as CUDA graphs."""
+
+    graphs = {"one": None}
+
+
+class WrongDecoder(RecordedDecoder):
+    """Its steps draw other tokens than they should."""
+
+    def draw(self, model, hidden, temperature):
+        super().draw(model, -hidden, temperature)
+
+
+def test_decode_steps_are_compared_token_by_token():
+    model = random_model()
+    ordinary, same, wrong = (
+        gpu.run_decoder(decoder, model, rows=3, slots=64, num_steps=10)
+        for decoder in (Decoder, RecordedDecoder, WrongDecoder)
+    )
+    assert ordinary.tokens.shape[0] == 3
+    assert len(ordinary.tokens.unique()) > 5, "the rows draw with random numbers of their own"
+    assert gpu.compare(ordinary, same) == "equal"
+    assert "tokens differ" in gpu.compare(ordinary, wrong)
+    assert "nothing was captured" in gpu.compare(ordinary, ordinary)
+
+
+def test_bytes_of_a_decode_step_by_hand():
+    """2 layers with 2 heads of size 8, in float32; an embedding that is only looked up is free."""
+    model = random_model()
+    run = gpu.run_decoder(Decoder, model, rows=3, slots=64, num_steps=10)
+    weights = 4 * model.num_parameters()
+    if not model.config.tie_word_embeddings:
+        weights -= 4 * 48 * 32
+    assert run.num_bytes == weights + 3 * 64 * 2 * (2 * 2 * 8) * 4
+
+
+@pytest.mark.slow
+def test_gpu_prints_every_table_on_a_cpu(tmp_path):
+    """With random weights from a config, on one process and on two."""
+    small_flags(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    run = run_script("benchmarks/gpu.py", "--quick", "--config", tmp_path, "--device", "cpu")
+    assert run.returncode == 0, run.stderr[-2000:]
+    tables = re.findall(r"(?:^\|.*\n)+", run.stdout, re.MULTILINE)
+    decode, one_process, two_processes = (table.splitlines()[2:] for table in tables)
+    assert len(decode) == len(gpu.QUICK.rows) * len(gpu.QUICK.slots)
+    for table in (one_process, two_processes):
+        seconds = {}
+        for row in table:
+            stage, value, *_ = row.strip("| ").split(" | ")
+            seconds[stage] = float(value)
+        whole = seconds.pop("whole iteration")
+        assert 0 < sum(seconds.values()) < whole + 0.01, "a stage is rounded to a millisecond"
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--device", "cpu"], "no GPU here"),
+        (["--quick", "--config", "absent"], "no config.json in absent"),
+        (["--quick", "--model_name", "tiny/absent"], "no such directory"),
+        (["--quick", "--group_size", "5"], "not a multiple"),
+    ],
+)
+def test_gpu_refuses_in_one_line(flags, message, capsys):
+    assert gpu.main(flags) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert error.count("\n") == 0
+
+
+# --- The estimate of a run's time -----------------------------------------------------------------
+
+
+def test_kernels_and_bytes_by_hand():
+    table = torch.zeros(100, 8)
+    numbers = torch.zeros(4, 8)
+    with gpu_estimate.KernelCounter() as counter:
+        numbers.view(8, 4).t()  # two views
+        assert (counter.kernels, counter.num_bytes) == (0, 0)
+        numbers + numbers[:1].expand(4, 8)  # reads 128 and 128, writes 128
+        assert (counter.kernels, counter.num_bytes) == (1, 3 * 128)
+        table.index_select(0, torch.arange(2))  # arange writes 16; reads and writes 64 each
+        assert (counter.kernels, counter.num_bytes) == (3, 3 * 128 + 16 + 2 * 64)
+
+
+def test_a_decode_step_reads_its_weights_keys_and_values():
+    model = random_model()
+    config = model.config
+    sampler = memory_table.model_of(config).to(torch.bfloat16).eval()
+    short = gpu_estimate.count_decode_step(sampler, rows=4, used_slots=100)
+    longer = gpu_estimate.count_decode_step(sampler, rows=4, used_slots=100 + 128)
+    assert short.kernels == longer.kernels
+    cache_bytes = 4 * 128 * 2 * (2 * 2 * 8) * 2  # rows, slots, layers, keys and values, bfloat16
+    mask_bytes = 4 * 128 * 40  # at most: masks of 1 and 2 bytes, read and written by some kernels
+    assert cache_bytes < longer.num_bytes - short.num_bytes < cache_bytes + mask_bytes
+    looked_up = 48 * 32
+    assert short.num_bytes > 2 * (model.num_parameters() - looked_up)
+
+
+def test_the_estimate_of_an_update_by_hand(tmp_path, capsys):
+    """The loss runs all tokens of all rows, and Python's launches count if they are slower."""
+    random_model().config.save_pretrained(tmp_path)
+    flags = [str(tmp_path), "--processes", "1", "2", "--max_completion_length", "64"]
+    args = gpu_estimate.parse_args(flags)
+    plan = gpu_estimate.plan_passes(256, 1, args)
+    assert abs(plan.completion_tokens / 256 - 32) < 1
+    prompt_tokens = 32 * gpu_estimate.PROMPT_TOKENS
+    assert (
+        plan.completion_tokens + prompt_tokens
+        <= plan.tokens
+        < 1.5 * plan.completion_tokens + prompt_tokens
+    )
+    parts = dict(sampling=1, body=2, output=3, communication=10, update=100, evaluation=1000)
+    assert gpu_estimate.Iteration(**parts, launches=4).total == 1 + 5 + 10 + 100
+    assert gpu_estimate.Iteration(**parts, launches=7).total == 1 + 7 + 10 + 100
+    gpu_estimate.main(flags)
+    runs, parts = capsys.readouterr().out.split("\n\n")
+    for table in (runs, parts):
+        assert [line.split(" | ")[1] for line in table.splitlines()[2:]] == ["1", "2"]

@@ -186,12 +186,32 @@ def test_the_snippet_that_compares_two_models_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_hours_and_dollars_are_what_the_script_prints():
+    if "GRPO_LITE_DATA" not in os.environ:
+        pytest.skip("GRPO_LITE_DATA is not set: no configs of Qwen2")
+    page = (ROOT / "docs" / "gpus.md").read_text("utf-8")
+    (table,) = re.findall(r"^\| model .*flags to add \|\n(?:\|.*\n)*", page, re.MULTILINE)
+    rows = table.splitlines()[2:]
+    assert len(rows) == 4
+    configs = Path(os.environ["GRPO_LITE_DATA"]) / "models" / "qwen2" / "configs"
+    for row in rows:
+        model, num_gpus, *_, added_flags = row.strip("| ").split(" | ")
+        command = [configs / f"{model}-Instruct", "--processes", num_gpus]
+        if added_flags != "none":
+            command += added_flags.strip("`").split()
+        run = run_in(ROOT, sys.executable, "benchmarks/gpu_estimate.py", *command)
+        assert run.returncode == 0, run.stderr
+        assert row in run.stdout.replace("-Instruct", "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("table_number", [0, 1], ids=["defaults", "less memory"])
 def test_the_memory_tables_are_what_the_script_prints(table_number):
     """They once stayed as they were when the computation changed."""
     if "GRPO_LITE_DATA" not in os.environ:
         pytest.skip("GRPO_LITE_DATA is not set: no configs of Qwen2")
     page = (ROOT / "docs" / "gpus.md").read_text("utf-8")
+    page = page[page.index("## Memory") :]
     table = re.findall(r"^\| Qwen2.*(?:\n\|.*)*", page, re.MULTILINE)[table_number]
     extra_flags = []
     if table_number == 1:
