@@ -10,6 +10,7 @@ numbers of its row. The prompt, padded on the left, takes the first P slots. A c
 one row.
 """
 
+import math
 from weakref import WeakKeyDictionary
 
 import torch
@@ -135,6 +136,10 @@ class SlotLayer(DynamicLayer):
 # --- The decode step ------------------------------------------------------------------------------
 
 
+# On a GPU the memory of keys and values grows by this many slots.
+GPU_BLOCK = 128
+
+
 class Decoder:
     """The rows that are sampled together, and the step that gives each of them one more token."""
 
@@ -151,7 +156,7 @@ class Decoder:
             block = 32
         else:
             self.check_interval = 8  # a check makes the GPU wait for Python
-            block = 128
+            block = GPU_BLOCK
         self.max_rows = max_rows
         # The sizes, in slots, that the memory of keys and values may have as it grows.
         self.slot_counts = range(block, max_slots + block, block)
@@ -337,6 +342,8 @@ def decoder_for(
     """
     if model.device.type != "cuda" or model.dtype != torch.bfloat16:
         return Decoder(model, num_rows, num_slots)
+    # The decoder is kept, and has columns for every slot that its keys and values can take.
+    num_slots = GPU_BLOCK * math.ceil(num_slots / GPU_BLOCK)
     sizes = [(num_rows, num_slots)]
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:

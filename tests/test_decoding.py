@@ -127,6 +127,34 @@ def test_a_gpus_settings_give_the_same_samples(
     assert decoders, "the sampler should have asked for this decoder"
 
 
+def test_a_kept_decoder_serves_a_longer_prompt_that_its_slots_hold(model, tokenizer, monkeypatch):
+    """It had slots for the longer prompt, but fewer columns for tokens and random numbers."""
+
+    class ModelOnGpu:
+        device = torch.device("cuda")
+        dtype = torch.bfloat16
+
+    def captured_decoder(model_on_gpu, max_rows, max_slots):
+        decoder = decoding.Decoder(model, max_rows, max_slots)
+        decoder.slot_counts = range(128, max_slots + 128, 128)
+        decoder.reserved_cells = max_rows * decoder.slot_counts[-1]
+        return decoder
+
+    monkeypatch.setattr(decoding, "CapturedDecoder", captured_decoder)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**30)
+    )
+    model_on_gpu = ModelOnGpu()
+    decoders = []
+    for prompt in ("ab", "abcdefgh"):
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        cache, _ = generation._run_prompts(model, ids, torch.ones_like(ids))
+        num_slots = ids.shape[1] + 20
+        decoders.append(decoding.decoder_for(model_on_gpu, cache, 1, num_slots))
+        decoders[-1].start(cache, torch.ones_like(ids), torch.ones(1, 20))
+    assert decoders[0] is decoders[1]
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.7])
 def test_first_and_second_tokens_follow_the_exact_distribution(temperature, tokenizer):
     """Chi-square of 20,000 samples of one prompt, against the plain forward pass."""
