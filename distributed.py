@@ -147,17 +147,25 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def finish(code: int) -> int:
-    """All: end this process, if it is one of several whose run ended well; else return the code.
+def has_lost_another(error: Exception) -> bool:
+    """Whether an error says that the connection to another process is closed."""
+    return world_size() > 1 and "by peer" in str(error)
 
-    A run has ended well if the code is 0 or 130 (stopped by a signal). Then processes wait until
-    the first has written its last file. Then they end at once: Python's ordinary end does not
-    always join torch's threads, and would then abort a process whose work is done.
+
+def finish(code: int) -> int:
+    """End this process, if it is one of several; else return the code.
+
+    All: if the run has ended well, that is with code 0 or 130 (stopped by a signal), processes wait
+    until the first has written its last file. One that has failed does not wait for the others,
+    which may wait for it in another place; torchrun, or the closed connection, ends them. Processes
+    end at once: Python's ordinary end does not always join torch's threads, and can wait for them
+    or abort.
     """
-    ended_well = code in (0, 130)
-    if world_size() > 1 and ended_well:
-        barrier()
-        dist.destroy_process_group()
+    if world_size() > 1:
+        ended_well = code in (0, 130)
+        if ended_well:
+            barrier()
+            dist.destroy_process_group()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -204,7 +212,11 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
         )
         torch.manual_seed(process_seed(new_seed))
         return
-    state = states[rank()]
+    set_rng_state(states[rank()])
+
+
+def set_rng_state(state: dict) -> None:
+    """Restore this process's random state; CUDA's only if it has as many GPUs as then."""
     torch.set_rng_state(state["torch"])
     gpus = process_gpus()
     if len(state["cuda"]) != len(gpus):

@@ -271,7 +271,9 @@ def add_sampling(parser, batch_flag: tuple[str, int, str] | None = None):
         type=int,
         default=512,
         help="Maximum number of completions that are sampled at a time. A smaller number takes less"
-        " memory, and more time.",
+        " memory, and more time, and changes no sample. Out of memory, one process halves it for"
+        " the rest of the run. --resume goes on with the lower number, unless another one is"
+        " given.",
     )
     add(
         "--sampling_dtype",
@@ -376,7 +378,9 @@ def add_optimisation(parser):
         type=int,
         default=16384,
         help="Maximum number of tokens, padding included, in a forward and backward pass. A smaller"
-        " number takes less memory, and does not change the gradient.",
+        " number takes less memory, and does not change the gradient. Out of memory, one process"
+        " halves it for the rest of the run. --resume goes on with the lower number, unless another"
+        " one is given.",
     )
     add(
         "--warmup_steps",

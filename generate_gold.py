@@ -41,6 +41,7 @@ from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api
 from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS
 from sampling import generation
+from training import memory
 
 # An endpoint is always asked for this format; `read_sample` then rewrites the reply in the format
 # of --prompt.
@@ -329,8 +330,9 @@ def sample_local_model(args, collector, model, tokenizer):
     """Sample until every problem is solved or out of attempts, --concurrency problems at a time."""
     # The seed counts the attempts of earlier runs, so that a second start draws other samples.
     utils.seed_everything(args.seed + collector.num_attempts.total())
-    for start in range(0, len(collector.open_problems), args.concurrency):
-        batch = collector.open_problems[start : start + args.concurrency]
+    batch_size = args.concurrency  # out of memory, fewer of a batch are sampled at a time
+    for start in range(0, len(collector.open_problems), batch_size):
+        batch = collector.open_problems[start : start + batch_size]
         while batch:
             collector.record(batch, sample_batch(args, batch, model, tokenizer))
             batch = [problem for problem in batch if collector.attempts_left(problem)]
@@ -344,13 +346,24 @@ def render_prompts(args, problems, tokenizer):
 
 def sample_batch(args, problems, model, tokenizer):
     """One Sample for each problem."""
-    rollout = generation.generate(
-        model,
-        tokenizer,
-        render_prompts(args, problems, tokenizer),
-        max_completion_length=args.max_completion_length,
-        temperature=1.0 if args.temperature is None else args.temperature,
-        stop_strings=PROMPTS[args.prompt].stop_strings,
+
+    def generate():
+        return generation.generate(
+            model,
+            tokenizer,
+            render_prompts(args, problems, tokenizer),
+            max_completion_length=args.max_completion_length,
+            temperature=1.0 if args.temperature is None else args.temperature,
+            stop_strings=PROMPTS[args.prompt].stop_strings,
+            max_concurrent_sequences=args.concurrency,
+        )
+
+    rollout = memory.halve_until_it_fits(
+        generate,
+        model=model,
+        settings=args,
+        flag="concurrency",
+        divide=lambda rows_at_a_time: min(rows_at_a_time, len(problems)),
     )
     finished = rollout.finished.tolist()
     completion_tokens = rollout.lengths.tolist()
@@ -469,7 +482,8 @@ def parse_args(argv=None):
         "--concurrency",
         type=int,
         default=16,
-        help="requests at a time to an endpoint, or prompts in a batch of a local model",
+        help="requests at a time to an endpoint, or prompts in a batch of a local model; out of"
+        " memory, fewer of a batch are sampled at a time",
     )
     add(
         "--timeout",

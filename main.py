@@ -44,7 +44,7 @@ import llms
 import utils
 from flags import LOSS_TYPES, parse_args
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import steps, write_logs
+from training import memory, steps, write_logs
 from training.metrics import (
     Maximum,
     Minimum,
@@ -196,6 +196,7 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
     return Groups(rollout, loss_weights, records, groups.metrics | metrics)
 
 
+@memory.with_smaller_micro_batches
 def compute_shared_logps(
     args: Namespace, run: Run, rollout: Rollout, num_updates: int
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -274,6 +275,7 @@ def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
 # --- One update -----------------------------------------------------------------------------------
 
 
+@memory.with_smaller_micro_batches
 def accumulate_gradient(
     args: Namespace,
     run: Run,
@@ -287,6 +289,8 @@ def accumulate_gradient(
 
     Denominators are those of the whole update, over all micro-batches and processes. Each
     micro-batch gives its share of the loss, the gradient and the metrics, and shares simply add.
+    The parameters must have no gradient before. Where memory does not suffice, all is computed
+    again in smaller micro-batches.
 
     Args:
         loss_weights: (B,) advantages, or rewards under no_baseline; NaN where a reward is missing.

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,7 +30,7 @@ from evaluator import RewardEvaluator
 from logs import jsonl
 from rl_datasets import DATASETS, Prompt
 from sampling.rollout import as_rollout
-from training import steps, write_logs
+from training import memory, steps, write_logs
 from training.metrics import Share, StageTimer, TokenShare, add_up
 from training.run import Run, run_to_the_end, save_checkpoint
 
@@ -37,9 +38,12 @@ from training.run import Run, run_to_the_end, save_checkpoint
 Sequences = list[tuple[list[int], list[int]]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SFTConfig:
-    """The settings of fine_tune: the flags of sft.py that have the same names, and a few more."""
+    """The settings of fine_tune: the flags of sft.py that have the same names, and a few more.
+
+    fine_tune lowers micro_batch_tokens where memory does not suffice.
+    """
 
     num_updates: int  # optimiser steps
     train_batch_size: int = 64  # examples of an update
@@ -109,7 +113,7 @@ def fine_tune(
     for step in bar:
         batch = [sequences[i] for i in itertools.islice(order, config.train_batch_size)]
         with timer("loss"):
-            metrics = accumulate_sft_gradient(model, batch, tokenizer.pad_token_id, config)
+            metrics = gradient_that_fits(model, batch, tokenizer.pad_token_id, config)
         with timer("step"):
             learning_rate = learning_rate_at(step, config)
             for group in optimizer.param_groups:
@@ -139,6 +143,21 @@ def get_optimizer(model: PreTrainedModel, weight_decay: float = 0.0) -> torch.op
         betas=(0.9, 0.95),
         weight_decay=weight_decay,
         fused=True if is_cuda else None,  # one kernel that reads and writes every number once
+    )
+
+
+def gradient_that_fits(
+    model: PreTrainedModel, batch: Sequences, pad_token_id: int, config: SFTConfig
+) -> dict[str, float]:
+    """accumulate_sft_gradient, made again in smaller micro-batches out of memory."""
+    prompt_lengths = [len(prompt) for prompt, _ in batch]
+    completion_lengths = [len(completion) for _, completion in batch]
+    return memory.halve_until_it_fits(
+        partial(accumulate_sft_gradient, model, batch, pad_token_id, config),
+        model=model,
+        settings=config,
+        flag="micro_batch_tokens",
+        divide=partial(utils.split_into_micro_batches, prompt_lengths, completion_lengths, 1),
     )
 
 
@@ -388,6 +407,8 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
     def after_update(row: dict, num_tokens: int) -> None:
         """Write the log, then evaluate and save where that is due."""
+        args.micro_batch_tokens = config.micro_batch_tokens  # memory may have been too small
+        row |= memory.in_force(args)
         with run.finish_step(num_tokens):
             write_logs.append(args, "train_log.jsonl", row)
         llms.refresh_sampler(run.sampler, run.model)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import flags  # noqa: E402
 import llms  # noqa: E402
 import sft  # noqa: E402
-from training import steps, write_logs  # noqa: E402
+from training import memory, steps, write_logs  # noqa: E402
 from training.run import Run, run_to_the_end, save_checkpoint  # noqa: E402
 from utils import repeat_each  # noqa: E402
 
@@ -94,6 +94,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
                 row["ei_step"] = ei_step
                 row["kept"] = num_correct
                 row["total_tokens"] = run.total_tokens
+                row |= memory.in_force(args)
                 write_logs.append(args, "train_log.jsonl", row)
             run.ei_step = ei_step
         llms.refresh_sampler(run.sampler, run.model)
@@ -116,7 +117,7 @@ def fine_tune_on_correct(
         log_entropy=True,
         seed=args.seed + ei_step,
     )
-    return sft.fine_tune(
+    log = sft.fine_tune(
         run.model,
         run.tokenizer,
         examples,
@@ -124,6 +125,8 @@ def fine_tune_on_correct(
         optimizer=run.optimizer,
         start_time=run.start,
     )
+    args.micro_batch_tokens = config.micro_batch_tokens  # memory may have been too small
+    return log
 
 
 def main(argv: list[str] | None = None) -> int:

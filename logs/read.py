@@ -17,8 +17,19 @@ import numpy as np
 from logs import jsonl
 from logs.statistics import mcnemar
 
-# These keys of the logs count progress and are therefore not metrics.
-COUNTERS = {"step", "total_tokens", "tokens", "examples", "elapsed", "epoch", "ei_step", "n"}
+# These keys of the logs count progress, or are settings, and are therefore not metrics.
+NO_METRICS = {
+    "step",
+    "total_tokens",
+    "tokens",
+    "examples",
+    "elapsed",
+    "epoch",
+    "ei_step",
+    "n",
+    "micro_batch_tokens",
+    "max_concurrent_sequences",
+}
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}  # {kind: key in the logs}
 # Stories have no correct answer. If all runs wrote stories, these words replace the usual ones. The
 # floor is a set of rules: a text that breaks one is below the floor, and the judge does not see it.
@@ -356,13 +367,13 @@ def value_and_interval(row, key):
 def find_metrics(runs, log):
     """Return the metrics of a log ("train" or "eval") in order of appearance.
 
-    A metric has a finite number in some row of some run, and is neither a counter nor the end of
-    another metric's interval.
+    A metric has a finite number in some row of some run. Counters, settings and the ends of other
+    metrics' intervals are not metrics.
     """
     metrics = {}  # a dict serves as an ordered set
     for run in runs:
         for row in run.rows[log]:
-            metrics |= {key: None for key in row if key not in COUNTERS and has_number(row, key)}
+            metrics |= {key: None for key in row if key not in NO_METRICS and has_number(row, key)}
     if log == "train":
         return list(metrics)
     interval_ends = {f"{key}_low" for key in metrics} | {f"{key}_high" for key in metrics}

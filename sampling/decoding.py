@@ -341,6 +341,8 @@ class CapturedDecoder(Decoder):
             start_slot = self.slot.clone()
             try:
                 self.graphs[key] = self._capture(model, temperature, start_slot)
+            except torch.OutOfMemoryError:
+                raise  # with fewer rows at a time, graphs may fit
             except RuntimeError as error:
                 # The model's code copies a value to Python, or the driver refuses.
                 reason = " ".join(str(error).split())[:200]

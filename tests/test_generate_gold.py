@@ -721,6 +721,7 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
         "max_completion_length": 7,
         "temperature": 1.0,
         "stop_strings": (),
+        "max_concurrent_sequences": 16,  # --concurrency
     }
     assert {row["id"]: (row["attempt"], row["completion"]) for row in accepted(folder)} == {
         "gsm8k/train/0": (1, FORM("So.", "1")),

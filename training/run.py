@@ -29,7 +29,7 @@ from evaluator import RewardEvaluator
 from logs import jsonl
 from logs.read import read_args
 from rl_datasets import DataLoader
-from training import checkpoints, write_logs
+from training import checkpoints, memory, write_logs
 from training.lock import Lock
 from training.metrics import StageTimer
 from training.signals import Diverged, Guard, Interrupted, Interrupts
@@ -64,6 +64,7 @@ class Run:
     start: float = field(default_factory=time.perf_counter)
     boundary: dict = field(default_factory=dict)  # what `mark` kept after the last step
     weights_changed: bool = False  # whether an update has begun since then
+    memory_flags: dict = field(default_factory=dict)  # as they were before any was lowered
 
     def mark(self) -> None:
         """Remember what a checkpoint needs beside weights and optimiser, after a finished step."""
@@ -131,6 +132,7 @@ MAY_CHANGE = (
     "device",
     "micro_batch_tokens",
     "max_concurrent_sequences",
+    "gradient_checkpointing",
     "judge_base_url",
     "judge_concurrency",
     "judge_timeout",
@@ -220,6 +222,7 @@ def check_same_flags(args: Namespace, previous: dict) -> None:
 def start(args: Namespace, run: Run) -> None:
     """Go back to the newest checkpoint if --resume asks for it, and write args.json."""
     run.mark()
+    run.memory_flags = memory.in_force(args)
     if args.resume:
         resume(args, run)
     else:
@@ -300,6 +303,8 @@ def resume(args: Namespace, run: Run) -> None:
         "rollouts": run.ei_step or run.step,  # expert iteration numbers them by ei_step
     }
     checkpoints.rewind(args.output_dir, manifest["log_sizes"], last_transcripts)
+    if "memory" in state:  # earlier versions did not write it
+        memory.resume(args, **state["memory"])
     run.mark()
     last_evaluation = distributed.from_main(read_last_evaluation(args.output_dir))
     if last_evaluation:
@@ -419,7 +424,9 @@ def rescue(args: Namespace, run: Run, error: Exception) -> str:
     message = " ".join(str(error).split())[:500]
     # An OSError comes from outside, as from a full disk or a dead judge, and needs no traceback.
     is_bug = not isinstance(error, OSError)
-    if is_bug:
+    if distributed.has_lost_another(error):
+        message = "the connection to another process is lost; that one may have said why it ended"
+    elif is_bug:
         file = args.output_dir / "traceback.txt"
         message = f"{type(error).__name__}: {message}; the traceback is in {file}"
         with suppress(OSError):
@@ -444,6 +451,7 @@ def save_checkpoint(args: Namespace, run: Run) -> bool:
     state = dict(run.boundary)
     state["rng"] = distributed.gather([run.boundary["rng"]])  # of each process
     state["optimizer"] = optimizer_state
+    state["memory"] = {"saved_flags": run.memory_flags, "saved_in_force": memory.in_force(args)}
     state["elapsed"] = time.perf_counter() - run.start
     written = None
     if distributed.is_main():

@@ -6,9 +6,9 @@
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable
 
 import torch
+from tqdm import tqdm
 
 import distributed
 import llms
@@ -18,7 +18,7 @@ from flags import check, check_lengths
 from rl_datasets import get_dataloaders
 from sampling import generation
 from sampling.rollout import Rollout
-from training import write_logs
+from training import memory, write_logs
 from training.metrics import StageTimer, evaluation_metrics, gather_completions
 from training.run import Run
 from utils import repeat_each
@@ -83,19 +83,38 @@ def sample(
     examples: list[dict],
     num_samples: int,
     temperature: float,
-    progress: Callable[[int], None] | None = None,
+    progress: tqdm | None = None,
 ) -> Rollout:
-    """num_samples completions of each example's prompt, as consecutive rows of the Rollout."""
-    return generation.generate(
-        run.sampler,
-        run.tokenizer,
-        [example["prompt"] for example in examples],
-        num_samples=num_samples,
-        max_completion_length=args.max_completion_length,
-        temperature=temperature,
-        stop_strings=run.train_loader.prompt.stop_strings,
-        max_concurrent_sequences=args.max_concurrent_sequences,
-        progress=progress,
+    """num_samples completions of each example's prompt, as consecutive rows of the Rollout.
+
+    Out of memory, all are sampled again, fewer at a time.
+
+    Args:
+        progress: a bar that counts the completions.
+    """
+    num_rows = len(examples) * num_samples
+
+    def generate() -> Rollout:
+        if progress is not None:
+            progress.reset()
+        return generation.generate(
+            run.sampler,
+            run.tokenizer,
+            [example["prompt"] for example in examples],
+            num_samples=num_samples,
+            max_completion_length=args.max_completion_length,
+            temperature=temperature,
+            stop_strings=run.train_loader.prompt.stop_strings,
+            max_concurrent_sequences=args.max_concurrent_sequences,
+            progress=None if progress is None else progress.update,
+        )
+
+    return memory.halve_until_it_fits(
+        generate,
+        model=run.model,
+        settings=args,
+        flag="max_concurrent_sequences",
+        divide=lambda rows_at_a_time: min(rows_at_a_time, num_rows),
     )
 
 
@@ -130,9 +149,7 @@ def evaluate(args: Namespace, run: Run) -> dict[str, float]:
         total=len(my_examples) * num_samples, desc="evaluating", unit="completion", leave=False
     )
     with utils.isolated_seed(args.seed), bar:
-        rollout = sample(
-            args, run, my_examples, num_samples, args.eval_temperature, progress=bar.update
-        )
+        rollout = sample(args, run, my_examples, num_samples, args.eval_temperature, progress=bar)
     my_rewards = reward(run.evaluator, repeat_each(my_examples, num_samples), rollout.texts)
     completions, rewards = gather_completions(rollout, my_rewards)
     repeated_examples = repeat_each(examples, num_samples)

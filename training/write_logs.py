@@ -15,7 +15,7 @@ from evaluator import RewardEvaluator, Rewards
 from logs import jsonl
 from logs.statistics import CATEGORIES
 from sampling.rollout import Rollout
-from training import tracker
+from training import memory, tracker
 from training.metrics import Completions
 
 
@@ -84,6 +84,7 @@ def save_iteration(args, run, metrics: dict, records: list[dict]) -> None:
     seconds = run.timer.flush()
     row = {"step": run.step, "epoch": run.train_loader.state_dict()["epoch"]}
     row |= metrics
+    row |= memory.in_force(args)
     row["sampled_tokens"] = sum(record["length"] for record in records)
     row["total_tokens"] = run.total_tokens
     row["elapsed"] = time.perf_counter() - run.start
