@@ -74,7 +74,7 @@ class JsonlFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab+")
-            # The lock lasts until this process ends, however it ends.
+            # The lock lasts until the file is closed, or this process ends, however it ends.
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{path} is in use by another process") from None
@@ -107,6 +107,10 @@ class JsonlFile:
         self.file.write("".join(jsonl.dumps(row) + "\n" for row in rows).encode())
         self.file.flush()
         os.fsync(self.file.fileno())
+
+    def close(self):
+        """Give up the lock, so that this process can open the file again."""
+        self.file.close()
 
 
 @dataclass(frozen=True)
@@ -574,6 +578,8 @@ def collect(args):
             asyncio.run(ask_endpoint(args, collector))
     finally:
         collector.report()
+        collector.accepted_file.close()
+        collector.rejected_file.close()
 
 
 def main(argv=None):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
 
 import flags
 
@@ -116,6 +117,36 @@ def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
 
     assert settings(in_makefile) == settings(on_page) == settings(in_study)
     assert settings(in_makefile)["num_train_iters"] == 100
+
+
+def requirements_in(name):
+    """The lines of a requirements file that name packages."""
+    lines = (ROOT / name).read_text("utf-8").splitlines()
+    texts = [line.partition("#")[0].strip() for line in lines]
+    return [Requirement(text) for text in texts if text and not text.startswith("-r")]
+
+
+def test_the_lock_has_versions_in_range_of_every_requirement():
+    """A package that the lock lacks would be installed in any version."""
+    locked_versions = {}
+    for requirement in requirements_in("requirements.lock"):
+        (pin,) = requirement.specifier
+        assert pin.operator == "=="
+        # Systems or Pythons may have versions of their own.
+        locked_versions.setdefault(requirement.name, []).append(pin.version)
+    requirements = requirements_in("requirements.txt") + requirements_in("requirements-dev.txt")
+    assert len(requirements) > 10
+    for requirement in requirements:
+        assert requirement.name in locked_versions
+        for version in locked_versions[requirement.name]:
+            assert requirement.specifier.contains(version), requirement
+
+
+def test_the_lock_suits_every_build_of_torch():
+    """A pin of a CUDA package excludes builds for another CUDA, and "+cpu" all but one."""
+    for requirement in requirements_in("requirements.lock"):
+        assert not requirement.name.startswith(("cuda", "nvidia", "triton"))
+        assert "+" not in str(requirement.specifier)
 
 
 @pytest.fixture(scope="module")

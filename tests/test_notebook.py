@@ -1,13 +1,20 @@
 """tiny/tiny_grpo.ipynb: stored with its outputs, short, true to them, and it runs."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 PATH = ROOT / "tiny" / "tiny_grpo.ipynb"
 NOTEBOOK = json.loads(PATH.read_text("utf-8"))
+INTRODUCTION = NOTEBOOK["cells"][1]
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
@@ -75,6 +82,45 @@ def test_every_measured_number_in_its_text_is_in_its_outputs():
     assert len(numbers_in_prose) > 10
     stale_numbers = set(numbers_in_prose) - numbers_in_outputs
     assert not stale_numbers
+
+
+@pytest.fixture
+def kept_path_and_warnings(monkeypatch):
+    """The first cell sets both for good."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with warnings.catch_warnings():
+        yield
+
+
+def test_in_colab_it_fetches_the_project_from_where_its_badge_leads(
+    tmp_path, monkeypatch, kept_path_and_warnings
+):
+    commands = []
+
+    def run(command, check):
+        commands.append(command)
+        if command[0] == "git":
+            Path(command[-1]).mkdir()
+            Path(command[-1], "main.py").touch()
+
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.chdir(tmp_path)
+    exec(source_of(CODE[0]), {})
+    assert os.getcwd() == sys.path[0] == str(tmp_path / "GRPO-Lite")
+    exec(source_of(CODE[0]), {})  # run once more by hand
+    assert os.getcwd() == str(tmp_path / "GRPO-Lite")
+    clone, install = commands
+    badge = re.search(r"/github/(\S+?)/blob/main/tiny/tiny_grpo\.ipynb", source_of(INTRODUCTION))
+    assert f"https://github.com/{badge[1]}" in clone
+    assert install[-2:] == ["-r", "requirements.txt"]
+
+
+def test_elsewhere_it_fetches_nothing(monkeypatch, kept_path_and_warnings):
+    monkeypatch.setattr(subprocess, "run", None)  # a call would fail
+    monkeypatch.chdir(PATH.parent)
+    exec(source_of(CODE[0]), {})
+    assert os.getcwd() == sys.path[0] == str(ROOT)
 
 
 @pytest.mark.slow
