@@ -28,6 +28,7 @@ from sampling import decoding, generation
 from sampling.rollout import Rollout, compute_rollout_logps
 from training import checkpoints, steps
 from training.lock import Lock
+from training.memory import OutOfMemory
 
 NUM_PROMPTS = 4  # sampled in groups of --group_size
 
@@ -333,7 +334,11 @@ def run_selfcheck(argv=None):
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    failed = run_checks(args, run)
+    try:
+        failed = run_checks(args, run)
+    except OutOfMemory as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     summary = f"{len(CHECKS) - len(failed)} of {len(CHECKS)} checks hold"
     if failed:
         summary += f"; failed: {', '.join(failed)}"

@@ -164,3 +164,13 @@ def test_several_processes_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert selfcheck.run_selfcheck([]) == 2
     assert "start it with python, not with torchrun" in capsys.readouterr().err
+
+
+def test_a_completion_that_does_not_fit_is_one_line(monkeypatch, capsys):
+    def run_out_of_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(generation, "generate", run_out_of_memory)
+    assert selfcheck.run_selfcheck(FLAGS) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: out of memory")
