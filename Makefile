@@ -33,6 +33,7 @@ demo: .venv/installed
 		--eval_iterations 20 --eval_size 500 --save_iterations 100 $(DEMO_FLAGS) $$([ ! -e $(DEMO)/args.json ] || echo --resume)
 	$(PYTHON) experiments/answers.py $(DEMO)
 	$(PYTHON) plotter.py --log_dir $(DEMO)
+	$(PYTHON) plotter.py --diagnose $(DEMO)
 
 test: lint
 	$(PYTEST) -m "not slow"

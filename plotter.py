@@ -10,6 +10,8 @@
         draws the last accuracy of every run against a flag, and prints its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy
         draws these curves, with a colour per value of the flag
+    python plotter.py --diagnose output/run
+        says what looks wrong in the logs of a run, why that matters, and what to change
 
 Every number in a log gets a panel, so a new metric or reward needs no edit here. A null is a gap in
 the curve. Where a line of the log lacks a key, the curve goes on. logs/read.py reads the logs,
@@ -31,7 +33,7 @@ from matplotlib.figure import Figure  # without pyplot, nothing can open a windo
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from logs import read, report
+from logs import diagnose, read, report
 from logs.read import column
 
 # The colour-blind-safe palette of Okabe and Ito, without its yellow, which is too pale for paper.
@@ -634,12 +636,21 @@ def parse_args(argv=None):
     )
     parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
     add = parser.add_argument
-    add(
+    runs = parser.add_mutually_exclusive_group(required=True)
+    runs.add_argument(
         "--log_dir",
         nargs="+",
         action="extend",
-        required=True,
+        metavar="RUN",
         help="directories that hold the logs of a run each",
+    )
+    runs.add_argument(
+        "--diagnose",
+        nargs="+",
+        action="extend",
+        metavar="RUN",
+        help="draw nothing, and say of each of these runs what looks wrong in its logs, why that "
+        "matters and what to change (docs/tuning.md)",
     )
     add(
         "--output",
@@ -681,7 +692,11 @@ def parse_args(argv=None):
         metavar="STEP",
         help="only print the worst and best completions of this iteration (default: the last one)",
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    draws = args.output or args.metrics or args.by or args.show is not None
+    if args.diagnose and draws:
+        parser.error("--diagnose draws nothing: leave out --output, --metrics, --by and --show")
+    return args
 
 
 def main(argv=None):
@@ -689,8 +704,10 @@ def main(argv=None):
     try:
         if args.output:
             check_output(args.output)
-        runs = read.load_runs(args.log_dir)
-        if args.show is not None:
+        runs = read.load_runs(args.diagnose or args.log_dir)
+        if args.diagnose:
+            print("\n".join(diagnosis_of(run) for run in runs))
+        elif args.show is not None:
             print("\n\n".join(report.show(run, args.show) for run in runs))
         else:
             with matplotlib.rc_context(STYLE):
@@ -709,6 +726,11 @@ def check_output(output):
         raise ValueError(f"--output {output}: there is no folder {output.parent}; make it first")
     if output.is_dir():
         raise ValueError(f"--output {output}: this is a folder; name a file")
+
+
+def diagnosis_of(run):
+    logs = diagnose.Logs(run.rows["train"], run.rows["eval"], run.args)
+    return diagnose.report(run.name, logs)
 
 
 def plot(runs, args):

@@ -24,6 +24,8 @@ import main
 import utils
 from evaluator import CreativeWritingEvaluator, Rewards
 from judges import judge_report
+from logs.diagnose import TRUNCATED
+from logs.statistics import expected_flat_share
 from sampling import decoding, generation
 from sampling.rollout import Rollout, compute_rollout_logps
 from training import checkpoints, steps
@@ -31,6 +33,7 @@ from training.lock import Lock
 from training.memory import OutOfMemory
 
 NUM_PROMPTS = 4  # sampled in groups of --group_size
+OTHER_GROUP_SIZES = (4, 8, 16, 32)  # for which the share of flat groups is predicted
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def check_template(args, run, sampled):
 
 
 def check_masks(args, run, sampled):
-    """The completion mask includes the EOS, so that stopping is learnt, and nothing after it."""
+    """Completions end by themselves, and the mask includes their EOS and nothing after it."""
     rollout = sampled.rollout
     eos_ids = torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)).to(args.device)
     is_eos = torch.isin(rollout.completion_ids, eos_ids)  # (B, C)
@@ -91,16 +94,14 @@ def check_masks(args, run, sampled):
     num_completions = len(eos_counts)
     num_with_eos = int((eos_counts > 0).sum())
     num_finished = int(rollout.finished.sum())
-    figure = (
-        f"{num_with_eos} of {num_completions} completions end with an EOS, "
-        f"{num_completions - num_finished} were cut"
-    )
-    if num_finished == 0:
+    num_cut = num_completions - num_finished
+    figure = f"{num_with_eos} of {num_completions} completions end with an EOS, {num_cut} were cut"
+    if num_cut > TRUNCATED * num_completions:
         return CheckResult(
             False,
             figure,
-            "no completion ended: raise --max_completion_length, "
-            "or the model does not know its EOS",
+            f"more than {TRUNCATED:.0%} were cut: raise --max_completion_length; "
+            "if none ends, the model may not know its EOS",
         )
     at_most_one_eos = bool(eos_counts.max() <= 1)
     # A completion that ends at a stop string is finished without an EOS.
@@ -206,9 +207,29 @@ def check_spread(args, run, sampled):
         ok=flat_fraction < 0.9,
         figure=f"mean reward {metrics['reward']:.3f}, "
         f"std within groups {metrics['reward_std']:.3f}, "
-        f"in {flat_fraction:.0%} of the groups all rewards are equal",
+        f"in {flat_fraction:.0%} of the groups all rewards are equal"
+        f"{predicted_flat_groups(args, sampled)}",
         advice="use easier problems, a larger --group_size or --temperature, "
         "or supervised fine-tuning first",
+    )
+
+
+def predicted_flat_groups(args, sampled):
+    """How many groups of other sizes would be all right or all wrong, as the end of a sentence."""
+    has_answers = all(example["answer"] for example in sampled.examples)
+    if not has_answers:  # what a judge reads is neither right nor wrong
+        return ""
+    G = args.group_size
+    correct = [detail["correct_strict"] for detail in sampled.rewards.details]
+    num_correct = [sum(correct[i : i + G]) for i in range(0, len(correct), G)]
+    shares = []
+    for size in OTHER_GROUP_SIZES:
+        shares.append(f"{expected_flat_share(num_correct, G, size):.0%} (G = {size})")
+    counts = ", ".join(map(str, num_correct))
+    return (
+        f"; right answers by group: {counts} of {G}, so that of groups of other sizes about"
+        f" {', '.join(shares)} would be all right or all wrong (Jeffreys' prior; so few samples"
+        " make it rough, and too low for hopeless problems)"
     )
 
 

@@ -1,8 +1,8 @@
 """The tables of the studies, made from their logs: the source of every number in analysis.md.
 
     python experiments/table.py check [--write]
-        check that each table in analysis.md and in the studies' README.md is what the command
-        above it prints; --write replaces the tables that differ
+        check that each table in analysis.md, in docs/tuning.md and in the studies' README.md is
+        what the command above it prints; --write replaces the tables that differ
     python experiments/table.py compare std length
         for each comparison in comparisons.txt: how far apart its two sides are, and whether the
         difference is significant
@@ -28,6 +28,8 @@
         the most frequent completion of the last evaluation
     python experiments/table.py exchange exchange/grpo sft/direct10
         the number of GRPO iterations that reach the accuracy at which SFT ends
+    python experiments/table.py diagnose
+        the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn
 
 A side of a comparison is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
 study. If several learning rates were tried, the runs are those at the rate that ends best on
@@ -51,13 +53,27 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import archive  # noqa: E402
 from logs import jsonl  # noqa: E402
-from logs.read import has_number  # noqa: E402
+from logs.diagnose import RULES, WARNING, Logs, diagnose  # noqa: E402
+from logs.read import has_number, read_args  # noqa: E402
 from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
+from training.signals import Guard  # noqa: E402
 
 STUDIES = ROOT / "experiments"
 # What `measure` can measure, and the keys of a summary by answers.py.
 MEASURES = ("strict", "flexible", "tokens", "careful", "careful_right", "direct_right")
 SUMMARY_KEYS = ("step", "n", "samples", "questions", *MEASURES[:4], "direct")
+# Runs that are known to go wrong whatever their accuracy says, by the beginning of their names.
+MADE_TO_GO_WRONG = (
+    "dynamics/random",  # a coin for a reward
+    "dynamics/format",  # no reward for right answers
+    "judge/beta0.04",  # all stories become one, which reading them shows
+    "rates/base_rate1e-3",  # a learning rate far too high
+)
+# Runs whose truth is not known, or which are counted already.
+NOT_COUNTED = (
+    "judge/beta0.4",  # nobody knows whether these stories are better
+    "exchange/grpo",  # the runs rates/base_rate2e-4, evaluated more often
+)
 STUDENT_T = 4.303  # the 97.5 % point of Student's t distribution with 2 degrees of freedom
 read = cache(jsonl.read)
 
@@ -574,6 +590,80 @@ def rising(curves):
     return np.maximum.accumulate(curves, 1) + 1e-9 * np.arange(curves.shape[1])
 
 
+# How a GRPO run ended, in the order of the columns of `diagnose_table`.
+KINDS_OF_RUNS = ("made to go wrong", "failed otherwise", "in between", "healthy")
+
+
+def kind_of_run(name, evaluations):
+    """How a run ended, by its validation accuracy; None for a run that does not count.
+
+    failed otherwise    it ends 5 points or more below its own best, or less than 5 above its start
+                        (unless that is over 80 %)
+    healthy             it did not fail, and ends at 70 % or more
+    in between          all others: they rise and stay low
+    """
+    if name.startswith(NOT_COUNTED):
+        return None
+    if name.startswith(MADE_TO_GO_WRONG):
+        return "made to go wrong"
+    accuracies = [row["accuracy"] for row in evaluations]
+    first = accuracies[0]
+    last = accuracies[-1]
+    has_fallen = last <= max(accuracies) - 0.05
+    has_not_risen = first < 0.8 and last < first + 0.05
+    if has_fallen or has_not_risen:
+        return "failed otherwise"
+    return "healthy" if last >= 0.7 else "in between"
+
+
+def grpo_runs():
+    """Yield (kind of run, its Logs) for every GRPO run that counts."""
+    for path in sorted(STUDIES.glob("*/**/train_log.jsonl")):
+        run = path.parent
+        rows = read(path)
+        is_grpo = "zero_std_fraction" in rows[-1]
+        if is_grpo:
+            evaluations = read(run / "eval_log.jsonl")
+            kind = kind_of_run(run.relative_to(STUDIES).as_posix(), evaluations)
+            if kind:
+                yield kind, Logs(rows, evaluations, read_args(run / "args.json"))
+
+
+def rules_that_warn_in_training(logs):
+    """The names of the rules that would have warned during a run."""
+    guard = Guard(max_kl=np.inf)
+    guard.set_flags(logs.flags)
+    for step, metrics_of_step in enumerate(logs.train, 1):
+        guard.logs.evaluations = [row for row in logs.evaluations if row["step"] < step]
+        guard.check(metrics_of_step)
+    guard.logs.evaluations = logs.evaluations
+    guard.new_warnings()
+    return guard.rules_that_warned
+
+
+def diagnose_table():
+    """A row for each rule and one for any of them; notes do not count."""
+    num_runs = Counter()
+    num_warned = Counter()  # of (rule, kind of run); "in training" is one more kind
+    for kind, logs in grpo_runs():
+        num_runs[kind] += 1
+        findings = diagnose(logs).findings
+        warned = {finding.rule for finding in findings if finding.severity == WARNING}
+        warned_by_kind = {kind: warned}
+        if kind == "healthy":
+            warned_by_kind["in training"] = rules_that_warn_in_training(logs)
+        for column, names in warned_by_kind.items():
+            for name in {*names, "any"} if names else ():
+                num_warned[name, column] += 1
+    headings = [f"{kind} ({num_runs[kind]} runs)" for kind in KINDS_OF_RUNS]
+    yield "rule", "condition", "what to change", *headings, "healthy, in training"
+    columns = (*KINDS_OF_RUNS, "in training")
+    for rule in RULES:
+        counts = [str(num_warned[rule.name, column]) for column in columns]
+        yield rule.name, rule.condition, rule.advice, *counts
+    yield "any of these", "", "", *(str(num_warned["any", column]) for column in columns)
+
+
 # --- The pages ------------------------------------------------------------------------------------
 
 # A command on a page, an empty line, and the table that the command printed.
@@ -633,7 +723,11 @@ def check(*flags):
     Raises:
         ValueError: a page does not say what the logs say. The message has all problems on one line.
     """
-    pages = [ROOT / "analysis.md", *sorted(STUDIES.glob("*/README.md"))]
+    pages = [
+        ROOT / "analysis.md",
+        *ROOT.glob("docs/tuning.md"),
+        *sorted(STUDIES.glob("*/README.md")),
+    ]
     texts = {page: page.read_text("utf-8") for page in pages}
     new_texts = {page: fill_in_tables(text) for page, text in texts.items()}
 
@@ -674,6 +768,7 @@ TABLES = {
     "cases": cases,
     "pass": pass_,
     "exchange": exchange,
+    "diagnose": diagnose_table,
 }
 
 

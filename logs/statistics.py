@@ -40,6 +40,25 @@ def pass_at_k(num_correct: list[int], n: int, k: int) -> float:
     return sum(chances) / len(num_correct)
 
 
+def expected_flat_share(num_correct: list[int], n: int, group_size: int) -> float:
+    """Return the share of groups of group_size that would be all right or all wrong.
+
+    Of a problem with the chance p of a right answer it is p^G + (1 - p)^G. Here c of a problem's n
+    samples are right, and the mean is taken over p ~ Beta(c + 1/2, n - c + 1/2), which is what is
+    known of p after these samples (Jeffreys' prior). With c / n in place of p, a problem with
+    no right sample would never have one. The prior leaves it a small chance, which makes the
+    share too low where many problems are hopeless or trivial and n is small.
+    """
+    shares = []
+    for c in num_correct:
+        all_right = all_wrong = 1.0
+        for i in range(group_size):  # E[p^G] = (a / (a + b)) ((a + 1) / (a + b + 1)) ...
+            all_right *= (c + 0.5 + i) / (n + 1 + i)
+            all_wrong *= (n - c + 0.5 + i) / (n + 1 + i)
+        shares.append(all_right + all_wrong)
+    return sum(shares) / len(shares)
+
+
 def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]:
     """Return the accuracy, its 95 % interval and, with several samples of a problem, pass@k.
 

@@ -289,6 +289,24 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
         table.check()
 
 
+@pytest.mark.parametrize(
+    "name, accuracies, kind",
+    [
+        ("rates/base_rate2e-4_seed0", (0.25, 0.7), "healthy"),
+        ("rates/base_rate2e-4_seed0", (0.25, 0.69), "in between"),
+        ("rates/base_rate2e-4_seed0", (0.25, 0.9, 0.8), "failed otherwise"),
+        ("rates/base_rate2e-4_seed0", (0.25, 0.28), "failed otherwise"),
+        ("sft_then_grpo/careful100_rate1e-4_seed0", (0.88, 0.89), "healthy"),
+        ("rates/base_rate1e-3_seed0", (0.25, 0.9), "made to go wrong"),
+        ("judge/beta0.04_seed1", (0.25, 0.9), "made to go wrong"),
+        ("judge/beta0.4_seed1", (0.25, 0.9), None),
+    ],
+)
+def test_runs_are_sorted_by_how_they_ended(name, accuracies, kind):
+    rows = [{"accuracy": accuracy} for accuracy in accuracies]
+    assert table.kind_of_run(name, rows) == kind
+
+
 def test_steps_of_arithmetic_are_checked():
     assert checked_steps("3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\n") == [
         ("easy", True),

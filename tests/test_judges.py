@@ -28,6 +28,7 @@ from judges import endpoint, judge_report, judges, rating, story_rules
 from judges.endpoint import Halted
 from logs import jsonl
 from training import write_logs
+from training.signals import Guard
 
 NAMES = ("creativity", "coherence", "engagement")
 RUBRIC = CreativeWritingEvaluator.rubric
@@ -843,7 +844,13 @@ def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(
     tmp_path, capsys, name, console_line
 ):
     """Stories have no accuracy: they are above the floor and scored, or not."""
-    run = SimpleNamespace(step=7, total_tokens=0, start=0.0, evaluator=evaluator.EVALUATORS[name])
+    run = SimpleNamespace(
+        step=7,
+        total_tokens=0,
+        start=0.0,
+        evaluator=evaluator.EVALUATORS[name],
+        guard=Guard(),
+    )
     args = SimpleNamespace(
         output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0, eval_split="test"
     )

@@ -418,10 +418,32 @@ def test_guard_warns_once():
     guard = Guard()
     guard.check(CALM)
     suspect = CALM | {"entropy": 0.01, "zero_std_fraction": 0.95}
-    entropy_warning, saturation_warning = guard.check(suspect)
-    assert "entropy fell to 0.0100" in entropy_warning
-    assert "95%" in saturation_warning
+    flat_groups_warning, entropy_warning = guard.check(suspect)
+    assert "95% of the groups" in flat_groups_warning
+    assert "entropy fell to 0.01 nats" in entropy_warning
     assert guard.check(suspect) == []
+
+
+def test_training_says_what_looks_wrong_and_knows_the_iterations_before_a_resume(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    """A random model writes on until it is cut."""
+    numbers_of_earlier_rows = []
+    original_check = Guard.check
+
+    def recording_check(guard, metrics):
+        earlier_rows = (guard.logs.train, guard.logs.evaluations)
+        numbers_of_earlier_rows.append(tuple(map(len, earlier_rows)))
+        return original_check(guard, metrics)
+
+    monkeypatch.setattr(Guard, "check", recording_check)
+    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=2, eval_iterations=1)
+    assert main.main(flags) == 0
+    assert capsys.readouterr().out.count("completions are cut") == 1
+    (tmp_path / "run" / "train_log.jsonl").open("a").write("torn")
+    longer = run_flags(model_folder, tmp_path / "run", num_train_iters=4, eval_iterations=1)
+    assert main.main([*longer, "--resume"]) == 0
+    assert numbers_of_earlier_rows == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folder):

@@ -152,6 +152,32 @@ def test_a_mean_gap_of_a_bfloat16_copy_is_within_its_limit(setting):
     assert worst_gap > 1e-3, "the copy should differ, or nothing was tested"
 
 
+def test_completions_of_which_too_many_are_cut_are_found(setting):
+    """Only if every one was cut, the check failed."""
+    args, run = setting
+    args.max_completion_length = 40
+    sampled = selfcheck.sample_groups(args, run)
+    share_cut = 1 - sampled.rollout.finished.float().mean()
+    assert 0.25 < share_cut < 1
+    result = selfcheck.check_masks(args, run, sampled)
+    assert not result.ok
+    assert "raise --max_completion_length" in result.advice
+
+
+def test_flat_groups_of_other_sizes_are_predicted_where_answers_are_right_or_wrong(setting):
+    args, run = setting
+    sampled = selfcheck.sample_groups(args, run)
+    for number, detail in enumerate(sampled.rewards.details):
+        detail["correct_strict"] = number < 4  # of the first group all, of the others none
+    figure = selfcheck.check_spread(args, run, sampled).figure
+    assert "right answers by group: 4, 0, 0, 0 of 4" in figure
+    # (0.5 / 5) (1.5 / 6) (2.5 / 7) (3.5 / 8) + (4.5 / 5) (5.5 / 6) (6.5 / 7) (7.5 / 8) = 0.722
+    assert "72% (G = 4)" in figure
+    for example in sampled.examples:
+        example["answer"] = ""
+    assert "right answers" not in selfcheck.check_spread(args, run, sampled).figure
+
+
 def test_all_checks_pass_on_a_sound_setting(capsys):
     assert selfcheck.run_selfcheck(FLAGS) == 0
     *lines, last_line = capsys.readouterr().out.splitlines()

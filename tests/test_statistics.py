@@ -12,12 +12,23 @@ from scipy import stats
 from logs.statistics import (
     auc,
     correlation,
+    expected_flat_share,
     mcnemar,
     pass_at_k,
     ranks,
     spread_and_ties,
     wilson_interval,
 )
+
+
+def test_expected_flat_share_by_hand_and_by_draws():
+    """One of two right: p ~ Beta(1.5, 1.5), whose E[p^2] is (1.5 / 3) (2.5 / 4) = 0.3125."""
+    assert expected_flat_share([1], 2, 2) == pytest.approx(0.625)
+    assert expected_flat_share([0, 3, 8], 8, 1) == pytest.approx(1), "a group of one is flat"
+    # (0.5 / 9) (1.5 / 10) + (8.5 / 9) (9.5 / 10) for none of eight right, and the same for all
+    assert expected_flat_share([0, 8], 8, 2) == pytest.approx(0.905556, abs=1e-6)
+    p = np.random.default_rng(0).beta(3.5, 5.5, 200_000)
+    assert expected_flat_share([3], 8, 6) == pytest.approx((p**6 + (1 - p) ** 6).mean(), abs=1e-3)
 
 
 def test_wilson_interval_by_hand():

@@ -101,9 +101,8 @@ class Run:
         self.interrupts.release()
 
     def check_health(self, metrics: dict) -> None:
-        """Print what looks wrong in the metrics of an iteration. Raises Diverged for a lost run."""
-        for warning in self.guard.check(metrics):
-            tqdm.write(f"warning: {warning}")
+        """Print what looks wrong in the iterations so far. Raises Diverged for a lost run."""
+        print_warnings(self.guard.check(metrics))
 
     def progress_bar(self, num_steps: int) -> tqdm:
         """The steps that are still to be taken, of num_steps in all."""
@@ -112,6 +111,11 @@ class Run:
             steps, initial=self.step, total=num_steps, desc="GRPO", unit="step"
         )
         return self.bar
+
+
+def print_warnings(warnings: list[str]) -> None:
+    for warning in warnings:
+        tqdm.write(f"warning: {warning}")
 
 
 # --- Starting -------------------------------------------------------------------------------------
@@ -221,6 +225,7 @@ def check_same_flags(args: Namespace, previous: dict) -> None:
 
 def start(args: Namespace, run: Run) -> None:
     """Go back to the newest checkpoint if --resume asks for it, and write args.json."""
+    run.guard.set_flags(vars(args))
     run.mark()
     run.memory_flags = memory.in_force(args)
     if args.resume:
@@ -306,6 +311,9 @@ def resume(args: Namespace, run: Run) -> None:
     if "memory" in state:  # earlier versions did not write it
         memory.resume(args, **state["memory"])
     run.mark()
+    if distributed.is_main():
+        run.guard.logs.train = read_earlier_rows(args.output_dir / "train_log.jsonl")
+        run.guard.logs.evaluations = read_earlier_rows(args.output_dir / "eval_log.jsonl")
     last_evaluation = distributed.from_main(read_last_evaluation(args.output_dir))
     if last_evaluation:
         run.evaluated_step = last_evaluation["step"]
@@ -326,6 +334,13 @@ def check_no_checkpoint_was_lost(args: Namespace) -> None:
             f"{log} has {num_steps} steps, but no intact checkpoint is left: name another"
             " --output_dir"
         )
+
+
+def read_earlier_rows(log: Path) -> list[dict]:
+    """The rows of a log for run.guard; none where it is damaged, since a run can do without."""
+    with suppress(ValueError, OSError):
+        return jsonl.read(log)
+    return []
 
 
 def read_last_evaluation(output_dir: Path) -> dict | None:
@@ -391,6 +406,7 @@ def train_to_the_end(args: Namespace, run: Run, train: Callable[[Namespace, Run]
     folder = args.output_dir
     try:
         train(args, run)
+        print_warnings(run.guard.new_warnings())  # the last evaluation is among the rows now
     except Interrupted as interrupt:
         run.interrupts.ignore()
         advice = ""

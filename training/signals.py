@@ -4,11 +4,7 @@ import math
 import signal
 
 import distributed
-
-# A warning is printed when the entropy falls below this share of its first value.
-LOW_ENTROPY_SHARE = 0.05
-# A warning is printed when all rewards are equal in more than this share of the groups.
-HIGH_FLAT_GROUP_SHARE = 0.9
+from logs.diagnose import MIN_ITERATIONS, WARNING, Logs, diagnose
 
 
 class Interrupted(BaseException):
@@ -81,6 +77,12 @@ class Guard:
 
     A run has diverged if, in `patience` iterations in a row, an update was skipped because its loss
     or gradient was not finite, or the mean KL to the reference was above `max_kl` nats per token.
+
+    What it warns of are the rules of logs/diagnose.py, applied to the iterations so far. They are
+    applied whenever the run has grown by a twentieth, so that a long run costs no more per
+    iteration than a short one. Each rule warns once in the life of a process, and not of a note. A
+    rule that compares the start with the end waits for half of the run, since many a healthy run
+    begins slowly.
     """
 
     def __init__(self, max_kl: float = 3.0, patience: int = 3):
@@ -88,8 +90,15 @@ class Guard:
         self.patience = patience
         self.skipped_streak = 0  # how many iterations in a row have skipped an update
         self.high_kl_streak = 0  # how many iterations in a row had too high a KL
-        self.first_entropy = None
-        self.issued_warnings = set()  # names of warnings, each of which is issued once
+        self.logs = Logs()
+        self.next_diagnosis = 1  # the number of iterations at which the rules are applied again
+        self.rules_that_warned = set()
+
+    def set_flags(self, flags: dict) -> None:
+        """Tell it the flags of the run, which some rules need."""
+        self.logs.flags = flags
+        half_of_run = flags.get("num_train_iters", 0) // 2
+        self.logs.min_iterations = max(MIN_ITERATIONS, half_of_run)
 
     def check(self, metrics: dict) -> list[str]:
         """Look at the metrics of an iteration and return new warnings, each a line of text.
@@ -98,16 +107,26 @@ class Guard:
             Diverged: the run should stop.
         """
         self._check_divergence(metrics)
-        warnings = {
-            "entropy": self._entropy_warning(metrics),
-            "saturation": self._saturation_warning(metrics),
-        }
-        new_warnings = []
-        for name, text in warnings.items():
-            if text is not None and name not in self.issued_warnings:
-                self.issued_warnings.add(name)
-                new_warnings.append(text)
-        return new_warnings
+        self.logs.train.append(metrics)
+        num_iterations = len(self.logs.train)
+        if num_iterations < self.next_diagnosis:
+            return []
+        self.next_diagnosis = num_iterations + 1 + num_iterations // 20
+        return self.new_warnings()
+
+    def new_warnings(self) -> list[str]:
+        """Apply the rules to all iterations so far; return a line for each that did not warn yet.
+
+        Of several processes the first one alone does this.
+        """
+        if not distributed.is_main():
+            return []
+        lines = []
+        for finding in diagnose(self.logs).findings:
+            if finding.severity == WARNING and finding.rule not in self.rules_that_warned:
+                self.rules_that_warned.add(finding.rule)
+                lines.append(f"{finding.sentence}. {finding.why} To do: {finding.advice}")
+        return lines
 
     def _check_divergence(self, metrics: dict) -> None:
         kl = metrics.get("kl_per_token", 0.0)
@@ -128,26 +147,3 @@ class Guard:
                 f"mean KL to the reference was above {self.max_kl:g} nats in"
                 f" {self.high_kl_streak} iterations in a row, now {kl:.3g}: {advice}"
             )
-
-    def _entropy_warning(self, metrics: dict) -> str | None:
-        entropy = metrics.get("entropy")
-        if entropy is None:
-            return None
-        if not self.first_entropy:
-            self.first_entropy = entropy
-        if entropy < LOW_ENTROPY_SHARE * self.first_entropy:
-            return (
-                f"entropy fell to {entropy:.4f} nats, under {LOW_ENTROPY_SHARE:.0%} of its first"
-                " value: the samples of a group hardly differ, so they teach little; lower"
-                " --learning_rate, or raise --beta or --temperature"
-            )
-        return None
-
-    def _saturation_warning(self, metrics: dict) -> str | None:
-        flat_share = metrics.get("zero_std_fraction", 0)
-        if flat_share > HIGH_FLAT_GROUP_SHARE:
-            return (
-                f"in {flat_share:.0%} of the groups all rewards are equal, which teaches nothing:"
-                " the reward is saturated or out of reach; use harder or easier problems"
-            )
-        return None

@@ -122,6 +122,7 @@ def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
     row["total_tokens"] = run.total_tokens
     row["elapsed"] = time.perf_counter() - run.start
     append(args, "eval_log.jsonl", row)
+    run.guard.logs.evaluations.append(row)
     run.evaluated_step = run.step
     run.accuracy = metrics["accuracy"]
 

@@ -1,0 +1,495 @@
+"""Rules that tell from the logs of a GRPO run whether it is healthy, and if not, why.
+
+plotter.py --diagnose applies them to runs, and training to its own iterations so far. It is an
+audit and no oracle: a run that breaks no rule can still be bad. docs/tuning.md lists the rules
+with their hits and false alarms on runs whose end is known.
+
+The start and the end of a run are means over the first and over the last tenth of its iterations,
+or over five where a tenth is less.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from logs.read import column, has_number, rows_with_number, value_and_interval
+
+MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
+MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
+NO_GRADIENT = 1e-7
+FLAT_GROUPS = 0.8
+FLAT_GROUPS_NOTE = 0.5
+FLAT_GROUPS_AT_ONCE = 0.9  # in a single iteration
+MOSTLY_RIGHT = 0.9  # With so much accuracy, groups are flat because nearly every answer is right.
+MOSTLY_WRONG = 0.1
+TRUNCATED = 0.25
+RISE_IN_ERRORS = 2
+CLEAR_RISE_IN_ERRORS = 4
+HIGH_KL = 0.5  # nats a token
+LOW_ENTROPY_SHARE = 0.1
+LOW_ENTROPY_SHARE_AT_ONCE = 0.05  # in a single iteration
+HIGH_ENTROPY = 1.0  # nats
+CLIPPED = 0.2
+HIGH_GAP = 0.05  # nats a token
+GAP_GROWTH = 5
+NEGLIGIBLE_GAP = 1e-3  # nats a token: rounding in float32 stays below it
+DISTINCT_SHARE = 0.7
+CORRECTNESS_SHARE = 0.15
+
+WARNING = "warning"
+NOTE = "note"
+
+
+class NotLogged(Exception):
+    """The logs lack what a rule needs, so that the rule cannot be applied."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rule has found in a run."""
+
+    rule: str  # the name of the rule
+    severity: str  # WARNING or NOTE
+    sentence: str  # what was found, with the numbers
+    why: str  # why it matters
+    advice: str  # what to change, with the flags
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far a metric has moved from the start of a run to its end."""
+
+    start: float
+    end: float
+    error: float  # the standard error of end - start
+
+    def rises(self, num_errors: float) -> bool:
+        """Whether the end is more than so many standard errors above the start."""
+        return self.end - self.start > num_errors * self.error
+
+    def __str__(self):
+        return f"{self.start:.3g} -> {self.end:.3g}"
+
+
+@dataclass
+class Logs:
+    """The rows of a run's two logs, and its flags as far as they are known."""
+
+    train: list[dict] = field(default_factory=list)
+    evaluations: list[dict] = field(default_factory=list)
+    flags: dict = field(default_factory=dict)
+    min_iterations: int = MIN_ITERATIONS  # for rules that compare the start with the end
+
+    def values(self, key: str) -> np.ndarray:
+        """The numbers under a key of train_log.jsonl. Raises NotLogged if there is none."""
+        rows = rows_with_number(self.train, key)
+        if not rows:
+            raise NotLogged(key)
+        return column(rows, key)
+
+    def end(self, key: str) -> float:
+        """The mean at the end of the run. Raises NotLogged."""
+        values = self.values(key)
+        return values[-window(values) :].mean().item()
+
+    def change(self, key: str) -> Change:
+        """How far a metric has moved. Raises NotLogged where there are too few iterations.
+
+        The noise of an iteration is estimated from the jumps between neighbours (von Neumann 1941),
+        which a trend hardly enlarges: the variance of a jump is twice that of an iteration.
+        """
+        values = self.values(key)
+        if len(values) < self.min_iterations:
+            raise NotLogged(f"{key} in {self.min_iterations} iterations")
+        n = window(values)
+        variance = (np.diff(values) ** 2).mean() / 2
+        return Change(
+            start=values[:n].mean().item(),
+            end=values[-n:].mean().item(),
+            error=math.sqrt(variance * 2 / n),
+        )
+
+    def has_answers(self) -> bool:
+        """Whether answers are right or wrong. Of what a judge reads, `accuracy` says less."""
+        return not any("rewards/judge" in row for row in self.train)
+
+    def accuracies(self) -> list[dict]:
+        """The evaluations with an accuracy. Raises NotLogged for fewer than two."""
+        rows = rows_with_number(self.evaluations, "accuracy")
+        rows = [row for row in rows if has_number(row, "accuracy_low")]
+        if len(rows) < 2 or not self.has_answers():
+            raise NotLogged("accuracy in two evaluations")
+        return rows
+
+
+def window(values) -> int:
+    """How many iterations are the start or the end of a run with these values."""
+    return max(MIN_WINDOW, math.ceil(len(values) / 10))
+
+
+# ---- the rules
+# A rule returns its severity and a sentence, or None. Its docstring is its condition.
+
+
+def no_gradient(logs):
+    """The gradient's norm is below 1e-7 in more than half of the iterations."""
+    share = (logs.values("grad_norm") < NO_GRADIENT).mean()
+    if share > 0.5:
+        return WARNING, f"the gradient is 0 in {share:.0%} of the iterations"
+    return None
+
+
+def flat_groups(logs):
+    """More than 80 % of the groups have equal rewards at the end, or more than 90 % in one
+    iteration; a note from 50 %."""
+    # With --dynamic_sampling, flat groups are replaced, and this is the share after that.
+    trained_key = "zero_std_fraction_trained"
+    was_replaced = any(trained_key in row for row in logs.train)
+    key = trained_key if was_replaced else "zero_std_fraction"
+    share = logs.end(key)
+    worst = logs.values(key).max()
+    sentence = f"{share:.0%} of the groups have equal rewards at the end{kind_of_flat_group(logs)}"
+    if share > FLAT_GROUPS:
+        return WARNING, sentence
+    if worst > FLAT_GROUPS_AT_ONCE:
+        return WARNING, f"all rewards are equal in {worst:.0%} of the groups of an iteration"
+    if share > FLAT_GROUPS_NOTE:
+        return NOTE, sentence
+    return None
+
+
+def kind_of_flat_group(logs) -> str:
+    """Why groups may be flat, as the end of a sentence; "" where the logs do not tell."""
+    if not logs.has_answers():
+        return ""
+    try:
+        accuracy = logs.end("accuracy")
+    except NotLogged:
+        return ""
+    if accuracy >= MOSTLY_RIGHT:
+        return f": nearly all answers are right ({accuracy:.0%})"
+    if accuracy <= MOSTLY_WRONG:
+        return f": nearly all answers are wrong ({accuracy:.0%} are right)"
+    return (
+        f", though {accuracy:.0%} of the answers are right: the samples of a group are alike, or"
+        " the reward does not tell them apart"
+    )
+
+
+def truncation(logs):
+    """More than 25 % of the completions are cut at the end."""
+    share = logs.end("truncated_fraction")
+    if share > TRUNCATED:
+        return WARNING, f"{share:.0%} of the completions are cut at the end"
+    return None
+
+
+def flat_reward(logs):
+    """The reward rises by less than 2 standard errors."""
+    reward = logs.change("reward")
+    if reward.rises(RISE_IN_ERRORS):
+        return None
+    return WARNING, f"the reward does not rise: {reward} (standard error {reward.error:.2g})"
+
+
+def high_kl(logs):
+    """The KL to the reference is above 0.5 nats a token at the end (median). With a reward that
+    does not rise it is critical."""
+    # k3 grows exponentially with what the policy has given up, so that one iteration can have
+    # hundreds of nats in a healthy run. The median does not see it.
+    values = logs.values("kl_per_token")
+    if len(values) < MIN_ITERATIONS:
+        raise NotLogged(f"kl_per_token in {MIN_ITERATIONS} iterations")
+    kl = np.median(values[-window(values) :])
+    if not kl > HIGH_KL:
+        return None
+    sentence = f"the KL to the reference is {kl:.2g} nats a token at the end"
+    try:
+        reward_is_flat = flat_reward(logs) is not None
+    except NotLogged:
+        reward_is_flat = False
+    if reward_is_flat:
+        sentence += ", and the reward has not risen, which is critical: the policy only drifts"
+    return WARNING, sentence
+
+
+def entropy(logs):
+    """The entropy is below a tenth of its start and half of the groups are flat, or below a
+    twentieth of its first value in an iteration, or it rises above 1 nat."""
+    flat_share = logs.end("zero_std_fraction")  # sft.py has no groups, and may lower its entropy
+    values = logs.values("entropy")
+    first = values[0]
+    least = values.min()
+    if least < LOW_ENTROPY_SHARE_AT_ONCE * first:
+        return WARNING, f"the entropy fell to {least:.2g} nats, from {first:.2g} at first"
+    change = logs.change("entropy")
+    if change.start < HIGH_ENTROPY < change.end:
+        return WARNING, f"the entropy rises: {change} nats"
+    is_low = change.end < LOW_ENTROPY_SHARE * change.start
+    if is_low and flat_share >= FLAT_GROUPS_NOTE:
+        return WARNING, (
+            f"the entropy falls: {change} nats, and {flat_share:.0%} of the groups have equal"
+            " rewards"
+        )
+    return None
+
+
+def clipping(logs):
+    """More than 20 % of the tokens are clipped at the end (not for gspo). Several updates and
+    never a clip: a note."""
+    if logs.flags.get("loss_type") == "gspo":  # GSPO clips whole sequences, and most of them.
+        return None
+    clipped = logs.values("clip_fraction")
+    share = logs.end("clip_fraction")
+    if share > CLIPPED:
+        return WARNING, f"the clip stops {share:.0%} of the tokens at the end"
+    num_updates = updates_per_batch(logs.flags)
+    can_clip = logs.flags.get("loss_type") == "grpo_clip" and num_updates > 1
+    if can_clip and len(clipped) >= MIN_ITERATIONS and clipped.max() == 0:
+        return NOTE, f"the clip has stopped no token, with {num_updates:g} updates a batch"
+    return None
+
+
+def updates_per_batch(flags) -> float:
+    """How many updates main.py takes on a rollout batch, 1 where the flags do not say."""
+    batch = flags.get("rollout_batch_size") or 1
+    epochs = flags.get("epochs_per_rollout_batch") or 1
+    return epochs * batch / (flags.get("train_batch_size") or batch)
+
+
+def sampler_gap(logs):
+    """Sampler and policy differ by more than 0.05 nats a token at the end, or by five times as
+    much as at the start (and by more than 0.001)."""
+    gap = logs.end("sampling_logp_gap")
+    if gap > HIGH_GAP:
+        return WARNING, f"sampler and policy differ by {gap:.2g} nats a token at the end"
+    if gap > NEGLIGIBLE_GAP:
+        change = logs.change("sampling_logp_gap")
+        if change.end > GAP_GROWTH * change.start:
+            return WARNING, f"sampler and policy drift apart: {change} nats a token"
+    return None
+
+
+def skipped_updates(logs):
+    """An update was left out, because its loss or gradient was not finite."""
+    skipped = logs.values("skipped_updates")
+    num_iterations = (skipped > 0).sum()
+    if num_iterations:
+        return WARNING, f"updates were left out in {num_iterations} of {len(skipped)} iterations"
+    return None
+
+
+def reward_without_accuracy(logs):
+    """The reward rises by more than 4 standard errors, and the last evaluation's accuracy is not
+    above the first one's interval."""
+    reward = logs.change("reward")
+    evaluations = logs.accuracies()
+    if evaluations[-1]["step"] < logs.min_iterations:
+        raise NotLogged(f"an evaluation after {logs.min_iterations} iterations")
+    first, _, first_high = value_and_interval(evaluations[0], "accuracy")
+    last = evaluations[-1]["accuracy"]
+    if reward.rises(CLEAR_RISE_IN_ERRORS) and last <= first_high:
+        return WARNING, (
+            f"the reward rises ({reward}), but accuracy does not: {first:.1%} in the first"
+            f" evaluation (95 % interval up to {first_high:.1%}), {last:.1%} in the last"
+        )
+    return None
+
+
+def reward_without_diversity(logs):
+    """The reward rises by more than 4 standard errors, and the distinct bigrams of the batch fall
+    below 70 % of their start."""
+    reward = logs.change("reward")
+    distinct = logs.change("distinct_2_batch")
+    if reward.rises(CLEAR_RISE_IN_ERRORS) and distinct.end < DISTINCT_SHARE * distinct.start:
+        return WARNING, (
+            f"the reward rises ({reward}) while the completions become alike: the share of"
+            f" distinct bigrams is {distinct}"
+        )
+    return None
+
+
+def only_format(logs):
+    """The reward rises by more than 2 standard errors, and correctness makes less than 15 % of
+    it."""
+    reward = logs.change("reward")
+    correctness = logs.change("rewards/correctness")
+    if not reward.rises(RISE_IN_ERRORS):
+        return None
+    share = (correctness.end - correctness.start) / (reward.end - reward.start)
+    if share < CORRECTNESS_SHARE:
+        return WARNING, (
+            f"only the format's reward rises: the whole is {reward}, of which correctness is"
+            f" {correctness}"
+        )
+    return None
+
+
+def past_its_best(logs):
+    """The last evaluation's interval lies below that of the best one."""
+    evaluations = logs.accuracies()
+    best = max(evaluations, key=lambda row: row["accuracy"])
+    last = evaluations[-1]
+    if last["accuracy_high"] < best["accuracy_low"]:
+        return WARNING, (
+            f"the accuracy is past its best: {best['accuracy']:.1%} at step {best['step']},"
+            f" {last['accuracy']:.1%} at step {last['step']}; the checkpoint to take is"
+            f" checkpoints/step_{best['step']:06d}, if it was saved"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    # Returns (severity, sentence), or None where the rule does not apply. Its docstring is the
+    # condition. Raises NotLogged where the logs lack what it needs.
+    check: Callable[[Logs], tuple[str, str] | None]
+    why: str
+    advice: str
+
+    @property
+    def condition(self) -> str:
+        return " ".join(self.check.__doc__.split())
+
+
+RULES = (
+    Rule(
+        "no gradient",
+        no_gradient,
+        "Nothing is learnt where no weight moves.",
+        "Look at the share of groups with equal rewards and at --learning_rate; run selfcheck.py"
+        " with the same flags.",
+    ),
+    Rule(
+        "groups without a signal",
+        flat_groups,
+        "A group of equal rewards has no advantage and teaches nothing.",
+        "If nearly all answers are right, use harder problems. If nearly all are wrong, use easier"
+        " ones, or show some solutions first (sft.py). Otherwise raise --group_size or"
+        " --temperature, or set --dynamic_sampling.",
+    ),
+    Rule(
+        "truncation",
+        truncation,
+        "A completion that is cut has no answer, so that its reward says nothing of its thought.",
+        "Raise --max_completion_length, or set --mask_truncated_completions.",
+    ),
+    Rule(
+        "reward does not rise",
+        flat_reward,
+        "GRPO maximises this reward and nothing else.",
+        "Check that rewards differ within groups, change --learning_rate, or show some solutions"
+        " first (sft.py); docs/tuning.md lists more causes.",
+    ),
+    Rule(
+        "KL",
+        high_kl,
+        "The policy is far from the model it began with, and may have lost what that could do.",
+        "Lower --learning_rate or raise --beta.",
+    ),
+    Rule(
+        "entropy",
+        entropy,
+        "With little entropy the samples of a group hardly differ and teach little; with much they"
+        " are noise.",
+        "Where it falls, lower --learning_rate, or raise --beta or --temperature. Where it rises,"
+        " lower --learning_rate.",
+    ),
+    Rule(
+        "clip",
+        clipping,
+        "A clipped token has no gradient, and a clip that is never met does nothing.",
+        "Where much is clipped, lower --learning_rate or take fewer updates on a batch. Where"
+        " nothing is, nothing need be done.",
+    ),
+    Rule(
+        "sampler",
+        sampler_gap,
+        "What is trained are not quite the tokens' chances with which they were drawn.",
+        "Set --sampling_dtype float32, or correct for the gap with --importance_cap 2.",
+    ),
+    Rule(
+        "skipped updates",
+        skipped_updates,
+        "A loss or gradient was not finite.",
+        "Lower --learning_rate or --max_grad_norm, and read the rollouts of these iterations.",
+    ),
+    Rule(
+        "reward without accuracy",
+        reward_without_accuracy,
+        "The policy may have found what the reward pays for beside right answers.",
+        "Read the completions with the highest reward (plotter.py --log_dir RUN --show), and mend"
+        " the reward or raise --beta.",
+    ),
+    Rule(
+        "reward without diversity",
+        reward_without_diversity,
+        "The policy may have found one text that the reward likes.",
+        "Read the completions (plotter.py --log_dir RUN --show); raise --beta, or stop earlier.",
+    ),
+    Rule(
+        "only format rises",
+        only_format,
+        "The format is learnt within some iterations; right answers are what it is for.",
+        "Train longer; if correctness stays, use easier problems or show some solutions first"
+        " (sft.py).",
+    ),
+    Rule(
+        "past its best",
+        past_its_best,
+        "Training on has cost accuracy.",
+        "Take the best checkpoint, or train again with a lower --learning_rate or fewer"
+        " --num_train_iters.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the rules say of a run."""
+
+    findings: list[Finding]  # warnings first
+    rules: list[str]  # the names of the rules for which the logs have what they need
+
+
+def diagnose(logs: Logs) -> Diagnosis:
+    """Apply every rule. A rule that lacks a metric is left out."""
+    findings = []
+    names = []
+    for rule in RULES:
+        try:
+            result = rule.check(logs)
+        except NotLogged:
+            continue
+        names.append(rule.name)
+        if result:
+            severity, sentence = result
+            findings.append(Finding(rule.name, severity, sentence, rule.why, rule.advice))
+    findings.sort(key=lambda finding: finding.severity != WARNING)
+    return Diagnosis(findings, names)
+
+
+def report(name: str, logs: Logs) -> str:
+    """The diagnosis of a run in sentences, and what was looked at."""
+    diagnosis = diagnose(logs)
+    num_iterations = counted(len(logs.train), "iteration")
+    num_evaluations = counted(len(logs.evaluations), "evaluation")
+    looked_at = f"{num_iterations} and {num_evaluations}"
+    if not diagnosis.rules:
+        return f"{name}: no rule can be applied to {looked_at}: the logs lack what the rules need"
+    rules = f"{counted(len(diagnosis.rules), 'rule')} ({', '.join(diagnosis.rules)})"
+    if not diagnosis.findings:
+        return f"{name}: nothing looks wrong in {looked_at}, by {rules}"
+    lines = [f"{name}: {counted(len(diagnosis.findings), 'finding')} in {looked_at}, by {rules}"]
+    for finding in diagnosis.findings:
+        lines.append(f"  {finding.severity}: {finding.sentence}")
+        lines.append(f"    Why it matters: {finding.why}")
+        lines.append(f"    What to change: {finding.advice}")
+    return "\n".join(lines)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,351 @@
+"""The rules of --diagnose: each has a log on either side of its condition; and the command line."""
+
+import pytest
+from log_helpers import eval_row, write_run
+
+import plotter
+from logs.diagnose import NOTE, RULES, WARNING, Logs, diagnose
+from training import signals
+from training.signals import Guard
+
+NUM_ITERATIONS = 60  # the start and the end are six iterations each
+
+
+def jitter(i, size):
+    """Noise whose mean over six iterations is 0."""
+    return size if i % 2 else -size
+
+
+def ramp(start, end):
+    """A metric that goes from `start` to `end` in a straight line, but for its two ends."""
+    return lambda i: start + (end - start) * min(max((i - 6) / 47, 0), 1)
+
+
+def once(value, else_value):
+    """A metric with another value in one iteration."""
+    return lambda i: value if i == 30 else else_value
+
+
+def step_up(height):
+    """A noisy metric that jumps at half of the run: 0.082 is about one standard error."""
+    return lambda i: jitter(i, 0.1) + (height if i >= 30 else 0)
+
+
+HEALTHY = {
+    "reward": lambda i: ramp(1, 3)(i) + jitter(i, 0.05),
+    "rewards/correctness": ramp(0.5, 1.5),
+    "accuracy": 0.5,
+    "zero_std_fraction": 0.2,
+    "truncated_fraction": 0.0,
+    "grad_norm": 0.3,
+    "kl_per_token": 0.05,
+    "entropy": ramp(0.5, 0.1),
+    "clip_fraction": 0.01,
+    "sampling_logp_gap": 1e-6,
+    "skipped_updates": 0.0,
+    "distinct_2_batch": 0.7,
+}
+FLAGS = {"loss_type": "grpo_clip", "rollout_batch_size": 64, "train_batch_size": 64}
+TWO_UPDATES = {"epochs_per_rollout_batch": 2}
+FLAT_REWARD = {"reward": step_up(0)}
+LOW_ENTROPY = ramp(0.5, 0.04)
+
+
+def train_rows(columns, num_iterations=NUM_ITERATIONS):
+    rows = []
+    for i in range(num_iterations):
+        row = {"step": i + 1}
+        for key, value in columns.items():
+            row[key] = value(i) if callable(value) else value
+        rows.append(row)
+    return rows
+
+
+def evaluations(accuracies):
+    """One every 20 iterations; the intervals are 4 points wide on either side."""
+    return [eval_row(20 * i, strict=accuracy) for i, accuracy in enumerate(accuracies)]
+
+
+def make_logs(changes, accuracies=(0.3, 0.5, 0.6, 0.7), flags=None):
+    return Logs(train_rows(HEALTHY | changes), evaluations(accuracies), FLAGS | (flags or {}))
+
+
+def severities(logs):
+    """{rule: severity} of what is found."""
+    return {finding.rule: finding.severity for finding in diagnose(logs).findings}
+
+
+def test_nothing_is_found_in_a_healthy_run_and_every_rule_has_looked():
+    diagnosis = diagnose(make_logs({}))
+    assert diagnosis.findings == []
+    assert diagnosis.rules == [rule.name for rule in RULES]
+
+
+# Rule, severity, what breaks it, what does so hardly.
+CASES = [
+    (
+        "no gradient",
+        WARNING,
+        {"grad_norm": lambda i: 0.3 * (i > 30)},
+        {"grad_norm": lambda i: i % 2},
+    ),
+    ("groups without a signal", WARNING, {"zero_std_fraction": 0.81}, None),
+    ("groups without a signal", NOTE, {"zero_std_fraction": 0.8}, {"zero_std_fraction": 0.5}),
+    (
+        "groups without a signal",
+        WARNING,
+        {"zero_std_fraction": once(0.95, 0.2)},
+        {"zero_std_fraction": once(0.9, 0.2)},
+    ),
+    (
+        "groups without a signal",
+        WARNING,
+        {"zero_std_fraction_trained": 0.85},
+        {"zero_std_fraction_trained": 0.1, "zero_std_fraction": 0.85},
+    ),
+    ("truncation", WARNING, {"truncated_fraction": 0.26}, {"truncated_fraction": 0.25}),
+    ("reward does not rise", WARNING, {"reward": step_up(0.15)}, {"reward": step_up(0.19)}),
+    ("reward does not rise", WARNING, {"reward": 0.0}, {}),
+    ("reward does not rise", WARNING, {"reward": ramp(3, 1)}, {}),
+    ("KL", WARNING, {"kl_per_token": 0.51}, {"kl_per_token": 0.5}),
+    ("KL", WARNING, {"kl_per_token": ramp(0, 1)}, {"kl_per_token": lambda i: 900.0 * (i == 58)}),
+    ("entropy", WARNING, {"entropy": ramp(0.9, 1.1)}, {"entropy": ramp(0.9, 0.99)}),
+    ("entropy", WARNING, {"entropy": ramp(0.9, 1.1)}, {"entropy": ramp(1.1, 1.3)}),
+    (
+        "entropy",
+        WARNING,
+        {"entropy": LOW_ENTROPY, "zero_std_fraction": 0.5},
+        {"entropy": LOW_ENTROPY, "zero_std_fraction": 0.49},
+    ),
+    ("entropy", WARNING, {"entropy": once(0.02, 0.5)}, {"entropy": once(0.03, 0.5)}),
+    ("clip", WARNING, {"clip_fraction": 0.21}, {"clip_fraction": 0.2}),
+    ("sampler", WARNING, {"sampling_logp_gap": 0.06}, {"sampling_logp_gap": 0.05}),
+    (
+        "sampler",
+        WARNING,
+        {"sampling_logp_gap": ramp(0.002, 0.011)},
+        {"sampling_logp_gap": ramp(0.002, 0.009)},
+    ),
+    ("sampler", WARNING, {"sampling_logp_gap": 0.06}, {"sampling_logp_gap": ramp(1e-7, 9e-7)}),
+    ("skipped updates", WARNING, {"skipped_updates": once(0.5, 0.0)}, {}),
+    (
+        "reward without diversity",
+        WARNING,
+        {"distinct_2_batch": ramp(0.7, 0.48)},
+        {"distinct_2_batch": ramp(0.7, 0.5)},
+    ),
+    (
+        "reward without diversity",
+        WARNING,
+        {"distinct_2_batch": ramp(0.7, 0.1)},
+        {"distinct_2_batch": ramp(0.7, 0.1), "reward": step_up(0.25)},
+    ),
+    (
+        "only format rises",
+        WARNING,
+        {"rewards/correctness": ramp(0.5, 0.78)},
+        {"rewards/correctness": ramp(0.5, 0.82)},
+    ),
+]
+
+
+@pytest.mark.parametrize("rule, severity, broken, kept", CASES)
+def test_a_rule_warns_beyond_its_limit_and_not_before(rule, severity, broken, kept):
+    assert severities(make_logs(broken)).get(rule) == severity
+    if kept is not None:
+        assert rule not in severities(make_logs(kept))
+
+
+@pytest.mark.parametrize(
+    "broken, kept", [((0.3, 0.5, 0.33), (0.3, 0.35)), ((0.3, 0.1), (0.3, 0.4))]
+)
+def test_a_reward_that_rises_without_accuracy(broken, kept):
+    """The first evaluation's interval ends at 34 %."""
+    rule = "reward without accuracy"
+    assert severities(make_logs({}, broken))[rule] == WARNING
+    assert rule not in severities(make_logs({}, kept))
+    assert rule not in severities(make_logs(FLAT_REWARD, broken))
+
+
+def test_past_its_best_names_the_checkpoint():
+    rule = "past its best"
+    findings = diagnose(make_logs({}, (0.3, 0.6, 0.8, 0.71))).findings
+    assert [finding.rule for finding in findings] == [rule]
+    assert "checkpoints/step_000040" in findings[0].sentence
+    assert rule not in severities(make_logs({}, (0.3, 0.6, 0.8, 0.73)))
+
+
+def test_the_clip_depends_on_the_loss_and_on_the_number_of_updates():
+    much = {"clip_fraction": 0.6}
+    none = {"clip_fraction": 0.0}
+    assert "clip" not in severities(make_logs(much, flags={"loss_type": "gspo"}))
+    assert severities(make_logs(none, flags=TWO_UPDATES))["clip"] == NOTE
+    assert "clip" not in severities(make_logs(none))
+    reinforce = {"loss_type": "reinforce_with_baseline"} | TWO_UPDATES
+    assert "clip" not in severities(make_logs(none, flags=reinforce))
+
+
+@pytest.mark.parametrize(
+    "accuracy, words",
+    [(0.95, "nearly all answers are right"), (0.05, "nearly all answers are wrong")]
+    + [(0.5, "the samples of a group are alike")],
+)
+def test_flat_groups_are_told_apart(accuracy, words):
+    logs = make_logs({"zero_std_fraction": 0.85, "accuracy": accuracy})
+    assert words in diagnose(logs).findings[0].sentence
+
+
+def test_a_high_kl_with_a_flat_reward_is_critical():
+    high_kl = {"kl_per_token": 0.8}
+    (finding,) = diagnose(make_logs(high_kl)).findings
+    assert "critical" not in finding.sentence
+    sentences = [
+        finding.sentence for finding in diagnose(make_logs(high_kl | FLAT_REWARD)).findings
+    ]
+    assert any("critical" in sentence for sentence in sentences)
+
+
+def test_what_a_judge_reads_is_neither_right_nor_wrong():
+    """There `accuracy` is the share of texts above the floor of rules, which is high at first."""
+    logs = make_logs({"rewards/judge": 0.0, "zero_std_fraction": 0.9}, (0.8, 0.7))
+    diagnosis = diagnose(logs)
+    assert not {"past its best", "reward without accuracy"} & set(diagnosis.rules)
+    assert "answers" not in diagnosis.findings[0].sentence
+
+
+def test_two_ends_need_twenty_iterations():
+    rows = train_rows(HEALTHY | FLAT_REWARD, 20)
+    assert severities(Logs(rows)) == {"reward does not rise": WARNING}
+    assert severities(Logs(rows[:19])) == {}
+
+
+def test_a_rule_that_lacks_its_metric_is_left_out():
+    """NaN is null in a log. sft.py logs neither rewards nor groups, and may lower its entropy."""
+    for rows in ([], [{"step": 1}], train_rows({"reward": None, "grad_norm": None})):
+        assert diagnose(Logs(rows)).rules == []
+    sft = Logs(train_rows({"grad_norm": 0.3, "entropy": ramp(2, 0.001), "skipped_updates": 0}))
+    assert diagnose(sft).findings == []
+    assert diagnose(sft).rules == ["no gradient", "skipped updates"]
+
+
+def test_warnings_come_before_notes():
+    logs = make_logs({"zero_std_fraction": 0.6, "truncated_fraction": 0.5})
+    assert list(severities(logs).values()) == [WARNING, NOTE]
+
+
+# ---- the command line
+
+
+def write(path, changes, **flags):
+    logs = make_logs(changes)
+    return write_run(path, train=logs.train, evaluations=logs.evaluations, **FLAGS | flags)
+
+
+def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
+    healthy = write(tmp_path / "healthy", {})
+    bad = write(tmp_path / "bad", {"truncated_fraction": 0.5, "clip_fraction": 0.0}, **TWO_UPDATES)
+    assert plotter.main(["--diagnose", str(healthy), str(bad)]) == 0
+    first, second, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("healthy: nothing looks wrong in 60 iterations and 4 evaluations")
+    assert second.startswith("bad: 2 findings in 60 iterations and 4 evaluations")
+    assert len(lines) == 6
+    assert "50% of the completions are cut" in lines[0]
+    assert "--max_completion_length" in lines[2]
+    assert lines[3].strip().startswith("note: ")
+    assert not list(tmp_path.rglob("*.pdf"))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "--log_dir --diagnose is required"),
+        (["--diagnose"], "expected at least one argument"),
+        (["--diagnose", "nowhere"], "nowhere: no such directory"),
+        (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),
+        (["--diagnose", "run", "--show"], "leave out"),
+        (["--diagnose", "run", "--metrics", "kl"], "leave out"),
+        (["--diagnose", "empty"], "no train_log.jsonl"),
+        (["--diagnose", "damaged"], "train_log.jsonl, line 1: not valid JSON"),
+    ],
+)
+def test_a_wrong_call_gets_one_line(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "run", {})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "train_log.jsonl").write_text("{\n\n")
+    try:
+        exit_code = plotter.main(arguments)
+    except SystemExit as stop:
+        exit_code = stop.code
+    out, err = capsys.readouterr()
+    assert exit_code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+# ---- during training
+
+
+def warnings_of(guard, rows):
+    """{the number of the iteration: the lines that were printed after it}"""
+    lines = {}
+    for number, row in enumerate(rows, 1):
+        new_lines = guard.check(row)
+        if new_lines:
+            lines[number] = new_lines
+    return lines
+
+
+def test_training_warns_once_of_each_rule():
+    rows = train_rows(HEALTHY | {"truncated_fraction": lambda i: 0.5 * (i > 20)})
+    lines = warnings_of(Guard(), rows)
+    assert [len(new_lines) for new_lines in lines.values()] == [1]
+    (number,) = lines
+    assert 22 <= number <= 26
+    assert "--max_completion_length" in lines[number][0]
+
+
+def test_training_waits_with_two_ends_for_half_of_the_run():
+    """Most of the false alarms came from the slow start of healthy runs."""
+    guard = Guard()
+    guard.set_flags({"num_train_iters": 100})
+    lines = warnings_of(guard, train_rows(HEALTHY | FLAT_REWARD))
+    (number,) = lines
+    assert 50 <= number <= 53
+    assert "does not rise" in lines[number][0]
+
+
+def test_training_does_not_print_notes():
+    assert warnings_of(Guard(), train_rows(HEALTHY | {"zero_std_fraction": 0.6})) == {}
+
+
+def test_an_evaluation_at_the_end_is_seen():
+    guard = Guard()
+    assert warnings_of(guard, train_rows(HEALTHY)) == {}
+    guard.logs.evaluations = evaluations((0.3, 0.8, 0.5))
+    (line,) = guard.new_warnings()
+    assert "past its best" in line
+    assert guard.new_warnings() == []
+
+
+def test_a_long_run_does_not_read_its_rows_again_and_again(monkeypatch):
+    """All rows in each iteration would be 500 times as much for these 1,000."""
+    num_rows_read = []
+    original_diagnose = diagnose
+
+    def counting_diagnose(logs):
+        num_rows_read.append(len(logs.train))
+        return original_diagnose(logs)
+
+    monkeypatch.setattr(signals, "diagnose", counting_diagnose)
+    warnings_of(Guard(), train_rows(HEALTHY, 1000))
+    assert sum(num_rows_read) < 30 * 1000
+    assert len(num_rows_read) > 50
+
+
+def test_only_the_first_process_applies_the_rules(monkeypatch):
+    monkeypatch.setattr(signals.distributed, "is_main", lambda: False)
+    assert warnings_of(Guard(), train_rows(HEALTHY | {"truncated_fraction": 0.9})) == {}
