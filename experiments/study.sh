@@ -27,12 +27,23 @@ MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 16
     --micro_batch_tokens 4096 --eval_size 500 --device cpu"
 DEMO="$MODEL --num_train_iters 100 --rollout_batch_size 128 --group_size 16 --learning_rate 1e-4 \
     --eval_iterations 20 --save_iterations 100"
-GRPO="$PYTHON main.py $MODEL --num_train_iters 60 --rollout_batch_size 64 --group_size 8 \
+GRPO_FLAGS="$MODEL --num_train_iters 60 --rollout_batch_size 64 --group_size 8 \
     --eval_iterations 20 --save_iterations 60 --max_kl 1000"
+GRPO="$PYTHON main.py $GRPO_FLAGS"
 SFT="$PYTHON sft.py $MODEL --num_updates 60 --eval_updates 20 --save_updates 1000 --log_entropy"
 # With one thread, all machines of one kind give the same numbers, and runs can go side by side.
 export OMP_NUM_THREADS=1
 mkdir -p "$OUT"
+
+# compare FLAGS...: a call of compare.py, which makes the runs of this study that have no logs yet
+compare() {
+    local quick_flags=
+    if [ -n "$QUICK" ]; then
+        quick_flags="--num_train_iters 2 --eval_iterations 1 --eval_size 16"
+    fi
+    echo "== $STUDY"
+    $PYTHON experiments/compare.py --output_dir "$OUT" --logs_dir "$LOGS" "$@" $quick_flags
+}
 
 # run NAME PYTHON PROGRAM FLAGS...: make a run in $OUT/NAME and keep its logs in $LOGS/NAME.
 run() {

@@ -109,6 +109,32 @@ def mcnemar(num_fixed: int, num_broken: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
+def student_interval(values) -> tuple[float, float, float]:
+    """Return the mean of N values and Student's 95 % interval of it: (mean, low, high).
+
+    The interval is unbounded if there is a single value.
+    """
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, -math.inf, math.inf
+    error = np.std(values, ddof=1) / len(values) ** 0.5
+    half_width = float(student_quantile(len(values) - 1) * error)
+    return mean, mean - half_width, mean + half_width
+
+
+def student_quantile(degrees_of_freedom: int) -> float:
+    """Return the 97.5 % point of Student's t distribution.
+
+    With t = sqrt(n) tan(angle), the density of the angle is proportional to cos(angle)^(n - 1),
+    where n is the number of degrees of freedom. It is integrated from 0 to 90 degrees.
+    """
+    angles = np.linspace(0, math.pi / 2, 100_001)
+    density = np.cos(angles) ** (degrees_of_freedom - 1)
+    integral = np.cumsum(density[1:] + density[:-1])
+    angle = np.interp(0.95 * integral[-1], integral, angles[1:])
+    return math.sqrt(degrees_of_freedom) * math.tan(angle)
+
+
 def ranks(values):
     """Return the rank of each value, from 1 to N; equal values share the mean of their ranks."""
     _, index_of_value, counts = np.unique(values, return_inverse=True, return_counts=True)

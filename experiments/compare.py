@@ -1,0 +1,760 @@
+"""Which setting is better? Make the runs of a comparison, and draw and print what they say.
+
+    python experiments/compare.py --arm "beta 0.04" --arm "beta 0" \\
+        --learning_rate 1e-4 2e-4 4e-4 --seeds 4 --output_dir output/beta -- \\
+        --model_name tiny/1m --dataset_name arithmetic --num_train_iters 60 --eval_iterations 10
+
+An arm is one of the settings. It is written as
+
+    beta 0                                      one flag and its value
+    --loss_type gspo --cliprange 3e-4           several flags
+    no_std: --no-use_std_normalization          a name of its own, and flags
+    control: experiments/controls.py --evaluator format      another script than main.py
+    start: --model_name output/sft_seed{seed}   {seed} becomes the seed of a run
+
+What follows after -- are flags of every arm. An arm that names a flag as well overrides it.
+`--learning_rate` in an arm gives this arm learning rates of its own.
+
+Every arm gets every learning rate and every seed. A run is the folder ARM_rateRATE_seedSEED of
+--output_dir. Several runs go on side by side. A run that is finished is not made again, and one
+that was stopped is resumed, so that the same command can be given again at any time, also with more
+arms, learning rates or seeds.
+
+The outcome of a run is measured on the validation problems: see --outcome. The learning rate of an
+arm is the one whose outcome is best in the mean over its seeds. With --test_size the last
+checkpoints at this rate are evaluated on test problems too. Two arms are compared within each seed,
+because runs with the same seed get the same prompts and the same random numbers, as far as their
+flags allow it.
+"""
+
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+import plotter  # noqa: E402
+from experiments import answers  # noqa: E402
+from flags import ArgumentParser  # noqa: E402
+from logs import jsonl  # noqa: E402
+from logs.read import read_args  # noqa: E402
+from logs.statistics import student_interval  # noqa: E402
+
+# The summary of a run's evaluations. It is written last, so that a run that has it is finished.
+SUMMARY = "answers.jsonl"
+# The summary of its evaluation on the test problems.
+TEST_SUMMARY = "test.jsonl"
+LOGS = ("args.json", "train_log.jsonl", "eval_log.jsonl")
+
+
+# --- Arms and runs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the settings that are compared."""
+
+    name: str
+    script: str
+    flags: list[str]  # as on a command line; those of every arm come first
+    learning_rates: tuple[str, ...]  # as they were written; (None,): that of the script
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an arm."""
+
+    arm: Arm
+    learning_rate: str | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        rate = f"_rate{self.learning_rate}" if self.learning_rate else ""
+        return f"{self.arm.name}{rate}_seed{self.seed}"
+
+    @property
+    def flags(self) -> list[str]:
+        flags = [flag.replace("{seed}", str(self.seed)) for flag in self.arm.flags]
+        if self.learning_rate:
+            flags += ["--learning_rate", self.learning_rate]
+        return [*flags, "--seed", str(self.seed), "--eval_split", "validation"]
+
+
+def parse_arm(text: str, common_flags: list[str], learning_rates: list[str] | None) -> Arm:
+    """The arm that a text such as "no_std: --no-use_std_normalization" describes.
+
+    Args:
+        common_flags: the flags of every arm.
+        learning_rates: those of every arm that names none; None: the script's own.
+
+    Raises:
+        ValueError: the text describes no arm.
+    """
+    name, colon, setting = text.partition(":")
+    if not colon:
+        name = ""
+        setting = text
+    try:
+        words = shlex.split(setting)
+    except ValueError as error:
+        raise ValueError(f"--arm {text!r}: {error}") from None
+    script = "main.py"
+    if words and words[0].endswith(".py"):
+        script = words.pop(0)
+    if words and not words[0].startswith("--"):
+        words[0] = f"--{words[0]}"
+    own_flags = group_flags(words)
+    if "--learning_rate" in own_flags:
+        learning_rates = own_flags.pop("--learning_rate")
+    if not name:  # beta0.04 for "beta 0.04"
+        name = "_".join(flag.strip("-") + "-".join(values) for flag, values in own_flags.items())
+    name = name.strip()
+    if not name or not all(letter.isalnum() or letter in "._-" for letter in name):
+        raise ValueError(
+            f"--arm {text!r}: an arm needs a name of letters, digits, '.', '_' and '-', as in"
+            " 'NAME: --flag value'"
+        )
+    if not (ROOT / script).is_file():
+        raise ValueError(f"--arm {text!r}: there is no script {script}")
+    flags = {**group_flags(common_flags), **own_flags}
+    return Arm(
+        name=name,
+        script=script,
+        flags=[word for flag, values in flags.items() for word in (flag, *values)],
+        learning_rates=tuple(learning_rates or (None,)),
+    )
+
+
+def group_flags(words: list[str]) -> dict[str, list[str]]:
+    """{"--flag": its values} of a command line. Of a flag that stands there twice the last counts.
+
+    Raises:
+        ValueError: the command line does not begin with a flag.
+    """
+    values_of_flag = {}
+    for word in words:
+        is_flag = word.startswith("--") and len(word) > 2
+        if is_flag:
+            flag, has_value, value = word.partition("=")
+            values_of_flag.pop(flag, None)
+            values = values_of_flag[flag] = [value] if has_value else []
+        elif not values_of_flag:
+            raise ValueError(f"{word} stands where a flag such as --beta should be")
+        else:
+            values.append(word)
+    return values_of_flag
+
+
+def plan_runs(args, arms: list[Arm]) -> list[PlannedRun]:
+    """Every run of the comparison, seed by seed, so that a mistake in an arm shows early."""
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    runs = []
+    for seed in seeds:
+        for arm in arms:
+            for learning_rate in arm.learning_rates:
+                runs.append(PlannedRun(arm, learning_rate, seed))
+    return runs
+
+
+# --- Making the runs ------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """A run has ended with an error, or a signal has stopped them all. The message is one line."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Job:
+    """A process that is to be started: a run, or the evaluation of one on the test problems."""
+
+    name: str
+    script: str
+    flags: list[str]
+    folder: Path  # its --output_dir
+    process: subprocess.Popen | None = None
+
+    @property
+    def output(self) -> Path:
+        """The file that gets what the process prints."""
+        return self.folder.parent / f"{self.folder.name}.log"
+
+    def start(self) -> None:
+        """Start the process, which resumes where an earlier one was stopped."""
+        script = os.path.relpath(ROOT / self.script)  # args.json shall not tell where this is
+        command = [sys.executable, script, *self.flags, "--output_dir", self.folder]
+        is_evaluation = "--eval_only" in self.flags
+        if (self.folder / "args.json").exists() and not is_evaluation:
+            command.append("--resume")
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.output, "wb") as output:
+            self.process = subprocess.Popen(
+                [str(word) for word in command],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C reaches this process alone, which then stops the others in order.
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        """Ask the process to save and to end, and wait until it has ended."""
+        self.process.terminate()
+        self.process.wait()
+
+    def last_line(self) -> str:
+        """The line that says why the process has failed."""
+        lines = self.output.read_text("utf-8", "replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        last_lines = errors or [line for line in lines if line.strip()] or ["it printed nothing"]
+        return last_lines[-1].removeprefix("error: ")
+
+    def share_done(self) -> float:
+        """The share of its iterations or updates that are in its log, as far as that is known."""
+        try:
+            flags = read_args(self.folder / "args.json")
+            num_rows = (self.folder / "train_log.jsonl").read_bytes().count(b"\n")
+        except (ValueError, OSError):
+            return 0.0
+        total = flags.get("num_train_iters") or flags.get("num_updates")
+        return min(1.0, num_rows / total) if total else 0.0
+
+
+def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: str) -> None:
+    """Run jobs in this order, up to num_processes at a time, with a progress bar.
+
+    Args:
+        finish: called with each job that has ended well.
+
+    Raises:
+        Stopped: a job has failed, or a signal has come. All others have been stopped as well, and
+            have saved what they had.
+    """
+    waiting = list(jobs)
+    active = []
+    num_done = 0
+    bar = tqdm(total=len(jobs), desc=description, unit="run", disable=None)
+    bar.bar_format = "{l_bar}{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}{postfix}]"
+    try:
+        with bar:
+            while waiting or active:
+                while waiting and len(active) < num_processes:
+                    job = waiting.pop(0)
+                    job.start()
+                    active.append(job)
+                time.sleep(0.2)
+                for job in [job for job in active if job.process.poll() is not None]:
+                    active.remove(job)
+                    if job.process.returncode != 0:
+                        raise Stopped(
+                            f"{job.name}: {job.last_line()} (all that it printed is in"
+                            f" {job.output})",
+                            exit_code=2 if job.process.returncode == 2 else 1,
+                        )
+                    finish(job)
+                    num_done += 1
+                    tqdm.write(f"{description} is finished: {job.name} ({num_done} of {len(jobs)})")
+                bar.n = num_done + sum(job.share_done() for job in active)
+                bar.set_postfix_str(", ".join(job.name for job in active), refresh=True)
+    except KeyboardInterrupt:
+        raise Stopped("stopped; the same command goes on from here", exit_code=130) from None
+    finally:
+        for job in active:
+            job.stop()
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a comparison keeps its runs, and what is read of them."""
+
+    runs: Path  # their --output_dir
+    logs: Path  # their logs and summaries
+
+    def is_finished(self, run: PlannedRun) -> bool:
+        return (self.logs / run.name / SUMMARY).exists()
+
+    def is_tested(self, run: PlannedRun) -> bool:
+        return (self.logs / run.name / TEST_SUMMARY).exists()
+
+
+def train(args, folders: Folders, runs: list[PlannedRun]) -> None:
+    """Make the runs that are not finished. Raises Stopped, and ValueError as check_flags does."""
+    missing = []
+    for run in runs:
+        if folders.is_finished(run):
+            check_flags(run, folders.logs / run.name)
+        else:
+            missing.append(run)
+    print(f"{len(runs)} runs, of which {len(runs) - len(missing)} are finished")
+    jobs = [Job(run.name, run.arm.script, run.flags, folders.runs / run.name) for run in missing]
+
+    def keep_logs(job: Job) -> None:
+        logs = folders.logs / job.name
+        if logs != job.folder:
+            logs.mkdir(parents=True, exist_ok=True)
+            for name in LOGS:
+                shutil.copy(job.folder / name, logs)
+        answers.main(job.folder, logs / SUMMARY)
+
+    run_side_by_side(jobs, args.jobs, keep_logs, "training")
+
+
+def check_flags(run: PlannedRun, folder: Path) -> None:
+    """Raise ValueError if a finished run was made with another value of one of its flags."""
+    saved = read_args(folder / "args.json")
+    for flag, values in group_flags(run.flags).items():
+        name = flag.removeprefix("--")
+        value = values[0] if values else str(not name.startswith("no-"))
+        name = name.removeprefix("no-")
+        if name in saved and not is_same_value(value, saved[name]):
+            raise ValueError(
+                f"{folder} holds a run with --{name} {saved[name]}, not {value}: name another"
+                " --output_dir, or give the arm another name"
+            )
+
+
+def is_same_value(text: str, saved: object) -> bool:
+    """Whether a value on a command line is the value that args.json has."""
+    try:
+        return float(text) == float(saved)
+    except (TypeError, ValueError):
+        return text.rstrip("/") == str(saved).rstrip("/")
+
+
+# The flags with which the problems of a run are completed and rewarded.
+EVALUATION_FLAGS = (
+    "dataset_name",
+    "dataset_path",
+    "evaluator",
+    "prompt",
+    "max_prompt_length",
+    "max_completion_length",
+    "max_concurrent_sequences",
+    "eval_temperature",
+    "device",
+    "seed",
+)
+
+
+def test(args, folders: Folders, runs: list[PlannedRun]) -> None:
+    """Evaluate the last checkpoints of runs on the test problems. Raises Stopped and ValueError."""
+    jobs = []
+    for run in runs:
+        if not folders.is_tested(run):
+            jobs.append(make_test_job(run, folders.runs / run.name, args.test_size))
+
+    def keep_answers(job: Job) -> None:
+        answers.main(job.folder, folders.logs / job.name / TEST_SUMMARY)
+
+    run_side_by_side(jobs, args.jobs, keep_answers, "on test")
+
+
+def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
+    """The evaluation of the last checkpoint of a run. Raises ValueError if there is none."""
+    # The numbers in the names are zero-padded, so that the last name has the last step.
+    checkpoints = sorted(folder.glob("checkpoints/step_*"))
+    if not checkpoints:
+        raise ValueError(
+            f"{folder} has no checkpoint to evaluate on test: remove its logs, so that the run is"
+            " made again"
+        )
+    saved = read_args(folder / "args.json")
+    # A script that cannot evaluate alone trains a model that main.py can.
+    script = run.arm.script if "eval_only" in saved else "main.py"
+    flags = []
+    for name in EVALUATION_FLAGS:
+        if saved.get(name) is not None:
+            flags += [f"--{name}", str(saved[name])]
+    flags += ["--model_name", str(checkpoints[-1]), "--eval_only", "--eval_split", "test"]
+    flags += ["--eval_size", str(test_size)]
+    return Job(run.name, script, flags, folder / "test")
+
+
+# --- What the runs say ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcomes of an arm."""
+
+    arm: Arm
+    by_rate: dict[str | None, np.ndarray]  # {learning rate: (seeds,) outcomes in %}
+    best_rate: str | None  # the one with the best mean; of equal ones the lowest
+    on_test: np.ndarray | None  # (seeds,) accuracies in % at the best rate, where there are any
+
+    @property
+    def best(self) -> np.ndarray:
+        return self.by_rate[self.best_rate]
+
+
+def outcome(folder: Path, kind: str) -> float:
+    """The outcome of a run in %: see --outcome. Raises ValueError if it was not evaluated."""
+    rows = jsonl.read(folder / "eval_log.jsonl", ("step", "accuracy"))
+    accuracies = [100 * row["accuracy"] for row in rows if row["step"] > 0]
+    if not accuracies:
+        raise ValueError(f"{folder}: no evaluation after the start of training")
+    return accuracies[-1] if kind == "last" else float(np.mean(accuracies))
+
+
+def best_rate(by_rate: dict[str | None, np.ndarray]) -> str | None:
+    """The learning rate with the best mean outcome; of equal ones the lowest."""
+    rates = sorted(by_rate, key=lambda rate: float(rate or 0))
+    return max(rates, key=lambda rate: by_rate[rate].mean())
+
+
+def read_outcomes(args, folders: Folders, runs: list[PlannedRun]) -> dict:
+    """{learning rate: (seeds,) outcomes} of the runs of one arm."""
+    outcomes = {}
+    for run in runs:
+        value = outcome(folders.logs / run.name, args.outcome)
+        outcomes.setdefault(run.learning_rate, []).append(value)
+    return {rate: np.array(values) for rate, values in outcomes.items()}
+
+
+def test_accuracy(folder: Path) -> float:
+    """The share of test problems that a run answers right, in %."""
+    (row,) = jsonl.read(folder / TEST_SUMMARY, ("strict", "n"))
+    # A 1 stands before the bits.
+    return 100 * (int(row["strict"], 16).bit_count() - 1) / row["n"]
+
+
+def compare(args, folders: Folders, arms: list[Arm]) -> list[Result]:
+    """Make all runs that are missing, and return the result of each arm."""
+    all_runs = plan_runs(args, arms)
+    tuning_seeds = range(args.first_seed, args.first_seed + args.tuning_seeds)
+    tuning_runs = [run for run in all_runs if run.seed in tuning_seeds]
+    train(args, folders, tuning_runs)
+
+    outcomes = {}  # {name of an arm: what read_outcomes returns}
+    final_runs = []  # at the best rate of their arm
+    for arm in arms:
+        runs = [run for run in tuning_runs if run.arm == arm]
+        outcomes[arm.name] = read_outcomes(args, folders, runs)
+        rate = best_rate(outcomes[arm.name])
+        final_runs += [run for run in all_runs if run.arm == arm and run.learning_rate == rate]
+    if args.tuning_seeds < args.seeds:
+        train(args, folders, final_runs)
+    if args.test_size:
+        test(args, folders, final_runs)
+
+    results = []
+    for arm in arms:
+        runs = [run for run in final_runs if run.arm == arm]
+        by_rate = outcomes[arm.name] | read_outcomes(args, folders, runs)
+        on_test = None
+        if args.test_size:
+            on_test = np.array([test_accuracy(folders.logs / run.name) for run in runs])
+        results.append(Result(arm, by_rate, runs[0].learning_rate, on_test))
+    return results
+
+
+# --- Table and figure -----------------------------------------------------------------------------
+
+
+def make_tables(args, results: list[Result]) -> str:
+    """Three tables in Markdown: learning rates, arms, and differences from the first arm."""
+    what = outcome_in_words(args)
+    sections = []
+    rates = sorted({rate for result in results for rate in result.by_rate if rate}, key=float)
+    if len(rates) > 1:
+        about = f"{what}: mean over seeds by learning rate. The best one is bold."
+        rows = [rate_cells(result, rates) for result in results]
+        sections += [about, markdown_table(["arm", *rates], rows)]
+
+    header = ["arm", "learning rate", "each seed", "mean"]
+    if args.test_size:
+        header += ["on test, each seed", "mean on test"]
+    rows = [arm_cells(result) for result in results]
+    sections += [f"{what}, at the best learning rate.", markdown_table(header, rows)]
+
+    if len(results) > 1:
+        first = results[0]
+        header = ["arm", "each seed", "mean [95 %]"]
+        if args.test_size:
+            header += ["on test, each seed", "mean on test [95 %]"]
+        rows = [difference_cells(result, first) for result in results[1:]]
+        about = (
+            f"Difference from {first.arm.name} within each seed, in percentage points, with"
+            " Student's interval over the seeds."
+        )
+        sections += [about, markdown_table(header, rows)]
+    return "\n\n".join(sections)
+
+
+def outcome_in_words(args) -> str:
+    if args.outcome == "last":
+        return "Accuracy on validation after training, in %"
+    return "Mean accuracy on validation over the evaluations during training, in %"
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def rate_cells(result: Result, rates: list[str]) -> list[str]:
+    cells = [result.arm.name]
+    for rate in rates:
+        cell = f"{result.by_rate[rate].mean():.1f}" if rate in result.by_rate else ""
+        cells.append(f"**{cell}**" if rate == result.best_rate else cell)
+    return cells
+
+
+def arm_cells(result: Result) -> list[str]:
+    cells = [result.arm.name, result.best_rate or "default"]
+    for values in (result.best, result.on_test):
+        if values is not None:
+            cells += [", ".join(f"{value:.1f}" for value in values), f"{values.mean():.1f}"]
+    return cells
+
+
+def difference_cells(result: Result, first: Result) -> list[str]:
+    cells = [result.arm.name]
+    pairs = [(result.best, first.best)]
+    if result.on_test is not None:
+        pairs.append((result.on_test, first.on_test))
+    for values, first_values in pairs:
+        differences = values - first_values
+        mean, low, high = student_interval(differences)
+        cells.append(", ".join(f"{value:+.1f}" for value in differences))
+        cells.append(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]")
+    return cells
+
+
+def draw(args, results: list[Result]) -> Figure:
+    """Outcome by learning rate on the left, differences within each seed on the right."""
+    has_differences = len(results) > 1
+    fig = Figure(figsize=(9 if has_differences else 4.8, 3.8), layout="constrained")
+    axes = fig.subplots(1, 2 if has_differences else 1, squeeze=False)[0]
+    draw_outcomes(axes[0], results)
+    axes[0].set_ylabel("accuracy on validation (%)")
+    axes[0].set_title(
+        "After training" if args.outcome == "last" else "Mean over the evaluations of a run"
+    )
+    if has_differences:
+        draw_differences(axes[1], results)
+    return fig
+
+
+def draw_outcomes(ax, results: list[Result]) -> None:
+    """A dot for each run, and a line through the means over the seeds."""
+    for i, result in enumerate(results):
+        style = plotter.curve_style(i)
+        # Arms that share a rate stand beside each other.
+        shift = 1.03 ** (i - (len(results) - 1) / 2)
+        rates = sorted(result.by_rate, key=lambda rate: float(rate or 1))
+        x = [float(rate or 1) * shift for rate in rates]
+        for rate, position in zip(rates, x, strict=True):
+            values = result.by_rate[rate]
+            ax.plot([position] * len(values), values, ".", color=style["color"], alpha=0.5)
+        means = [result.by_rate[rate].mean() for rate in rates]
+        ax.plot(x, means, **style, label=result.arm.name)
+    rates = sorted({float(rate) for result in results for rate in result.by_rate if rate})
+    if rates:
+        ax.set_xscale("log")
+        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        ax.set_xticks([], minor=True)
+        ax.set_xlabel("learning rate")
+    else:
+        ax.set_xticks([])
+    ax.grid(axis="y", color="0.9")
+    ax.legend(frameon=False)
+
+
+def draw_differences(ax, results: list[Result]) -> None:
+    """A dot for each seed, and the mean with its interval, for every arm but the first."""
+    first, *others = results
+    for i, result in enumerate(others, 1):
+        color = plotter.curve_style(i)["color"]
+        differences = result.best - first.best
+        mean, low, high = student_interval(differences)
+        ax.plot(differences, [i] * len(differences), ".", color=color, alpha=0.5)
+        ax.plot([low, high], [i, i], color=color, linewidth=1.5)
+        ax.plot(mean, i, "D", color=color)
+    ax.axvline(0, color="0.5", linewidth=0.8)
+    ax.set_yticks(range(1, len(results)), [result.arm.name for result in others])
+    ax.set_ylim(len(results) - 0.5, 0.5)
+    ax.set_xlabel("percentage points, within each seed")
+    ax.set_title(f"Difference from {first.arm.name}, with its 95 % interval")
+    ax.grid(axis="x", color="0.9")
+
+
+# --- The command line -----------------------------------------------------------------------------
+
+
+def parse_args(argv: list[str] | None = None):
+    parser = ArgumentParser(
+        description="Make the runs of a comparison of two or more settings, and say which is"
+        " better. Flags of every run follow after --.",
+        usage='%(prog)s --arm "FLAG VALUE ..." --arm "..." --output_dir DIR [...] -- FLAGS',
+    )
+    add = parser.add_argument
+    add(
+        "--arm",
+        action="append",
+        required=True,
+        dest="arms",
+        metavar="ARM",
+        help="A setting, written as 'beta 0', '--loss_type gspo --cliprange 3e-4' or"
+        " 'NAME: [SCRIPT.py] --flag value ...'. {seed} in it becomes the seed of a run. The first"
+        " arm is the one from which the others are told apart.",
+    )
+    add(
+        "--learning_rate",
+        nargs="+",
+        metavar="RATE",
+        help="Learning rates that every arm gets, unless it names its own. Three that differ by a"
+        " factor of 2 show where the best one lies. (default: one, that of the script)",
+    )
+    add("--seeds", type=int, default=4, help="Number of seeds, at least 2.")
+    add("--first_seed", type=int, default=0, help="The first seed; the others follow it.")
+    add(
+        "--tuning_seeds",
+        type=int,
+        help="Number of seeds that every learning rate gets. The others are made at an arm's best"
+        " rate alone. It saves runs, but the fewer the seeds, the more often a rate is chosen by"
+        " chance. (default: --seeds)",
+    )
+    add(
+        "--outcome",
+        choices=("mean", "last"),
+        default="mean",
+        help="What is compared, of the accuracy on validation. (default: %(default)s)\n"
+        "mean: the mean over all evaluations after step 0, which counts speed as well as the end,"
+        " and differs less by chance.\n"
+        "last: the last evaluation.",
+    )
+    add(
+        "--test_size",
+        type=int,
+        default=0,
+        help="Number of test problems on which the last checkpoints at each arm's best rate are"
+        " evaluated. With 0 nothing is evaluated on test.",
+    )
+    add(
+        "--jobs",
+        type=int,
+        help="Runs at a time, each with one thread. (default: one for each core, or one if there"
+        " is a GPU)",
+    )
+    add(
+        "--output_dir", type=Path, required=True, help="Folder for the runs, the table, the figure."
+    )
+    add(
+        "--logs_dir",
+        type=Path,
+        help="Folder for the logs of finished runs, which are all that is read of them; a run whose"
+        " logs are there is not made again. (default: --output_dir)",
+    )
+    if argv is None:
+        argv = sys.argv[1:]
+    own_words = argv
+    common_flags = []
+    if "--" in argv:
+        own_words = argv[: argv.index("--")]
+        common_flags = argv[argv.index("--") + 1 :]
+    args = parser.parse_args(own_words)
+    args.common_flags = common_flags
+    if args.tuning_seeds is None:
+        args.tuning_seeds = args.seeds
+    if args.jobs is None:
+        args.jobs = 1 if torch.cuda.is_available() else os.cpu_count()
+    return args
+
+
+def parse_arms(args) -> list[Arm]:
+    """The arms of the command line. Raises ValueError for anything wrong on it."""
+    if args.seeds < 2:
+        raise ValueError(
+            f"--seeds {args.seeds}: without a second seed nobody can tell an effect from chance"
+        )
+    if not 1 <= args.tuning_seeds <= args.seeds:
+        raise ValueError(f"--tuning_seeds {args.tuning_seeds} must be 1 to --seeds {args.seeds}")
+    if args.first_seed < 0 or args.test_size < 0:
+        raise ValueError("--first_seed and --test_size must not be negative")
+    if args.jobs < 1:
+        raise ValueError(f"--jobs {args.jobs} must be 1 or more")
+    for folder in (args.output_dir, args.logs_dir):
+        if folder and folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file; name a directory")
+    for flag in ("--output_dir", "--seed", "--resume", "--eval_only", "--eval_split"):
+        if flag in group_flags(args.common_flags):
+            raise ValueError(f"{flag} after -- is set for each run by this program; leave it out")
+    if "--learning_rate" in group_flags(args.common_flags) and args.learning_rate:
+        raise ValueError("--learning_rate stands before -- and after it; leave one of them out")
+    arms = [parse_arm(text, args.common_flags, args.learning_rate) for text in args.arms]
+    for arm in arms:
+        for rate in arm.learning_rates:
+            if rate and not is_positive_number(rate):
+                raise ValueError(f"--learning_rate {rate} is not a positive number")
+        if len(set(map(float, filter(None, arm.learning_rates)))) < len(arm.learning_rates) - 1:
+            raise ValueError(f"arm {arm.name}: a learning rate stands there twice")
+    names = Counter(arm.name for arm in arms)
+    for name, count in names.items():
+        if count > 1:
+            raise ValueError(
+                f"{count} arms have the name {name}; name them: --arm 'NAME: --flag ...'"
+            )
+    settings = {}
+    for arm in arms:
+        flags = tuple(sorted(group_flags(arm.flags).items()))
+        setting = str((arm.script, flags, arm.learning_rates))
+        if setting in settings:
+            raise ValueError(
+                f"the arms {settings[setting]} and {arm.name} differ in nothing: there is nothing"
+                " to compare"
+            )
+        settings[setting] = arm.name
+    return arms
+
+
+def is_positive_number(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    # With one thread, all machines of one kind compute the same numbers.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    folders = Folders(args.output_dir, args.logs_dir or args.output_dir)
+    try:
+        arms = parse_arms(args)
+        results = compare(args, folders, arms)
+        tables = make_tables(args, results)
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        (args.output_dir / "comparison.md").write_text(tables + "\n", "utf-8")
+        draw(args, results).savefig(args.output_dir / "comparison.png", dpi=150)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        is_error = stopped.exit_code != 130
+        print(f"{'error: ' if is_error else ''}{stopped}", file=sys.stderr)
+        return stopped.exit_code
+    print(f"\n{tables}\n\nwritten to {args.output_dir}: comparison.md and comparison.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
