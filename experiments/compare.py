@@ -27,6 +27,7 @@ because runs with the same seed get the same prompts and the same random numbers
 flags allow it.
 """
 
+import itertools
 import math
 import os
 import shlex
@@ -35,7 +36,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from tqdm import tqdm  # noqa: E402
 import plotter  # noqa: E402
 from experiments import answers  # noqa: E402
 from flags import ArgumentParser  # noqa: E402
+from flags import parse_args as parse_main_flags  # noqa: E402
 from logs import jsonl  # noqa: E402
 from logs.read import read_args  # noqa: E402
 from logs.statistics import student_interval  # noqa: E402
@@ -566,10 +567,10 @@ def draw_outcomes(ax, results: list[Result]) -> None:
             ax.plot([position] * len(values), values, ".", color=style["color"], alpha=0.5)
         means = [result.by_rate[rate].mean() for rate in rates]
         ax.plot(x, means, **style, label=result.arm.name)
-    rates = sorted({float(rate) for result in results for rate in result.by_rate if rate})
-    if rates:
+    labels = {float(rate): rate for result in results for rate in result.by_rate if rate}
+    if labels:
         ax.set_xscale("log")
-        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        ax.set_xticks(list(labels), list(labels.values()))
         ax.set_xticks([], minor=True)
         ax.set_xlabel("learning rate")
     else:
@@ -585,14 +586,15 @@ def draw_differences(ax, results: list[Result]) -> None:
         color = plotter.curve_style(i)["color"]
         differences = result.best - first.best
         mean, low, high = student_interval(differences)
-        ax.plot(differences, [i] * len(differences), ".", color=color, alpha=0.5)
         ax.plot([low, high], [i, i], color=color, linewidth=1.5)
         ax.plot(mean, i, "D", color=color)
+        # The seeds stand a little above the interval.
+        ax.plot(differences, [i - 0.08] * len(differences), ".", color=color, alpha=0.5)
     ax.axvline(0, color="0.5", linewidth=0.8)
     ax.set_yticks(range(1, len(results)), [result.arm.name for result in others])
     ax.set_ylim(len(results) - 0.5, 0.5)
-    ax.set_xlabel("percentage points, within each seed")
-    ax.set_title(f"Difference from {first.arm.name}, with its 95 % interval")
+    ax.set_xlabel("percentage points: each seed, mean, 95 % interval")
+    ax.set_title(f"Difference from {first.arm.name}")
     ax.grid(axis="x", color="0.9")
 
 
@@ -701,28 +703,36 @@ def parse_arms(args) -> list[Arm]:
         raise ValueError("--learning_rate stands before -- and after it; leave one of them out")
     arms = [parse_arm(text, args.common_flags, args.learning_rate) for text in args.arms]
     for arm in arms:
-        for rate in arm.learning_rates:
-            if rate and not is_positive_number(rate):
-                raise ValueError(f"--learning_rate {rate} is not a positive number")
-        if len(set(map(float, filter(None, arm.learning_rates)))) < len(arm.learning_rates) - 1:
-            raise ValueError(f"arm {arm.name}: a learning rate stands there twice")
-    names = Counter(arm.name for arm in arms)
-    for name, count in names.items():
-        if count > 1:
+        check_learning_rates(arm)
+    for first, second in itertools.combinations(arms, 2):
+        if settings_of(first) == settings_of(second):
             raise ValueError(
-                f"{count} arms have the name {name}; name them: --arm 'NAME: --flag ...'"
+                f"the arms {first.name} and {second.name} differ in nothing: there is nothing to"
+                " compare"
             )
-    settings = {}
-    for arm in arms:
-        flags = tuple(sorted(group_flags(arm.flags).items()))
-        setting = str((arm.script, flags, arm.learning_rates))
-        if setting in settings:
+        if first.name == second.name:
             raise ValueError(
-                f"the arms {settings[setting]} and {arm.name} differ in nothing: there is nothing"
-                " to compare"
+                f"two arms have the name {first.name}; name them: --arm 'NAME: --flag ...'"
             )
-        settings[setting] = arm.name
     return arms
+
+
+def settings_of(arm: Arm) -> tuple:
+    """What makes an arm's runs. Flags of main.py are parsed, since one may name a default."""
+    flags = arm.flags
+    if arm.script == "main.py":
+        flags = vars(parse_main_flags(arm.flags))
+    return arm.script, flags, arm.learning_rates
+
+
+def check_learning_rates(arm: Arm) -> None:
+    """Raise ValueError for a learning rate that is none, or that stands there twice."""
+    rates = [rate for rate in arm.learning_rates if rate is not None]
+    for rate in rates:
+        if not is_positive_number(rate):
+            raise ValueError(f"arm {arm.name}: --learning_rate {rate} is not a positive number")
+    if len(set(map(float, rates))) < len(rates):
+        raise ValueError(f"arm {arm.name}: a learning rate stands there twice")
 
 
 def is_positive_number(text: str) -> bool:

@@ -3,4 +3,5 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arm no_baseline $GRPO --loss_type no_baseline
+tuned --arm "no_baseline: --loss_type no_baseline" \
+    --learning_rate $(rates 5e-6 1e-5 2.5e-5 5e-5 1e-4 2e-4 4e-4) -- $GRPO

@@ -3,5 +3,5 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arm beta0 $GRPO --beta 0
-arm beta0.4 $GRPO --beta 0.4
+tuned --arm "beta0: --beta 0 --learning_rate $(rates 1e-4 2e-4 4e-4)" \
+    --arm "beta0.4: --beta 0.4 --learning_rate $(rates 5e-5 1e-4 2e-4 4e-4)" -- $GRPO

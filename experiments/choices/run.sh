@@ -3,27 +3,23 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-# Three learning rates a factor of 2 apart. Where the best one lies was seen in runs with seed 0.
+# The learning rates are a factor of 2 apart. Where the best one lies was seen in runs with seed 0.
+sixteen="--epochs_per_rollout_batch 4 --train_batch_size 16
+    --learning_rate $(rates 1.25e-5 2.5e-5 5e-5)"
 if [ -n "$QUICK" ]; then
-    around_2e4=2e-4
-    around_1e4=1e-4
-    around_5e5=5e-5
-    around_25e6=2.5e-5
+    seeds=2
+    often=
 else
-    around_2e4="1e-4 2e-4 4e-4"
-    around_1e4="5e-5 1e-4 2e-4"
-    around_5e5="2.5e-5 5e-5 1e-4"
-    around_25e6="1.25e-5 2.5e-5 5e-5"
+    seeds=5
+    often="--eval_iterations 10"
 fi
-sixteen="--epochs_per_rollout_batch 4 --train_batch_size 16 --learning_rate $around_25e6"
-
-compare --seeds 5 --first_seed 3 --learning_rate $around_2e4 \
+compare --seeds $seeds --first_seed 3 --learning_rate $(rates 1e-4 2e-4 4e-4) \
     --arm "base:" \
     --arm "token_mean: --length_normalization token_mean" \
     --arm "masked_normalize: --length_normalization masked_normalize" \
     --arm "no_std: --no-use_std_normalization" \
     --arm "dr_grpo: --no-use_std_normalization --length_normalization masked_normalize" \
-    --arm "no_baseline: --loss_type no_baseline --learning_rate $around_25e6" \
+    --arm "no_baseline: --loss_type no_baseline --learning_rate $(rates 1.25e-5 2.5e-5 5e-5)" \
     --arm "beta0: --beta 0" \
     --arm "group2: --group_size 2" \
     --arm "group32: --group_size 32" \
@@ -32,12 +28,12 @@ compare --seeds 5 --first_seed 3 --learning_rate $around_2e4 \
     --arm "r1_zero: --prompt r1_zero --evaluator math" \
     --arm "question_only: --prompt question_only --evaluator math" \
     --arm "updates2: --train_batch_size 32" \
-    --arm "updates4: --epochs_per_rollout_batch 2 --train_batch_size 32 --learning_rate $around_1e4" \
+    --arm "updates4: --epochs_per_rollout_batch 2 --train_batch_size 32 --learning_rate $(rates 5e-5 1e-4 2e-4)" \
     --arm "updates16: $sixteen" \
     --arm "updates16_no_clip: $sixteen --loss_type grpo_no_clip" \
     --arm "updates16_clip_higher: $sixteen --cliprange_high 0.28" \
     --arm "updates16_gspo: $sixteen --loss_type gspo --cliprange 3e-3 --cliprange_high 4e-3
-        --learning_rate $around_5e5" \
+        --learning_rate $(rates 2.5e-5 5e-5 1e-4)" \
     --arm "updates16_cispo: $sixteen --loss_type cispo --cliprange_high 4" \
     --arm "updates16_reinforce: $sixteen --loss_type reinforce_with_baseline" \
-    -- $GRPO_FLAGS --eval_iterations 10
+    -- $GRPO $often

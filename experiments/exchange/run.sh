@@ -5,6 +5,5 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
 rate=$($PYTHON experiments/table.py best ${LOGS%/*}/rates/base_rate*_seed0)
-for seed in $SEEDS; do
-    run grpo_seed$seed $GRPO --learning_rate $rate --eval_iterations 5 --seed $seed
-done
+if [ -n "$QUICK" ]; then often=; else often="--eval_iterations 5"; fi
+compare --seeds $NUM_SEEDS --outcome last --arm "grpo:" -- $GRPO --learning_rate $rate $often

@@ -4,10 +4,13 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-EI="$PYTHON experiments/expert_iteration.py $MODEL --n_ei_steps 5"
-LADDER="1e-6 3e-6 1e-5 3e-5 1e-4 3e-4 1e-3"
-[ -n "$QUICK" ] || RATES="3e-5 1e-4 3e-4"
-arm questions96_group8_epochs4 $EI --num_questions 96 --group_size 8 --epochs 4
-arm questions96_group8_epochs1 $EI --num_questions 96 --group_size 8 --epochs 1
-arm questions192_group4_epochs4 $EI --num_questions 192 --group_size 4 --epochs 4
-arm questions512_group8_epochs4 $EI --num_questions 512 --group_size 8 --epochs 4
+three_rates=$(rates 3e-5 1e-4 3e-4)
+four_rates=$(rates 3e-5 1e-4 3e-4 1e-3)
+arm() { # arm QUESTIONS GROUP EPOCHS RATES: an arm of compare.py
+    echo "questions$1_group$2_epochs$3: experiments/expert_iteration.py" \
+        "--num_questions $([ -n "$QUICK" ] && echo 16 || echo $1) --group_size $2 --epochs $3" \
+        "--learning_rate $4"
+}
+tuned --arm "$(arm 96 8 4 "$three_rates")" --arm "$(arm 96 8 1 "$four_rates")" \
+    --arm "$(arm 192 4 4 "$four_rates")" --arm "$(arm 512 8 4 "$three_rates")" \
+    -- $EXPERT_ITERATION

@@ -4,5 +4,5 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arm group2 $GRPO --group_size 2
-arm group32 $GRPO --group_size 32
+tuned --arm "group2: --group_size 2 --learning_rate $(rates 1e-4 2e-4 4e-4)" \
+    --arm "group32: --group_size 32 --learning_rate $(rates 5e-5 1e-4 2e-4 4e-4)" -- $GRPO

@@ -12,6 +12,7 @@ fi
 STORIES=$(realpath "$STORIES")
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
+if [ -n "$QUICK" ]; then iterations=2; else iterations=60; fi
 CREATIVE="--model_name $STORIES --dataset_name creative --max_completion_length 128 --device cpu \
     --judge_type policy"
 
@@ -29,7 +30,7 @@ report() {
 for seed in $SEEDS; do
     for beta in 0.04 0.4; do
         name=beta${beta}_seed$seed
-        run $name $PYTHON main.py $CREATIVE --judge_score likelihood --num_train_iters 60 \
+        run $name $PYTHON main.py $CREATIVE --judge_score likelihood --num_train_iters $iterations \
             --rollout_batch_size 128 --learning_rate 3e-4 --beta $beta --micro_batch_tokens 8192 \
             --eval_iterations 20 --eval_temperature 1 --save_iterations 60 --seed $seed
         [ -e $LOGS/$name/eval ] || cp -r $OUT/$name/eval $LOGS/$name

@@ -4,5 +4,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arm masked_normalize $GRPO --length_normalization masked_normalize
-arm token_mean $GRPO --length_normalization token_mean
+tuned --arm "masked_normalize: --length_normalization masked_normalize" \
+    --arm "token_mean: --length_normalization token_mean" \
+    --learning_rate $(rates 1e-4 2e-4 4e-4) -- $GRPO

@@ -4,8 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arm base $GRPO
-for rate in $RATES; do
-    at_rate base $GRPO
+for rate in $(rates 1e-4 2e-4 4e-4); do
+    tuned --arm "base:" --learning_rate $rate -- $GRPO
 done
-run base_rate1e-3_seed0 $GRPO --learning_rate 1e-3
+run base_rate1e-3_seed0 $PYTHON main.py $GRPO --learning_rate 1e-3

@@ -6,9 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
 for size in 0.1m 0.3m 3m; do
     run ${size}_before $PYTHON main.py $MODEL --model_name tiny/$size --eval_only \
-        --eval_split test --eval_size 2000
-    for seed in $SEEDS; do
-        run ${size}_seed$seed $PYTHON main.py $DEMO --model_name tiny/$size --seed $seed
-        on_test ${size}_seed$seed test.jsonl
-    done
+        --eval_split test --eval_size $NUM_TEST
 done
+tuned --arm "0.1m: --model_name tiny/0.1m" --arm "0.3m: --model_name tiny/0.3m" \
+    --arm "3m: --model_name tiny/3m" -- $DEMO

@@ -5,9 +5,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-LADDER="1e-6 3e-6 1e-5 3e-5 1e-4 3e-4 1e-3"
-[ -n "$QUICK" ] || RATES="3e-5 1e-4 3e-4"
-
 # gold KIND SHARE: write gold_KIND.jsonl, in which that share of the steps is in easier pieces.
 gold() {
     local kind=$1 careful=$2
@@ -27,9 +24,15 @@ END
 }
 gold direct 0
 gold careful 1
-for kind in direct careful; do
-    for examples in 10 100 1000; do
-        arm ${kind}$examples $SFT --train_file $OUT/gold_$kind.jsonl --num_examples $examples
-    done
-done
-arm direct10000 $SFT --train_file $OUT/gold_direct.jsonl --num_updates 313 --eval_updates 100
+arm() { # arm KIND EXAMPLES RATES: an arm of compare.py
+    echo "$1$2: sft.py --train_file $OUT/gold_$1.jsonl --num_examples $2 --learning_rate $3"
+}
+if [ -n "$QUICK" ]; then epoch=; else epoch="--num_updates 313 --eval_updates 100"; fi
+five_rates=$(rates 3e-6 1e-5 3e-5 1e-4 3e-4)
+three_rates=$(rates 3e-5 1e-4 3e-4)
+tuned --arm "$(arm direct 10 "$five_rates")" --arm "$(arm direct 100 "$five_rates")" \
+    --arm "$(arm direct 1000 "$five_rates")" --arm "$(arm careful 10 "$three_rates")" \
+    --arm "$(arm careful 100 "$(rates 1e-5 3e-5 1e-4 3e-4)")" \
+    --arm "$(arm careful 1000 "$three_rates")" \
+    --arm "direct10000: sft.py --train_file $OUT/gold_direct.jsonl $epoch
+        --learning_rate $(rates 3e-5 1e-4 3e-4 1e-3)" -- $SFT

@@ -11,10 +11,8 @@ for kind in direct1000 careful100; do
         mkdir -p $OUT/start_seed$seed
         ln -sfn "$sft_run"/checkpoints/step_* $OUT/start_seed$seed/$kind
     done
-    tune $kind $GRPO --model_name $OUT/start_seed0/$kind
-    for seed in $SEEDS; do
-        run ${kind}_rate${rate}_seed$seed $GRPO --learning_rate $rate --seed $seed \
-            --model_name $OUT/start_seed$seed/$kind
-        on_test ${kind}_rate${rate}_seed$seed test.jsonl
-    done
 done
+tuned --arm "direct1000: --model_name $OUT/start_seed{seed}/direct1000
+        --learning_rate $(rates 1e-4 2e-4 4e-4)" \
+    --arm "careful100: --model_name $OUT/start_seed{seed}/careful100
+        --learning_rate $(rates 2.5e-5 5e-5 1e-4 2e-4 4e-4)" -- $GRPO

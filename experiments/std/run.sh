@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arm no_std $GRPO --no-use_std_normalization
+tuned --arm "no_std: --no-use_std_normalization" --learning_rate $(rates 1e-4 2e-4 4e-4) -- $GRPO
