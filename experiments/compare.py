@@ -20,11 +20,11 @@ Every arm gets every learning rate and every seed. A run is the folder ARM_rateR
 that was stopped is resumed, so that the same command can be given again at any time, also with more
 arms, learning rates or seeds.
 
-The outcome of a run is measured on the validation problems: see --outcome. The learning rate of an
-arm is the one whose outcome is best in the mean over its seeds. With --test_size the last
-checkpoints at this rate are evaluated on test problems too. Two arms are compared within each seed,
-because runs with the same seed get the same prompts and the same random numbers, as far as their
-flags allow it.
+The outcome of a run is measured on the validation problems: see --outcome. The outcome of an arm is
+taken at the learning rate that suits it best, which is the top of a parabola through three rates.
+Two arms are compared within each seed, because runs with the same seed get the same prompts and the
+same random numbers, as far as their flags allow it. experiments/paired.py has the statistics. With
+--test_size the last checkpoints at the best of the rates are evaluated on test problems too.
 """
 
 import itertools
@@ -49,11 +49,11 @@ from tqdm import tqdm  # noqa: E402
 
 import plotter  # noqa: E402
 from experiments import answers  # noqa: E402
+from experiments.paired import Difference, judge, outcome_at_best_rate  # noqa: E402
 from flags import ArgumentParser  # noqa: E402
 from flags import parse_args as parse_main_flags  # noqa: E402
 from logs import jsonl  # noqa: E402
 from logs.read import read_args  # noqa: E402
-from logs.statistics import student_interval  # noqa: E402
 
 # The summary of a run's evaluations. It is written last, so that a run that has it is finished.
 SUMMARY = "answers.jsonl"
@@ -393,16 +393,14 @@ def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcomes of an arm."""
+    """The outcomes of an arm, in %."""
 
     arm: Arm
-    by_rate: dict[str | None, np.ndarray]  # {learning rate: (seeds,) outcomes in %}
+    by_rate: dict[str | None, np.ndarray]  # {learning rate: (seeds,)}
     best_rate: str | None  # the one with the best mean; of equal ones the lowest
-    on_test: np.ndarray | None  # (seeds,) accuracies in % at the best rate, where there are any
-
-    @property
-    def best(self) -> np.ndarray:
-        return self.by_rate[self.best_rate]
+    rate: float | None  # the one that suits the arm best, which can lie between two others
+    outcomes: np.ndarray  # (seeds,) at `rate`
+    on_test: np.ndarray | None  # (seeds,) accuracies on test at `best_rate`, where there are any
 
 
 def outcome(folder: Path, kind: str) -> float:
@@ -459,11 +457,25 @@ def compare(args, folders: Folders, arms: list[Arm]) -> list[Result]:
     for arm in arms:
         runs = [run for run in final_runs if run.arm == arm]
         by_rate = outcomes[arm.name] | read_outcomes(args, folders, runs)
+        rate = runs[0].learning_rate
         on_test = None
         if args.test_size:
             on_test = np.array([test_accuracy(folders.logs / run.name) for run in runs])
-        results.append(Result(arm, by_rate, runs[0].learning_rate, on_test))
+        results.append(make_result(arm, by_rate, rate, on_test))
     return results
+
+
+def make_result(arm: Arm, by_rate: dict, rate: str | None, on_test: np.ndarray | None) -> Result:
+    """The result of an arm, whose best rate has the outcomes of all seeds."""
+    num_seeds = len(by_rate[rate])
+    every_rate_has_all_seeds = all(len(values) == num_seeds for values in by_rate.values())
+    if rate is not None and every_rate_has_all_seeds:
+        values_by_number = {float(name): values for name, values in by_rate.items()}
+        suiting_rate, outcomes = outcome_at_best_rate(values_by_number)
+    else:
+        suiting_rate = float(rate) if rate is not None else None
+        outcomes = by_rate[rate]
+    return Result(arm, by_rate, rate, suiting_rate, outcomes, on_test)
 
 
 # --- Table and figure -----------------------------------------------------------------------------
@@ -483,19 +495,27 @@ def make_tables(args, results: list[Result]) -> str:
     if args.test_size:
         header += ["on test, each seed", "mean on test"]
     rows = [arm_cells(result) for result in results]
-    sections += [f"{what}, at the best learning rate.", markdown_table(header, rows)]
+    about = f"{what}, at the learning rate that suits the arm best"
+    if args.test_size:
+        about += ", and on test at the best of the rates"
+    sections += [f"{about}.", markdown_table(header, rows)]
 
     if len(results) > 1:
-        first = results[0]
-        header = ["arm", "each seed", "mean [95 %]"]
+        first_name = results[0].arm.name
+        kinds = {"": [result.outcomes for result in results]}
         if args.test_size:
-            header += ["on test, each seed", "mean on test [95 %]"]
-        rows = [difference_cells(result, first) for result in results[1:]]
-        about = (
-            f"Difference from {first.arm.name} within each seed, in percentage points, with"
-            " Student's interval over the seeds."
-        )
-        sections += [about, markdown_table(header, rows)]
+            kinds[" on test"] = [result.on_test for result in results]
+        for kind, values in kinds.items():
+            about = (
+                f"Difference from {first_name}{kind} within each seed, in percentage points, with"
+                " its 95 % interval."
+            )
+            header = ["arm", "each seed", "mean [95 %]", "verdict"]
+            rows = []
+            differences = judge([arm_values - values[0] for arm_values in values[1:]])
+            for result, difference in zip(results[1:], differences, strict=True):
+                rows.append([result.arm.name, *difference_cells(difference)])
+            sections += [about, markdown_table(header, rows)]
     return "\n\n".join(sections)
 
 
@@ -519,24 +539,19 @@ def rate_cells(result: Result, rates: list[str]) -> list[str]:
 
 
 def arm_cells(result: Result) -> list[str]:
-    cells = [result.arm.name, result.best_rate or "default"]
-    for values in (result.best, result.on_test):
+    cells = [result.arm.name, f"{result.rate:.2g}" if result.rate else "default"]
+    for values in (result.outcomes, result.on_test):
         if values is not None:
             cells += [", ".join(f"{value:.1f}" for value in values), f"{values.mean():.1f}"]
     return cells
 
 
-def difference_cells(result: Result, first: Result) -> list[str]:
-    cells = [result.arm.name]
-    pairs = [(result.best, first.best)]
-    if result.on_test is not None:
-        pairs.append((result.on_test, first.on_test))
-    for values, first_values in pairs:
-        differences = values - first_values
-        mean, low, high = student_interval(differences)
-        cells.append(", ".join(f"{value:+.1f}" for value in differences))
-        cells.append(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]")
-    return cells
+def difference_cells(difference: Difference) -> list[str]:
+    return [
+        ", ".join(f"{value:+.1f}" for value in difference.by_seed),
+        f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]",
+        difference.verdict,
+    ]
 
 
 def draw(args, results: list[Result]) -> Figure:
@@ -582,14 +597,14 @@ def draw_outcomes(ax, results: list[Result]) -> None:
 def draw_differences(ax, results: list[Result]) -> None:
     """A dot for each seed, and the mean with its interval, for every arm but the first."""
     first, *others = results
-    for i, result in enumerate(others, 1):
+    differences = judge([result.outcomes - first.outcomes for result in others])
+    for i, difference in enumerate(differences, 1):
         color = plotter.curve_style(i)["color"]
-        differences = result.best - first.best
-        mean, low, high = student_interval(differences)
-        ax.plot([low, high], [i, i], color=color, linewidth=1.5)
-        ax.plot(mean, i, "D", color=color)
+        ax.plot([difference.low, difference.high], [i, i], color=color, linewidth=1.5)
+        ax.plot(difference.mean, i, "D", color=color)
         # The seeds stand a little above the interval.
-        ax.plot(differences, [i - 0.08] * len(differences), ".", color=color, alpha=0.5)
+        height = [i - 0.08] * len(difference.by_seed)
+        ax.plot(difference.by_seed, height, ".", color=color, alpha=0.5)
     ax.axvline(0, color="0.5", linewidth=0.8)
     ax.set_yticks(range(1, len(results)), [result.arm.name for result in others])
     ax.set_ylim(len(results) - 0.5, 0.5)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
+from statistics import NormalDist
 
 import numpy as np
 
@@ -109,30 +110,34 @@ def mcnemar(num_fixed: int, num_broken: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def student_interval(values) -> tuple[float, float, float]:
-    """Return the mean of N values and Student's 95 % interval of it: (mean, low, high).
-
-    The interval is unbounded if there is a single value.
-    """
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, -math.inf, math.inf
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    half_width = float(student_quantile(len(values) - 1) * error)
-    return mean, mean - half_width, mean + half_width
-
-
-def student_quantile(degrees_of_freedom: int) -> float:
-    """Return the 97.5 % point of Student's t distribution.
+def student_quantile(degrees_of_freedom: float, confidence: float = 0.95) -> float:
+    """Return the t with P(|T| < t) = confidence for Student's distribution, or a normal one (inf).
 
     With t = sqrt(n) tan(angle), the density of the angle is proportional to cos(angle)^(n - 1),
-    where n is the number of degrees of freedom. It is integrated from 0 to 90 degrees.
+    where n is the number of degrees of freedom.
     """
+    if degrees_of_freedom > 1e6:
+        return NormalDist().inv_cdf((1 + confidence) / 2)
+    angles, integral = _student_integral(degrees_of_freedom)
+    angle = np.interp(confidence * integral[-1], integral, angles)
+    return math.sqrt(degrees_of_freedom) * math.tan(angle)
+
+
+def student_tail(degrees_of_freedom: float, t: float) -> float:
+    """Return P(|T| > t) for Student's distribution, or a normal one (inf)."""
+    if degrees_of_freedom > 1e6:
+        return math.erfc(t / math.sqrt(2))
+    angles, integral = _student_integral(degrees_of_freedom)
+    angle = math.atan(t / math.sqrt(degrees_of_freedom))
+    return float(1 - np.interp(angle, angles, integral) / integral[-1])
+
+
+def _student_integral(degrees_of_freedom: float):
+    """Return angles from 0 to 90 degrees, and the integral of the angle's density from 0."""
     angles = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angles) ** (degrees_of_freedom - 1)
-    integral = np.cumsum(density[1:] + density[:-1])
-    angle = np.interp(0.95 * integral[-1], integral, angles[1:])
-    return math.sqrt(degrees_of_freedom) * math.tan(angle)
+    integral = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return angles, integral
 
 
 def ranks(values):

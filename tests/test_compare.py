@@ -155,13 +155,12 @@ def test_the_tables_by_hand(finished, capsys):
     assert (finished / "comparison.png").stat().st_size > 1000
     assert "| a | **40.0** | 35.0 |" in tables
     assert "| b | 10.0 | **50.0** |" in tables
-    assert "| a | 1e-4 | 30.0, 50.0 | 40.0 | 50.0, 75.0 | 62.5 |" in tables
-    assert "| b | 2e-4 | 40.0, 60.0 | 50.0 | 75.0, 75.0 | 75.0 |" in tables
+    assert "| a | 0.0001 | 30.0, 50.0 | 40.0 | 50.0, 75.0 | 62.5 |" in tables
+    assert "| b | 0.0002 | 40.0, 60.0 | 50.0 | 75.0, 75.0 | 75.0 |" in tables
     # On test the differences are 25 and 0: a mean of 12.5, a standard error of 12.5, and Student's
     # 97.5 % point with one degree of freedom is 12.706.
-    on_validation = "+10.0, +10.0 | +10.0 [+10.0, +10.0]"
-    on_test = "+25.0, +0.0 | +12.5 [-146.3, +171.3]"
-    assert f"| b | {on_validation} | {on_test} |" in tables
+    assert "| b | +10.0, +10.0 | +10.0 [+10.0, +10.0] | significant |" in tables
+    assert "| b | +25.0, +0.0 | +12.5 [-146.3, +171.3] | undecided |" in tables
 
 
 def test_the_last_evaluation_can_be_the_outcome(finished):
@@ -176,7 +175,7 @@ def test_seed_0_alone_can_choose_the_rate(finished, capsys):
     (finished / "a_rate2e-4_seed1" / "answers.jsonl").unlink()
     (finished / "b_rate1e-4_seed1" / "answers.jsonl").unlink()
     assert compare.main([*COMMAND, "--output_dir", str(finished), "--tuning_seeds", "1"]) == 0
-    assert "| a | 1e-4 | 30.0, 50.0 | 40.0 |" in (finished / "comparison.md").read_text()
+    assert "| a | 0.0001 | 30.0, 50.0 | 40.0 |" in (finished / "comparison.md").read_text()
     assert "4 runs, of which 4 are finished" in capsys.readouterr().out
 
 

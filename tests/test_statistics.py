@@ -17,6 +17,8 @@ from logs.statistics import (
     pass_at_k,
     ranks,
     spread_and_ties,
+    student_quantile,
+    student_tail,
     wilson_interval,
 )
 
@@ -151,3 +153,12 @@ def test_what_training_shares_with_plots_imports_neither_torch_nor_matplotlib():
     modules = set(process.stdout.split())
     assert "logs.statistics" in modules, process.stderr
     assert not modules & {"torch", "matplotlib", "pandas"}
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 4.5, 30, math.inf])
+def test_students_distribution_agrees_with_scipy(freedom):
+    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-6)
+    assert student_quantile(freedom, 0.5) == pytest.approx(stats.t.ppf(0.75, freedom), rel=1e-6)
+    for t in (0.0, 1.5, 40.0):
+        expected = 2 * stats.t.sf(t, freedom)
+        assert student_tail(freedom, t) == pytest.approx(expected, rel=1e-4, abs=1e-12)
