@@ -172,6 +172,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="Evaluate the model and stop, without training.",
     )
+    add_evaluation_flag(
+        "--show_tokens",
+        type=int,
+        default=1,
+        help="Number of groups in each iteration whose transcript also says how the updates changed"
+        " the log-probability of each token: the groups with the largest standard deviation of"
+        " their rewards, the first ones where it is equal. At most 8 completions of a group are"
+        " shown. 0 turns it off.",
+    )
 
     add_runtime_flag = add_runtime(parser)
     add_runtime_flag(
@@ -501,6 +510,7 @@ ZERO_IS_FINE = (
     "advantage_eps",
     "eval_temperature",
     "dynamic_sampling",
+    "show_tokens",
     *judges.ZERO_IS_FINE,
 )
 # {flag: bound}; the value must be below the bound.

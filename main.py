@@ -44,7 +44,7 @@ import llms
 import utils
 from flags import LOSS_TYPES, parse_args
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import memory, steps, write_logs
+from training import memory, steps, token_changes, write_logs
 from training.metrics import (
     Maximum,
     Minimum,
@@ -58,7 +58,7 @@ from training.metrics import (
 from training.run import Run, run_to_the_end, save_checkpoint
 from training.schedule import learning_rate_factor, split_into_updates
 from training.signals import Guard
-from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each
+from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each, rows_of_groups
 
 # --- The algorithm --------------------------------------------------------------------------------
 
@@ -87,6 +87,10 @@ def train(args: Namespace, run: Run) -> None:
         updates = split_into_updates(args)
         with run.timer("logps"):
             old_logps, ref_logps = compute_shared_logps(args, run, rollout, len(updates))
+        with run.timer("tokens"):
+            shown_groups = token_changes.before_updates(
+                args, run, rollout, groups.trained_records, old_logps
+            )
 
         update_metrics = []
         for rows in updates:  # a single update, unless training is off-policy
@@ -100,7 +104,9 @@ def train(args: Namespace, run: Run) -> None:
                 step_metrics = take_step(args, run, loss_metrics["loss"])
             update_metrics.append(loss_metrics | step_metrics)
 
-        # 7. Log what was sampled and what the updates did.
+        # 7. Log what was sampled and what the updates did, in a few groups to each token.
+        with run.timer("tokens"):
+            token_changes.add_to_records(args, run, rollout, shown_groups, ref_logps)
         # Both dicts have `response_length`; `|` keeps that of groups.metrics, the mean over all
         # sampled completions.
         metrics = average_updates(update_metrics) | groups.metrics
@@ -121,6 +127,7 @@ class Groups:
     rollout: Rollout  # the completions of this process
     loss_weights: Tensor  # (N,) what multiplies log-probs: advantages; rewards under no_baseline
     records: list[dict]  # N, and after dynamic sampling more: every completion that was sampled
+    trained_records: list[dict]  # N: those of `records` whose completions are trained on
     metrics: dict[str, float]  # of all processes
 
 
@@ -148,12 +155,14 @@ def sample_groups(
         total_rewards, args.group_size, args.advantage_eps, args.use_std_normalization
     )
     repeated_examples = repeat_each(examples, args.group_size)
+    records = write_logs.completion_records(
+        run.evaluator, repeated_examples, completions, rewards, advantages
+    )
     return Groups(
         rollout=rollout,
         loss_weights=total_rewards if args.loss_type == "no_baseline" else advantages,
-        records=write_logs.completion_records(
-            run.evaluator, repeated_examples, completions, rewards, advantages
-        ),
+        records=records,
+        trained_records=records,
         metrics=group_metrics | rollout_metrics(run.evaluator, rewards, completions),
     )
 
@@ -169,6 +178,7 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
     rollout = groups.rollout
     loss_weights = groups.loss_weights.clone()
     records = list(groups.records)
+    trained_records = list(groups.records)
     num_groups = len(loss_weights) // G
     my_groups = distributed.share(range(num_groups))
     for _ in range(args.dynamic_sampling):
@@ -184,16 +194,17 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
         new = sample_groups(args, run, examples, my_examples)
         if my_flat:
             # Row 0 of the rollout is the first row of group my_groups[0].
-            first_rows = [(group - my_groups[0]) * G for group in my_flat]
-            my_rows = [row + i for row in first_rows for i in range(G)]
+            my_rows = rows_of_groups([group - my_groups[0] for group in my_flat], G)
             rollout = rollout.replace(my_rows, new.rollout)
         loss_weights.view(-1, G)[flat] = new.loss_weights.view(-1, G)
         records += new.records
+        for row, record in zip(rows_of_groups(flat, G), new.records, strict=True):
+            trained_records[row] = record
     metrics = {
         "sampled_prompts": len(records) // G,
         "zero_std_fraction_trained": flat_groups(loss_weights, G).float().mean().item(),
     }
-    return Groups(rollout, loss_weights, records, groups.metrics | metrics)
+    return Groups(rollout, loss_weights, records, trained_records, groups.metrics | metrics)
 
 
 @memory.with_smaller_micro_batches

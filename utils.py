@@ -323,6 +323,11 @@ def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
     return [item for item in items for _ in range(times)]
 
 
+def rows_of_groups(groups: Sequence[int], group_size: int) -> list[int]:
+    """The row numbers of these groups, each of which is group_size consecutive rows."""
+    return [group * group_size + i for group in groups for i in range(group_size)]
+
+
 def split_into_micro_batches(
     prompt_lengths: list[int], completion_lengths: list[int], group_size: int, max_tokens: int
 ) -> list[list[int]]:

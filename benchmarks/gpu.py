@@ -237,7 +237,7 @@ def iteration_table(args, log: list[dict], num_processes: int) -> str:
     whole = median(end - start for start, end in zip(times, times[1:], strict=False))
     computed = computed_peaks(args, num_processes)
     table = []
-    for stage in ("sample", "reward", "logps", "loss", "step"):
+    for stage in ("sample", "reward", "logps", "tokens", "loss", "step"):
         seconds = median(line[f"time/{stage}"] for line in timed)
         cells = [stage, f"{seconds:.3f}"]
         peaks = [line.get(f"memory/{stage}") for line in timed]  # on CUDA alone

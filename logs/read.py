@@ -59,6 +59,7 @@ MAY_DIFFER = {
     "save_iterations",
     "save_updates",
     "report_to",
+    "show_tokens",
     "log_entropy",
     "max_kl",
     "gradient_checkpointing",

@@ -137,20 +137,25 @@ def compute_rollout_logps(
     group_size: int,
     temperature: float,
     micro_batch_tokens: int,
+    rows: Sequence[int] | None = None,
 ) -> Tensor:
-    """Log-probs of all completions of a rollout under a model, without gradient.
+    """Log-probs of the completions of a rollout under a model, without gradient.
 
     Args:
         group_size: this many consecutive rows share a prompt, which runs once for them.
         micro_batch_tokens: padded tokens that run at once. It bounds memory and changes no result.
+        rows: row numbers, where not all completions are needed; group_size consecutive ones share a
+            prompt.
 
     Returns:
-        (B, C) float32, exactly 0 where the completion is masked.
+        (B, C) float32, exactly 0 where the completion is masked. Rows that are not needed may hold
+        zeros.
     """
     logps = torch.zeros_like(rollout.sampled_logps)
-    all_rows = range(len(logps))
+    if rows is None:
+        rows = range(len(logps))
     sharded = distributed.is_sharded(model)
-    for micro_batch in rollout.micro_batches(all_rows, group_size, micro_batch_tokens, sharded):
+    for micro_batch in rollout.micro_batches(rows, group_size, micro_batch_tokens, sharded):
         batch = micro_batch.rollout
         C = batch.completion_ids.shape[1]
         with utils.autocast(model.device):

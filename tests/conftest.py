@@ -423,6 +423,20 @@ def assert_same_log_row(actual, expected):
     assert numbers(actual) == approx(numbers(expected))
 
 
+def assert_same_transcript(actual, expected):
+    """Two transcripts are equal, but for the rounding of numbers in `tokens` to four decimals."""
+    for record, expected_record in zip(jsonl.read(actual), jsonl.read(expected), strict=True):
+        tokens = record.pop("tokens", {})
+        expected_tokens = expected_record.pop("tokens", {})
+        assert record == expected_record
+        assert tokens.keys() == expected_tokens.keys()
+        for name, values in tokens.items():
+            if name == "text":
+                assert values == expected_tokens[name]
+            else:
+                assert values == pytest.approx(expected_tokens[name], abs=1.5e-4)
+
+
 def approx(expected):
     """Numbers that differ by float32 rounding alone; NaN equals NaN."""
     return pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)

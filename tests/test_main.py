@@ -43,6 +43,7 @@ LOGGED_OF_AN_ITERATION = {
     "ratio_min",
     "time/sample",
     "time/reward",
+    "time/tokens",
     "time/loss",
     "time/step",
     "time/total",

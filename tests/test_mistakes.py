@@ -86,6 +86,7 @@ MISTAKES_IN_FLAGS = [
     mistake("main", "--seed -1", "--seed", "at least 0", "-1"),
     mistake("main", "--seed 4294967296", "--seed", "below 4294967296"),
     mistake("main", "--dynamic_sampling -1", "--dynamic_sampling", "at least 0", "-1"),
+    mistake("main", "--show_tokens -1", "--show_tokens", "at least 0", "-1"),
     mistake("main", "--loss_type ppo", "--loss_type", "'ppo'", "grpo_clip"),
     mistake("main", "--lr_schedule step", "--lr_schedule", "'step'", "cosine"),
     mistake("main", "--length_normalization sum", "--length_normalization", "'sum'", "token_mean"),

@@ -144,6 +144,7 @@ MAY_CHANGE = (
     "max_judge_failures",
     "min_judge_spread",
     "report_to",
+    "show_tokens",
 )
 
 
