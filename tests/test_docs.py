@@ -151,7 +151,7 @@ def test_the_lock_suits_every_build_of_torch():
 
 @pytest.fixture(scope="module")
 def edited_copy(tmp_path_factory):
-    """A copy of the repository into which README's three examples are written."""
+    """A copy of the repository into which README's four examples are written."""
     folder = tmp_path_factory.mktemp("docs") / "copy"
     names = run_in(ROOT, "git", "ls-files", check=True).stdout.split()
     for name in names:
@@ -159,10 +159,10 @@ def edited_copy(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
-    evaluator, loader, loss = python_blocks(README)
+    evaluator, evaluator_of_columns, loader, loss = python_blocks(README)
     evaluator_line, loader_line = re.findall(r"`((?:EVALUATORS|DATASETS)\[.+?\] = \w+)`", README)
     for name, code, registration in (
-        ("evaluator.py", evaluator, evaluator_line),
+        ("evaluator.py", f"{evaluator}\n\n{evaluator_of_columns}", evaluator_line),
         ("rl_datasets.py", loader, loader_line),
     ):
         with open(folder / name, "a") as file:
