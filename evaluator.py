@@ -7,6 +7,7 @@ wherever it stands. Much of what training seems to gain is only format: the two 
 In shapes and docstrings, N is the number of completions and R the number of rewards.
 """
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -52,8 +53,12 @@ class RewardEvaluator:
     # What the console prints: the share of completions that are correct by the strict verdict, then
     # by the flexible one.
     accuracies_template = "accuracy {} strict, {} flexible"
+    # Whether compute_rewards has an argument `examples`, and is therefore given them.
+    takes_examples: bool
 
     def __init_subclass__(cls):
+        # The argument must have this name: **kwargs alone does not ask for examples.
+        cls.takes_examples = "examples" in inspect.signature(cls.compute_rewards).parameters
         # vars holds what the subclass itself defines, without the names and weights it inherits.
         if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
             cls.reward_weights = (1.0,) * len(cls.reward_names)
@@ -91,6 +96,9 @@ class RewardEvaluator:
         prompts: the questions as the data set has them, without the format in which a model gets
             them. Where several completions share a prompt, it is repeated.
 
+        A subclass may add an argument `examples`. It is then given the N examples of the data set,
+        which have every column of their rows (rl_datasets.py).
+
         A subclass defines this method, or `reward(completion, gold)`, which returns the list of
         rewards of one completion and the dict of its details.
         """
@@ -107,11 +115,17 @@ class RewardEvaluator:
         matrix = torch.tensor(reward_rows, dtype=torch.float32)
         return matrix.view(len(reward_rows), len(self.reward_names))
 
-    def compute_checked_rewards(
-        self, prompts: list[str], completions: list[str], answers: list[str]
-    ) -> Rewards:
-        """Return compute_rewards(...). Raises ValueError if that is not what Rewards promises."""
-        rewards = self.compute_rewards(prompts, completions, answers)
+    def compute_checked_rewards(self, examples: list[dict], completions: list[str]) -> Rewards:
+        """Return compute_rewards(...) of N completions of N examples.
+
+        Raises ValueError if that is not what Rewards promises.
+        """
+        questions = [example["question"] for example in examples]
+        answers = [example["answer"] for example in examples]
+        if self.takes_examples:
+            rewards = self.compute_rewards(questions, completions, answers, examples=examples)
+        else:
+            rewards = self.compute_rewards(questions, completions, answers)
         name = type(self).__name__
         values = rewards.per_function
         shape = (len(completions), len(self.reward_names))

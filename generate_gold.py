@@ -198,11 +198,8 @@ class GoldCollector:
 
     def record(self, problems, samples):
         """Grade one sample for each of the problems and write it to disk."""
-        rewards = self.evaluator.compute_rewards(
-            [problem["question"] for problem in problems],
-            [sample.text for sample in samples],
-            [problem["answer"] for problem in problems],
-        )
+        texts = [sample.text for sample in samples]
+        rewards = self.evaluator.compute_checked_rewards(problems, texts)
         accepted_rows = []
         rejected_rows = []
         for problem, sample, detail in zip(problems, samples, rewards.details, strict=True):

@@ -9,6 +9,9 @@ An example is a plain dict with these keys:
     prompt     the question in a prompt format, special tokens included: tokenize it with
                add_special_tokens=False
     level, subject   of the problem, if the data set has them
+
+An example has every other column of its row too, for evaluators that take `examples`. Where a row
+has a column of one of the names above, the example has what is said here.
 """
 
 import random
@@ -18,7 +21,14 @@ from pathlib import Path
 from jinja2 import TemplateError
 
 from data import word_problems
-from data.rows import gsm8k_example, math_example, read_folder, read_hub, text_of
+from data.rows import (
+    gsm8k_example,
+    math_example,
+    read_folder,
+    read_hub,
+    text_of,
+    with_other_columns,
+)
 
 SYSTEM_PROMPT = """\
 Solve the problem. Respond in this form:
@@ -258,7 +268,7 @@ class DataLoader(ABC):
         if not dataset_path:
             cls.check_split(split)
         examples = cls.load(split, dataset_path)
-        return [{"id": f"{cls.name}/{split}/{i}", **row} for i, row in enumerate(examples)]
+        return [example | {"id": f"{cls.name}/{split}/{i}"} for i, example in enumerate(examples)]
 
     def next_batch(self, num_examples: int) -> list[dict]:
         """The next examples of an endless stream; every epoch is a shuffle of all examples.
@@ -349,7 +359,7 @@ class GSM8kLoader(DataLoader):
             rows = read_folder(dataset_path, split)
         else:
             rows = read_hub("openai/gsm8k", ["main"], split)
-        return [gsm8k_example(row, location) for location, row in rows]
+        return [with_other_columns(gsm8k_example(row, location), row) for location, row in rows]
 
 
 class MathLoader(DataLoader):
@@ -379,7 +389,7 @@ class MathLoader(DataLoader):
             rows = read_hub("EleutherAI/hendrycks_math", cls.subjects, split)
         else:
             rows = read_hub("HuggingFaceH4/MATH-500", ["default"], split)
-        return [math_example(row, location) for location, row in rows]
+        return [with_other_columns(math_example(row, location), row) for location, row in rows]
 
 
 class CreativeLoader(DataLoader):
@@ -398,7 +408,8 @@ class CreativeLoader(DataLoader):
         examples = []
         for location, row in read_folder(folder, split):
             opening_line = text_of(row, "opening", location).strip()
-            examples.append({"question": opening_line, "answer": "", "solution": ""})
+            example = {"question": opening_line, "answer": "", "solution": ""}
+            examples.append(with_other_columns(example, row))
         return examples
 
 

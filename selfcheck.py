@@ -182,11 +182,10 @@ def check_gold(args, run, sampled):
     if not examples:
         return CheckResult(True, "the data set has no gold answers")
     prompt = run.train_loader.prompt
-    rewards = run.evaluator.compute_rewards(
-        [example["question"] for example in examples],
-        [prompt.format_solution(example["solution"], example["answer"]) for example in examples],
-        [example["answer"] for example in examples],
-    )
+    solutions = [
+        prompt.format_solution(example["solution"], example["answer"]) for example in examples
+    ]
+    rewards = steps.reward(run.evaluator, examples, solutions)
     num_correct = sum(detail["correct_strict"] for detail in rewards.details)
     mean_reward = run.evaluator.total(rewards).mean()
     return CheckResult(

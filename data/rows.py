@@ -148,6 +148,15 @@ def math_example(row: dict, location: str) -> dict:
     }
 
 
+def with_other_columns(example: dict, row: dict) -> dict:
+    """The example of a row, and the columns of the row that the example does not have.
+
+    A level or a subject comes from the example alone, because logs divide accuracies by them.
+    """
+    columns = {name: value for name, value in row.items() if name not in ("level", "subject")}
+    return columns | example
+
+
 def text_of(row: dict, column: str, location: str) -> str:
     """The text in a column of a row. Raises ValueError if there is none."""
     if column not in row:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 folder, script, *flags = sys.argv[1:]
 ROOT = Path(__file__).parent.parent
-sys.path[0] = str(ROOT)
-sys.path.insert(1, folder)
+sys.path[0] = str((ROOT / script).parent)  # as python itself would have it
+sys.path.insert(1, str(ROOT))
+sys.path.insert(2, folder)
 
 # It replaces functions of torch.cuda, so it comes before anything of the project.
 import pretend  # noqa: E402

@@ -201,6 +201,27 @@ def test_jsonl_folder(folder):
     assert GSM8kLoader.read("test", folder)[3] == row, "this needs no tokenizer"
 
 
+@pytest.mark.parametrize("name", ["gsm8k", "math", "creative"])
+def test_an_example_has_every_further_column_of_its_row(name, tmp_path):
+    """They were dropped, so that no reward could depend on them."""
+    row = {"opening": "A line.", "problem": "p", "question": "q", "answer": "So: 2 #### 2"}
+    row |= {"tags": ["a", "b"], "difficulty": 3, "id": "theirs", "prompt": "theirs"}
+    if name != "math":
+        row |= {"level": {"not": "a level"}, "subject": ["none"]}
+    write_jsonl(tmp_path / "train.jsonl", [row])
+    write_jsonl(tmp_path / "test.jsonl", [row])
+    train_loader, _ = load(tmp_path, name, prompt=None)
+    (example,) = train_loader
+    assert example["tags"] == ["a", "b"]
+    assert example["difficulty"] == 3
+    assert example["id"] == f"{name}/train/0"
+    assert example["prompt"] != "theirs"
+    assert example["answer"] == {"gsm8k": "2", "math": row["answer"], "creative": ""}[name]
+    # The logs divide accuracies by these two, so that they must be what a loader has made of them.
+    if name != "math":
+        assert not example.keys() & {"level", "subject"}
+
+
 @pytest.mark.parametrize(
     "names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]]
 )

@@ -7,13 +7,20 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import ROOT
 from packaging.requirements import Requirement
 
 import flags
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu_estimate
+import memory_table
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = [
@@ -155,7 +162,7 @@ def test_the_lock_suits_every_build_of_torch():
 
 @pytest.fixture(scope="module")
 def edited_copy(tmp_path_factory):
-    """A copy of the repository into which README's three examples are written."""
+    """A copy of the repository into which README's four examples are written."""
     folder = tmp_path_factory.mktemp("docs") / "copy"
     names = run_in(ROOT, "git", "ls-files", check=True).stdout.split()
     for name in names:
@@ -163,10 +170,10 @@ def edited_copy(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
-    evaluator, loader, loss = python_blocks(README)
+    evaluator, evaluator_of_columns, loader, loss = python_blocks(README)
     evaluator_line, loader_line = re.findall(r"`((?:EVALUATORS|DATASETS)\[.+?\] = \w+)`", README)
     for name, code, registration in (
-        ("evaluator.py", evaluator, evaluator_line),
+        ("evaluator.py", f"{evaluator}\n\n{evaluator_of_columns}", evaluator_line),
         ("rl_datasets.py", loader, loader_line),
     ):
         with open(folder / name, "a") as file:
@@ -220,39 +227,57 @@ def test_the_snippet_that_compares_two_models_runs(tmp_path):
     assert run.stdout.count("\n---\n") == 10
 
 
+@pytest.fixture(scope="module")
+def count_once():
+    """Counts of a model's activations are the same in every table, and take seconds for 7B."""
+    count = memory_table.bytes_per_token
+    counts = {}
+
+    def bytes_per_token(config, num_layers, group_size):
+        key = (config.name_or_path, num_layers, group_size)
+        if key not in counts:
+            counts[key] = count(config, num_layers, group_size)
+        return counts[key]
+
+    with mock.patch.object(memory_table, "bytes_per_token", bytes_per_token):
+        yield
+
+
 @pytest.mark.slow
-def test_hours_and_dollars_are_what_the_script_prints():
-    if "GRPO_LITE_DATA" not in os.environ:
-        pytest.skip("GRPO_LITE_DATA is not set: no configs of Qwen2")
+def test_hours_and_dollars_are_what_the_script_prints(data_folder, count_once, capsys):
     page = (ROOT / "docs" / "gpus.md").read_text("utf-8")
     (table,) = re.findall(r"^\| model .*flags to add \|\n(?:\|.*\n)*", page, re.MULTILINE)
     rows = table.splitlines()[2:]
     assert len(rows) == 4
-    configs = Path(os.environ["GRPO_LITE_DATA"]) / "models" / "qwen2" / "configs"
+    configs = data_folder / "models" / "qwen2" / "configs"
+    rows_of_command = defaultdict(list)  # (model, added flags) -> rows, one for each number of GPUs
     for row in rows:
         model, num_gpus, *_, added_flags = row.strip("| ").split(" | ")
-        command = [configs / f"{model}-Instruct", "--processes", num_gpus]
+        rows_of_command[model, added_flags].append((num_gpus, row))
+    for (model, added_flags), numbered_rows in rows_of_command.items():
+        command = [str(configs / f"{model}-Instruct"), "--processes"]
+        command += [num_gpus for num_gpus, _ in numbered_rows]
         if added_flags != "none":
             command += added_flags.strip("`").split()
-        run = run_in(ROOT, sys.executable, "benchmarks/gpu_estimate.py", *command)
-        assert run.returncode == 0, run.stderr
-        assert row in run.stdout.replace("-Instruct", "")
+        gpu_estimate.main(command)
+        printed = capsys.readouterr().out.replace("-Instruct", "")
+        for _, row in numbered_rows:
+            assert row in printed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table_number", [0, 1], ids=["defaults", "less memory"])
-def test_the_memory_tables_are_what_the_script_prints(table_number):
+def test_the_memory_tables_are_what_the_script_prints(
+    table_number, data_folder, count_once, capsys
+):
     """They once stayed as they were when the computation changed."""
-    if "GRPO_LITE_DATA" not in os.environ:
-        pytest.skip("GRPO_LITE_DATA is not set: no configs of Qwen2")
     page = (ROOT / "docs" / "gpus.md").read_text("utf-8")
     page = page[page.index("## Memory") :]
     table = re.findall(r"^\| Qwen2.*(?:\n\|.*)*", page, re.MULTILINE)[table_number]
     extra_flags = []
     if table_number == 1:
         extra_flags = shlex.split(re.search(r"Then with `(.+?)`", page)[1])
-    configs = Path(os.environ["GRPO_LITE_DATA"]) / "models" / "qwen2" / "configs"
+    configs = data_folder / "models" / "qwen2" / "configs"
     models = [str(configs / f"Qwen2-{size}-Instruct") for size in ("0.5B", "1.5B", "7B")]
-    run = run_in(ROOT, sys.executable, "benchmarks/memory_table.py", *models, *extra_flags)
-    assert run.returncode == 0, run.stderr
-    assert table in run.stdout.replace("-Instruct", "")
+    memory_table.main([*models, *extra_flags])
+    assert table in capsys.readouterr().out.replace("-Instruct", "")

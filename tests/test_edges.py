@@ -316,8 +316,9 @@ def test_an_evaluator_is_held_to_its_contract(spoil, words):
             spoil(rewards)
             return rewards
 
+    examples = [{"question": "", "answer": ""}] * 2
     with pytest.raises(ValueError) as error:
-        SpoiltEvaluator().compute_checked_rewards(["", ""], ["ab", "cd"], ["", ""])
+        SpoiltEvaluator().compute_checked_rewards(examples, ["ab", "cd"])
     for word in ["SpoiltEvaluator", *words]:
         assert word in str(error.value)
 

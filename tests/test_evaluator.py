@@ -5,16 +5,28 @@ import math
 import re
 import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import LettersEvaluator, run_flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluator import GSM8kEvaluator, MathEvaluator, RewardEvaluator, Rewards, get_evaluator
+import generate_gold
+import main
+import selfcheck
+from evaluator import (
+    EVALUATORS,
+    GSM8kEvaluator,
+    MathEvaluator,
+    RewardEvaluator,
+    Rewards,
+    get_evaluator,
+)
 from grading.extraction import last_boxed, to_number
 from logs import jsonl
-from rl_datasets import PROMPTS
+from rl_datasets import PROMPTS, get_dataloaders
 
 gsm8k = GSM8kEvaluator()
 
@@ -218,6 +230,106 @@ def test_breakdown_leaves_missing_rewards_out():
     assert math.isnan(breakdown["rewards/length"])
     assert Judge.reward_weights == (1.0, 1.0) and gsm8k.reward_weights == (1.0,) * 5
     assert MathEvaluator.reward_weights == (0.0, 1.0)
+
+
+# --- Examples with columns of the user's own ------------------------------------------------------
+
+
+class DifficultyEvaluator(RewardEvaluator):
+    """Rewards a completion by a column of its example. Answers to easy questions are right."""
+
+    reward_names = ("points",)
+
+    def __init__(self, **_):
+        pass
+
+    def compute_rewards(self, prompts, completions, answers, examples):
+        assert prompts == [example["question"] for example in examples]
+        points = torch.tensor([[float(example["difficulty"])] for example in examples])
+        details = []
+        for example in examples:
+            is_easy = example["difficulty"] <= 3
+            verdicts = {"correct_strict": is_easy, "correct_flexible": is_easy}
+            details.append({"parsed": None, "format": True} | verdicts)
+        return Rewards(points, details)
+
+
+@pytest.fixture
+def difficulty_data(tmp_path, monkeypatch):
+    """A folder in GSM8K's schema, whose rows have further columns: difficulty is 1 to 8."""
+    monkeypatch.setitem(EVALUATORS, "difficulty", DifficultyEvaluator)
+    folder = tmp_path / "data"
+    for split in ("train", "test"):
+        rows = []
+        for i in range(8):
+            row = {"question": f"{i} and 1?", "answer": f"So.\n#### {i + 1}", "difficulty": i + 1}
+            rows.append(row | {"level": ["not", "a level"], "id": "theirs"})
+        jsonl.write(folder / f"{split}.jsonl", rows)
+    return folder
+
+
+def test_a_run_gives_the_evaluator_the_columns_of_each_completion(
+    difficulty_data, model_folder, tmp_path
+):
+    """The transcripts have the columns that they always have, and no others."""
+    flags = run_flags(
+        model_folder,
+        tmp_path / "run",
+        dataset_name="gsm8k",
+        dataset_path=difficulty_data,
+        evaluator="difficulty",
+        num_train_iters=2,
+        eval_samples=2,
+        eval_temperature=1,
+    )
+    assert main.main(flags) == 0
+    for transcript in ("rollouts/step_000002.jsonl", "eval/step_000002.jsonl"):
+        rows = jsonl.read(tmp_path / "run" / transcript)
+        assert len(rows) == 8
+        for row in rows:
+            example_number = int(row["id"].removeprefix("gsm8k/").split("/")[1])
+            assert row["rewards/points"] == example_number + 1
+            assert not row.keys() & {"difficulty", "level"}
+
+
+def test_gold_answers_are_judged_with_the_columns_of_their_problems(difficulty_data, tmp_path):
+    flags = ["--from_reference", "--dataset_name", "gsm8k", "--evaluator", "difficulty"]
+    flags += ["--dataset_path", str(difficulty_data), "--output", str(tmp_path / "gold.jsonl")]
+    assert generate_gold.main(flags) == 0
+    accepted_answers = {row["answer"] for row in jsonl.read(tmp_path / "gold.jsonl")}
+    assert accepted_answers == {"1", "2", "3"}
+
+
+def test_selfcheck_rewards_gold_answers_with_their_columns(difficulty_data, tokenizer):
+    train_loader, _ = get_dataloaders(
+        "gsm8k", tokenizer, dataset_path=str(difficulty_data), eval_split="test"
+    )
+    run = SimpleNamespace(train_loader=train_loader, evaluator=DifficultyEvaluator())
+    result = selfcheck.check_gold(None, run, None)
+    assert result.figure.startswith("3 of 8 gold solutions")
+    assert "mean reward 4.5" in result.figure
+
+
+def test_an_evaluator_that_names_no_examples_is_given_none():
+    """**kwargs does not name them, since it may be passed on to one that does not take them."""
+
+    class ThreeArguments(LettersEvaluator):
+        def compute_rewards(self, prompts, completions, answers):
+            return super().compute_rewards(prompts, completions, answers)
+
+    class PassesOn(ThreeArguments):
+        def compute_rewards(self, *args, **kwargs):
+            return super().compute_rewards(*args, **kwargs)
+
+    class Inherits(DifficultyEvaluator):
+        pass
+
+    examples = [{"question": "q", "answer": "a", "difficulty": 5}]
+    for evaluator in (ThreeArguments(), PassesOn()):
+        rewards = evaluator.compute_checked_rewards(examples, ["aeio"])
+        assert rewards.per_function.tolist() == [[1, 1]]
+    rewards = Inherits().compute_checked_rewards(examples, ["aeio"])
+    assert rewards.per_function.tolist() == [[5]]
 
 
 def test_an_unknown_evaluator_is_told_with_those_that_are_known():

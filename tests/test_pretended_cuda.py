@@ -53,18 +53,24 @@ def device(data_folder):
 
 
 def run_on(device, script, flags, output_dir, num_processes=1, **environment):
+    """Run a script that writes to a folder: (all that it printed, its counts)."""
+    command = [script, *flags.split(), "--output_dir", output_dir]
+    counts_file = output_dir.with_suffix(".counts.json")
+    return run_command_on(device, command, counts_file, num_processes, **environment)
+
+
+def run_command_on(device, script_and_flags, counts_file, num_processes=1, **environment):
     """Run a script on the device: (all that it printed, its counts).
 
     There are no counts of several processes, which end without Python's ordinary end.
     """
-    counts_file = output_dir.with_suffix(".counts.json")
     environment = os.environ | environment | {"OMP_NUM_THREADS": "1"}
     environment["FAKECUDA_REPORT"] = str(counts_file)
     command = ["env", f"LD_PRELOAD={device / '_fakecuda.so'}", sys.executable, RUNNER, device]
     if num_processes > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
         command = [*torchrun, f"--nproc_per_node={num_processes}", *command]
-    command += [script, *flags.split(), "--output_dir", output_dir]
+    command += script_and_flags
     result = subprocess.run(
         command,
         env=environment,
@@ -162,6 +168,38 @@ def test_other_scripts_run_on_a_gpu(device, tmp_path):
     run_on(device, "sft.py", sft_flags, tmp_path / "sft")
     expert_flags = f"{flags} --num_questions 8 --group_size 2 --n_ei_steps 1"
     run_on(device, "experiments/expert_iteration.py", expert_flags, tmp_path / "expert")
+
+
+def table_rows(output, header_start):
+    """The rows of the Markdown table whose header starts so, as lists of cells."""
+    rows = []
+    lines = iter(output.splitlines())
+    for line in lines:
+        if line.startswith(header_start):
+            break
+    next(lines)  # the line under the header
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_the_benchmark_for_gpus_fills_its_tables(device, tmp_path):
+    """What it measures on CUDA alone, no run on a CPU has ever shown."""
+    command = ["benchmarks/gpu.py", "--quick", "--device", "cuda"]
+    output, counts = run_command_on(device, command, tmp_path / "counts.json")
+    assert counts["graphs"]["failed"] == []
+    assert counts["graphs"]["captured"] > 0
+    decode_rows = table_rows(output, "| rows | slots |")
+    assert len(decode_rows) == 2
+    for *_, captured_ms, _, tokens in decode_rows:
+        assert float(captured_ms) > 0
+        assert tokens == "equal"
+    stages = {row[0]: row for row in table_rows(output, "| stage | seconds |")}
+    for stage in ("sample", "reward", "logps", "loss", "step"):
+        _, _, peak, _ = stages[stage]
+        assert float(peak) >= 0, "a number, where a CPU has -"
 
 
 def test_two_gpus_share_a_run(device, tmp_path):

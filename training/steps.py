@@ -127,9 +127,7 @@ def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[s
     """
     if not completions:
         return Rewards(torch.zeros(0, len(evaluator.reward_names)), [])
-    questions = [example["question"] for example in examples]
-    answers = [example["answer"] for example in examples]
-    return evaluator.compute_checked_rewards(questions, completions, answers)
+    return evaluator.compute_checked_rewards(examples, completions)
 
 
 def evaluate(args: Namespace, run: Run) -> dict[str, float]:
