@@ -125,12 +125,15 @@ def step_of_page(path, step, num_steps):
     """Return the prompts of one transcript, with their completions.
 
     It has the first prompts, as many as fit into MAX_ROLLOUT_BYTES / num_steps. Those whose tokens
-    were scored stand before the others. "all" is how many prompts the transcript has.
+    were scored stand before the others, and so do such completions of a prompt. "all" is how many
+    prompts the transcript has.
     """
     rows = read_completions(path)
     groups = groups_of_prompts(rows)
     groups.sort(key=lambda group: not has_tokens(group))
-    problems = [problem_of(group) for group in groups]
+    problems = []
+    for group in groups:
+        problems.append(problem_of(sorted(group, key=lambda row: not row.get("tokens"))))
     prompts = first_that_fit(problems, MAX_ROLLOUT_BYTES / num_steps)
     scales = token_scales(rows)
     return {"step": step, "all": len(groups), "prompts": prompts, "scales": scales}
