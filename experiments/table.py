@@ -73,6 +73,7 @@ MADE_TO_GO_WRONG = (
 NOT_COUNTED = (
     "judge/beta0.4",  # nobody knows whether these stories are better
     "exchange/grpo",  # the runs rates/base_rate2e-4, evaluated more often
+    "choices/",  # made after the rules
 )
 STUDENT_T = 4.303  # the 97.5 % point of Student's t distribution with 2 degrees of freedom
 read = cache(jsonl.read)

@@ -52,7 +52,8 @@ def test_each_figure_of_a_study_has_its_command_and_the_other_way_round():
     for page, text in TEXTS.items():
         for figure in re.findall(r"^!\[.+\]\((\S+)\)$", text, re.MULTILINE):
             shown.add(str((page.parent / figure).resolve().relative_to(ROOT)))
-    assert shown <= set(FIGURES)
+    screenshots = {"docs/tokens.png"}  # of a report, which is no figure of a study
+    assert shown - screenshots <= set(FIGURES)
     committed = {str(path.relative_to(ROOT)) for path in ROOT.glob("experiments/**/*.png")}
     assert committed | {"docs/demo.png"} == set(FIGURES)
     assert len(FIGURES) == len(set(FIGURES)), "a figure has two commands"
