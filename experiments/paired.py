@@ -79,24 +79,37 @@ class Difference:
 
 
 def judge(
-    differences: Sequence[np.ndarray], confidence: float = 0.95, margin: float = 3.0
+    differences: Sequence[np.ndarray],
+    confidence: float = 0.95,
+    margin: float = 3.0,
+    classes: Sequence[str] | None = None,
 ) -> list[Difference]:
-    """The interval and the verdict of each of several comparisons of one class.
+    """The interval and the verdict of each of several comparisons.
 
-    The intervals are Student's, with pooled variances (see pool_variances). A difference is
-    significant if its interval does not contain 0, and if it is also significant after Benjamini
-    and Hochberg's correction for all these comparisons (1995, Journal of the Royal Statistical
-    Society B 57:289). It is equal within `margin` if its interval lies between -margin and margin.
+    The intervals are Student's, with variances pooled within a class (see pool_variances). A
+    difference is significant if its interval does not contain 0, and if it is also significant
+    after Benjamini and Hochberg's correction for all these comparisons (1995, Journal of the Royal
+    Statistical Society B 57:289). It is equal within `margin` if its interval lies between -margin
+    and margin.
 
     Args:
         differences: for each comparison the difference within each seed (S,), at least two seeds.
+        classes: of each comparison; None: they are all of one class.
     """
-    variances, prior_freedom = pool_variances(differences)
+    if classes is None:
+        classes = [""] * len(differences)
+    variances = np.zeros(len(differences))
+    prior_freedom = np.zeros(len(differences))
+    for name in set(classes):
+        members = [i for i, class_of_i in enumerate(classes) if class_of_i == name]
+        pooled, freedom = pool_variances([differences[i] for i in members])
+        variances[members] = pooled
+        prior_freedom[members] = freedom
     p_values = []
     intervals = []
-    for by_seed, variance in zip(differences, variances, strict=True):
-        freedom = prior_freedom + len(by_seed) - 1
-        error = math.sqrt(variance / len(by_seed))
+    for i, by_seed in enumerate(differences):
+        freedom = prior_freedom[i] + len(by_seed) - 1
+        error = math.sqrt(variances[i] / len(by_seed))
         mean = float(by_seed.mean())
         half_width = error * student_quantile(freedom, confidence)
         intervals.append((mean, mean - half_width, mean + half_width))

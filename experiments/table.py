@@ -28,6 +28,8 @@
         the most frequent completion of the last evaluation
     python experiments/table.py exchange exchange/grpo sft/direct10
         the number of GRPO iterations that reach the accuracy at which SFT ends
+    python experiments/table.py choices
+        the comparisons of choices/comparisons.txt, by the rules of PROTOCOL.md, "The choices"
     python experiments/table.py diagnose
         the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn
 
@@ -52,6 +54,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from experiments import archive  # noqa: E402
+from experiments.paired import judge as judge_differences  # noqa: E402
+from experiments.paired import outcome_at_best_rate  # noqa: E402
 from logs import jsonl  # noqa: E402
 from logs.diagnose import RULES, WARNING, Logs, diagnose  # noqa: E402
 from logs.read import has_number, read_args  # noqa: E402
@@ -285,6 +289,86 @@ def comparisons_of(studies):
             question = ""
 
 
+# --- The choices ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A comparison of two arms of the study `choices`."""
+
+    class_name: str  # of comparisons whose variances are pooled
+    first: str
+    second: str
+
+
+def choices_to_compare():
+    """The comparisons in choices/comparisons.txt.
+
+    The file starts with a line of explanation. Then it has a line "CLASS:" for each class, and
+    below it an indented line "ARM ARM" for each comparison.
+    """
+    found = []
+    class_name = ""
+    for line in (STUDIES / "choices" / "comparisons.txt").read_text("utf-8").splitlines()[1:]:
+        if line.startswith(" "):
+            first, second = line.split()
+            found.append(Choice(class_name, first, second))
+        else:
+            class_name = line.removesuffix(":")
+    return found
+
+
+def runs_of_arm(arm):
+    """{(learning rate, seed): folder} of the finished runs of an arm of `choices`."""
+    runs = {}
+    for path in STUDIES.glob(f"choices/{arm}_rate*_seed*/answers.jsonl"):
+        run = path.parent
+        seed = int(run.name.rpartition("_seed")[2])
+        runs[float(learning_rate_of(run)), seed] = run
+    return runs
+
+
+def outcome_on_validation(run, run_of_base):
+    """Outcome A: the mean strict accuracy of the evaluations after step 0, in %.
+
+    A run with dynamic sampling samples more tokens in an iteration. Its accuracies are interpolated
+    at the numbers of tokens that the run of `base` had sampled at its evaluations.
+    """
+    rows = evaluations_of_log(run)
+    accuracies = [row["accuracy"] for row in rows[1:]]
+    if run.name.startswith("dynamic_sampling"):
+        tokens = [row["total_tokens"] for row in rows]
+        tokens_of_base = [row["total_tokens"] for row in evaluations_of_log(run_of_base)[1:]]
+        accuracies = np.interp(tokens_of_base, tokens, [row["accuracy"] for row in rows])
+    return 100 * np.mean(accuracies)
+
+
+def outcome_in_training(run, _):
+    """Outcome B: the mean strict accuracy of the sampled completions, in %."""
+    return 100 * np.mean([row["accuracy"] for row in read(run / "train_log.jsonl")])
+
+
+def evaluations_of_log(run):
+    return read(run / "eval_log.jsonl", ("step", "accuracy", "total_tokens"))
+
+
+def outcomes_of_arm(arm, seeds, outcome):
+    """The learning rate that suits an arm best, and the outcome of each seed there."""
+    runs = runs_of_arm(arm)
+    runs_of_base = runs_of_arm("base")
+    by_rate = {}
+    for rate in sorted({rate for rate, _ in runs}):
+        values = [outcome(runs[rate, seed], runs_of_base.get((rate, seed))) for seed in seeds]
+        by_rate[rate] = np.array(values)
+    return outcome_at_best_rate(by_rate)
+
+
+def seeds_of_arm(arm):
+    """The seeds with which an arm has all three of its learning rates."""
+    num_rates = Counter(seed for _, seed in runs_of_arm(arm))
+    return {seed for seed, count in num_rates.items() if count == 3}
+
+
 # --- Cells ----------------------------------------------------------------------------------------
 
 
@@ -347,6 +431,56 @@ def compare(*studies):
         seeds = ", ".join(f"{points:+.1f}" for points in difference.by_seed)
         mean = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
         yield question, first, second, seeds, mean, verdict(difference)
+
+
+def choices():
+    """Outcome A decides. Outcome B stands beside it, at the rate that suits the arm by B."""
+    yield (
+        "class",
+        "one side (rate)",
+        "other side (rate)",
+        "each seed (points)",
+        "mean [97.5 %]",
+        "in training",
+        "verdict",
+    )
+    finished = []
+    for choice in choices_to_compare():
+        seeds = sorted(seeds_of_arm(choice.first) & seeds_of_arm(choice.second))
+        if len(seeds) < 5:
+            cells = (choice.class_name, choice.first, choice.second, "", "", "")
+            yield *cells, f"not run yet ({len(seeds)} seeds)"
+        else:
+            finished.append((choice, seeds))
+    differences = {outcome_on_validation: [], outcome_in_training: []}
+    rates_of_choices = []
+    for choice, seeds in finished:
+        for outcome, values in differences.items():
+            first_rate, first = outcomes_of_arm(choice.first, seeds, outcome)
+            second_rate, second = outcomes_of_arm(choice.second, seeds, outcome)
+            values.append(first - second)
+            if outcome is outcome_on_validation:
+                rates_of_choices.append((first_rate, second_rate))
+    classes = [choice.class_name for choice, _ in finished]
+    judged, judged_in_training = (
+        judge_differences(values, confidence=0.975, classes=classes)
+        for values in differences.values()
+    )
+    for i, (choice, _) in enumerate(finished):
+        first_rate, second_rate = rates_of_choices[i]
+        yield (
+            choice.class_name,
+            f"{choice.first} ({first_rate:.2g})",
+            f"{choice.second} ({second_rate:.2g})",
+            ", ".join(f"{points:+.1f}" for points in judged[i].by_seed),
+            interval_cell(judged[i]),
+            interval_cell(judged_in_training[i]),
+            judged[i].verdict,
+        )
+
+
+def interval_cell(difference):
+    return f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
 
 
 def rates(*studies):
@@ -758,6 +892,7 @@ def check(*flags):
 
 TABLES = {
     "compare": compare,
+    "choices": choices,
     "rates": rates,
     "ends": ends,
     "curve": curve,

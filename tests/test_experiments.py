@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import itertools
+import math
 import os
 import re
 import shutil
@@ -249,6 +251,56 @@ def test_a_comparison_waits_for_all_seeds(studies):
     assert table.table("compare").endswith(waiting)
     write_study(studies / "c", {"new_seed0": ([1] * 64, 0.5)})
     assert table.table("compare").endswith(waiting), "one of three seeds is there"
+
+
+def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100):
+    """Runs of an arm with seeds 3 to 7, evaluated at steps 0, 10 and 20."""
+    for rate, seed in itertools.product(rates, range(3, 8)):
+        run = folder / "choices" / f"{arm}_rate{rate}_seed{seed}"
+        mean = outcome_of(math.log2(float(rate)), seed)
+        rows = []
+        for step, accuracy in ((0, 0.0), (10, mean - 0.1), (20, mean + 0.1)):
+            tokens = step * tokens_per_step
+            rows.append({"step": step, "accuracy": accuracy, "total_tokens": tokens})
+        jsonl.write(run / "eval_log.jsonl", rows)
+        jsonl.write(run / "train_log.jsonl", [{"accuracy": mean}, {"accuracy": mean}])
+        jsonl.write(run / "answers.jsonl", [])
+
+
+def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
+    """The tops of the parabolas are 50 % at a rate of 2 and 60 % at 4; seeds shift both alike."""
+    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    (tmp_path / "choices").mkdir()
+    lines = ["# explained", "some class:", "    other    base", "    late    base"]
+    lines += ["another class:", "    dynamic_sampling    base"]
+    (tmp_path / "choices" / "comparisons.txt").write_text("\n".join(lines))
+
+    def noise(seed):
+        return 0.001 * (seed - 5)
+
+    def base(x, seed):
+        return 0.5 - 0.02 * (x - 1) ** 2 + noise(seed)
+
+    def other(x, seed):
+        return 0.6 - 0.02 * (x - 2) ** 2 + 2 * noise(seed)
+
+    write_choice(tmp_path, "base", ["1", "2", "4"], base)
+    write_choice(tmp_path, "other", ["2", "4", "8"], other)
+    write_choice(tmp_path, "late", ["1", "2"], base)  # a rate is missing
+    # It samples twice as many tokens. So in seed 5 its accuracy is 40 % at the tokens of base's
+    # last evaluation, and 20 % at those of the first: 30 % in the mean, where base has 50 %.
+    write_choice(tmp_path, "dynamic_sampling", ["1", "2", "4"], base, tokens_per_step=200)
+    rows = [line.strip("| ").split(" | ") for line in table.table("choices").splitlines()[2:]]
+    late, of_other, dynamic = rows
+    assert late[1:3] == ["late", "base"] and late[-1] == "not run yet (0 seeds)"
+    assert of_other[1:3] == ["other (4)", "base (2)"]
+    assert of_other[3] == "+9.8, +9.9, +10.0, +10.1, +10.2"
+    assert of_other[4] == of_other[5]
+    assert of_other[6] == "significant"
+    assert [float(points) for points in dynamic[3].split(", ")] == pytest.approx(
+        [-20] * 5, abs=0.15
+    )
+    assert dynamic[5] == "+0.0 [+0.0, +0.0]"
 
 
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):

@@ -98,6 +98,18 @@ def test_variances_that_differ_by_chance_alone_become_one():
     assert variances == pytest.approx([4.0] * 3000, rel=0.05)
 
 
+def test_variances_are_pooled_within_a_class():
+    """Three comparisons with small variances, and three with large ones."""
+    small = [np.array([0.0, 1.0, 2.0]) + shift for shift in range(3)]
+    large = [10 * by_seed for by_seed in small]
+    mixed = [small[0], large[0], small[1], large[1], small[2], large[2]]
+    by_class = judge(mixed, classes=["s", "l"] * 3)
+    widths = [difference.high - difference.low for difference in by_class]
+    assert widths[1::2] == pytest.approx([10 * width for width in widths[::2]])
+    alone = judge(small)
+    assert widths[::2] == pytest.approx([each.high - each.low for each in alone])
+
+
 def test_the_prior_of_drawn_variances_is_found():
     """Variances drawn from an inverse chi-squared distribution with d0 = 6 and s0^2 = 4."""
     generator = np.random.default_rng(0)
