@@ -175,8 +175,8 @@ def plan_runs(args, arms: list[Arm]) -> list[PlannedRun]:
 # --- Making the runs ------------------------------------------------------------------------------
 
 
-class Stopped(Exception):
-    """A run has ended with an error, or a signal has stopped them all. The message is one line."""
+class Failed(Exception):
+    """A run has ended with an error. The message is one line."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -215,11 +215,6 @@ class Job:
                 start_new_session=True,
             )
 
-    def stop(self) -> None:
-        """Ask the process to save and to end, and wait until it has ended."""
-        self.process.terminate()
-        self.process.wait()
-
     def last_line(self) -> str:
         """The line that says why the process has failed."""
         lines = self.output.read_text("utf-8", "replace").splitlines()
@@ -245,8 +240,9 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
         finish: called with each job that has ended well.
 
     Raises:
-        Stopped: a job has failed, or a signal has come. All others have been stopped as well, and
-            have saved what they had.
+        Failed: a job has failed.
+        KeyboardInterrupt: a signal has come. In both cases all jobs have been stopped, and have
+            saved what they had.
     """
     waiting = list(jobs)
     active = []
@@ -264,7 +260,7 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
                     if job.process.returncode != 0:
-                        raise Stopped(
+                        raise Failed(
                             f"{job.name}: {job.last_line()} (all that it printed is in"
                             f" {job.output})",
                             exit_code=2 if job.process.returncode == 2 else 1,
@@ -274,11 +270,11 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
                     tqdm.write(f"{description} is finished: {job.name} ({num_done} of {len(jobs)})")
                 bar.n = num_done + sum(job.share_done() for job in active)
                 bar.set_postfix_str(", ".join(job.name for job in active), refresh=True)
-    except KeyboardInterrupt:
-        raise Stopped("stopped; the same command goes on from here", exit_code=130) from None
     finally:
         for job in active:
-            job.stop()
+            job.process.terminate()  # which asks it to save and to end
+        for job in active:
+            job.process.wait()
 
 
 @dataclass(frozen=True)
@@ -296,7 +292,7 @@ class Folders:
 
 
 def train(args, folders: Folders, runs: list[PlannedRun]) -> None:
-    """Make the runs that are not finished. Raises Stopped, and ValueError as check_flags does."""
+    """Make the runs that are not finished. Raises Failed, and ValueError as check_flags does."""
     missing = []
     for run in runs:
         if folders.is_finished(run):
@@ -355,7 +351,7 @@ EVALUATION_FLAGS = (
 
 
 def test(args, folders: Folders, runs: list[PlannedRun]) -> None:
-    """Evaluate the last checkpoints of runs on the test problems. Raises Stopped and ValueError."""
+    """Evaluate the last checkpoints of runs on the test problems. Raises Failed and ValueError."""
     jobs = []
     for run in runs:
         if not folders.is_tested(run):
@@ -668,8 +664,8 @@ def parse_args(argv: list[str] | None = None):
     add(
         "--jobs",
         type=int,
-        help="Runs at a time, each with one thread. (default: one for each core, or one if there"
-        " is a GPU)",
+        help="Runs at a time, on a CPU with one thread each. (default: one for each core, or a"
+        " single one if there is a GPU)",
     )
     add(
         "--output_dir", type=Path, required=True, help="Folder for the runs, the table, the figure."
@@ -760,8 +756,9 @@ def is_positive_number(text: str) -> bool:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    # With one thread, all machines of one kind compute the same numbers.
-    os.environ["OMP_NUM_THREADS"] = "1"
+    if not torch.cuda.is_available():
+        # With one thread, all machines of one kind compute the same numbers.
+        os.environ["OMP_NUM_THREADS"] = "1"
     folders = Folders(args.output_dir, args.logs_dir or args.output_dir)
     try:
         arms = parse_arms(args)
@@ -773,10 +770,12 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
-        is_error = stopped.exit_code != 130
-        print(f"{'error: ' if is_error else ''}{stopped}", file=sys.stderr)
-        return stopped.exit_code
+    except Failed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return failed.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
     print(f"\n{tables}\n\nwritten to {args.output_dir}: comparison.md and comparison.png")
     return 0
 
