@@ -4,9 +4,10 @@
 
 Each of the --n_ei_steps steps draws --num_questions questions (D_b in the handout of CS336), and
 samples --group_size completions of each (G). It keeps the strictly correct ones, trains on them
-for --epochs epochs (E) with sft.fine_tune, evaluates and saves. Logs and checkpoints have the same
-format as in the other scripts. The entropy at the trained tokens and the tokens sampled so far are
-logged, so that plotter.py can lay them beside those of SFT and GRPO.
+for --epochs epochs (E) with sft.fine_tune, and once every --eval_ei_steps it evaluates and saves.
+Logs and checkpoints have the same format as in the other scripts. The entropy at the trained tokens
+and the tokens sampled so far are logged, so that plotter.py can lay them beside those of SFT and
+GRPO.
 """
 
 import argparse
@@ -44,7 +45,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=1e-5,
         help="the peak in each expert iteration, from which it falls to 0 as a cosine",
     )
-    flags.add_evaluation_and_output(parser, "output/expert_iteration")
+    add_evaluation_flag = flags.add_evaluation_and_output(parser, "output/expert_iteration")
+    add_evaluation_flag(
+        "--eval_ei_steps",
+        type=int,
+        default=1,
+        help="evaluate and save once every N expert iterations, and after the last",
+    )
     flags.add_runtime(parser)
     parser.set_defaults(warmup_steps=0)
     return flags.parse(parser, argv)
@@ -98,9 +105,10 @@ def train(args: argparse.Namespace, run: Run) -> None:
                 write_logs.append(args, "train_log.jsonl", row)
             run.ei_step = ei_step
         llms.refresh_sampler(run.sampler, run.model)
-        if correct_examples:  # otherwise the model is the one that was evaluated before
-            steps.evaluate(args, run)
-        save_checkpoint(args, run)
+        if steps.is_due(ei_step, args.eval_ei_steps, args.n_ei_steps):
+            if run.evaluated_step != run.step:  # otherwise there was no update since
+                steps.evaluate(args, run)
+            save_checkpoint(args, run)
 
 
 def fine_tune_on_correct(

@@ -56,6 +56,7 @@ MAY_DIFFER = {
     "keep_checkpoints",
     "eval_iterations",
     "eval_updates",
+    "eval_ei_steps",
     "save_iterations",
     "save_updates",
     "report_to",

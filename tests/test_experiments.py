@@ -619,20 +619,24 @@ def test_a_quick_study_ends_with_its_figure(tmp_path):
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path):
-    flags = "--dataset_name arithmetic --n_ei_steps 2 --num_questions 8 --group_size 4"
+    flags = "--dataset_name arithmetic --n_ei_steps 3 --num_questions 8 --group_size 4"
     flags += " --learning_rate 1e-4 --train_batch_size 4 --max_completion_length 96"
-    flags += " --eval_size 2 --device cpu"
+    flags += " --eval_ei_steps 2 --eval_size 2 --device cpu"
     flags += f" --model_name {ROOT}/tiny/1m --output_dir {tmp_path}/run"
     assert expert_iteration.main(flags.split()) == 0
     train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    assert {row["ei_step"] for row in train} == {1, 2}
+    assert {row["ei_step"] for row in train} == {1, 2, 3}
     assert all(row["entropy"] > 0 for row in train)
-    for step in (1, 2):
+    for step in (1, 2, 3):
         rows = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
         assert len(rows) == 32
         num_right = sum(row["correct_strict"] for row in rows)
         assert {row["kept"] for row in train if row["ei_step"] == step} == {num_right}
-    assert len(jsonl.read(tmp_path / "run" / "eval_log.jsonl")) == 3
+    last_update = {row["ei_step"]: row["step"] for row in train}
+    evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
+    assert [row["step"] for row in evaluations] == [0, last_update[2], last_update[3]]
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == [f"step_{last_update[ei_step]:06d}" for ei_step in (2, 3)]
 
 
 @pytest.mark.slow

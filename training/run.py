@@ -130,6 +130,7 @@ MAY_CHANGE = (
     "save_updates",
     "keep_checkpoints",
     "n_ei_steps",
+    "eval_ei_steps",
     "max_kl",
     "output_dir",
     "resume",
