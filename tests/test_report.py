@@ -659,7 +659,10 @@ SHOWN_TOKEN = "document.getElementById('token').textContent"
 
 @pytest.fixture
 def run_with_tokens(run):
-    """The second completion of prompt b has tokens: a line break and a part of a character too."""
+    """The second completion of prompt b has tokens: a line break and a part of a character too.
+
+    It stands first on the page.
+    """
     rows = completions(3, "ab")
     rows[5] = with_tokens(rows[5], "<b>", "", "é", "\n", *HOSTILE)
     rows[5]["tokens"]["change"] = [0.4, -0.1, 0.0, None, *[-0.4] * len(HOSTILE)]
@@ -680,8 +683,8 @@ def test_tokens_have_colours_in_a_browser(run_with_tokens, tmp_path):
     assert measures == ["change", "logp", "plain"]
     (by_change, cards_by_change), (by_logp, _), (by_nothing, plain_cards) = views
     assert cards == cards_by_change
-    assert cards[1].startswith("<b>é\n</script><script>")
-    assert cards[0] == "answer 3 0", "prompt b is the first one"
+    assert cards[0].startswith("<b>é\n</script><script>")
+    assert cards[1] == "answer 3 0", "prompt b is the first one"
     assert by_change[:4] == [
         ["token up", "--deep: 1.000;"],
         ["token part down", "--deep: 0.250;"],
@@ -690,7 +693,7 @@ def test_tokens_have_colours_in_a_browser(run_with_tokens, tmp_path):
     ]
     assert by_logp[0] == ["token unlikely", "--deep: 1.000;"]
     assert by_nothing == []
-    assert plain_cards[:2] == ["answer 3 0", "answer 3 1"]
+    assert plain_cards[:2] == ["answer 3 1", "answer 3 0"]
 
 
 @pytest.mark.slow
