@@ -21,15 +21,16 @@ that was stopped is resumed, so that the same command can be given again at any 
 arms, learning rates or seeds.
 
 The outcome of a run is measured on the validation problems: see --outcome. The outcome of an arm is
-taken at the learning rate that suits it best, which is the top of a parabola through three rates.
-Two arms are compared within each seed, because runs with the same seed get the same prompts and the
-same random numbers, as far as their flags allow it. experiments/paired.py has the statistics. With
---test_size the last checkpoints at the best of the rates are evaluated on test problems too.
+taken at its estimated best rate, which is the top of a parabola through three rates tried. Two arms
+are compared within each seed, because runs with the same seed get the same prompts and the same
+random numbers, as far as their flags allow it. experiments/paired.py has the statistics. With
+--test_size the last checkpoints at the best rate tried are evaluated on test problems too.
 """
 
 import itertools
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -53,13 +54,22 @@ from experiments.paired import Difference, judge, outcome_at_best_rate  # noqa: 
 from flags import ArgumentParser  # noqa: E402
 from flags import parse_args as parse_main_flags  # noqa: E402
 from logs import jsonl  # noqa: E402
-from logs.read import read_args  # noqa: E402
+from logs.read import MAY_DIFFER, read_args  # noqa: E402
 
 # The summary of a run's evaluations. It is written last, so that a run that has it is finished.
 SUMMARY = "answers.jsonl"
 # The summary of its evaluation on the test problems.
 TEST_SUMMARY = "test.jsonl"
 LOGS = ("args.json", "train_log.jsonl", "eval_log.jsonl")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Flags in which a run that is there may differ from the one that is asked for.
+MAY_DIFFER_HERE = MAY_DIFFER - {
+    "seed",
+    "max_kl",
+    "eval_iterations",
+    "eval_updates",
+    "eval_ei_steps",
+}
 
 
 # --- Arms and runs --------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ def parse_arm(text: str, common_flags: list[str], learning_rates: list[str] | No
     if not name:  # beta0.04 for "beta 0.04"
         name = "_".join(flag.strip("-") + "-".join(values) for flag, values in own_flags.items())
     name = name.strip()
-    if not name or not all(letter.isalnum() or letter in "._-" for letter in name):
+    if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(
             f"--arm {text!r}: an arm needs a name of letters, digits, '.', '_' and '-', as in"
             " 'NAME: --flag value'"
@@ -133,6 +143,9 @@ def parse_arm(text: str, common_flags: list[str], learning_rates: list[str] | No
     if not (ROOT / script).is_file():
         raise ValueError(f"--arm {text!r}: there is no script {script}")
     flags = {**group_flags(common_flags), **own_flags}
+    for flag in ("--output_dir", "--seed", "--resume", "--eval_only", "--eval_split"):
+        if flag in flags:
+            raise ValueError(f"{flag} is set for each run by this program; leave it out")
     return Arm(
         name=name,
         script=script,
@@ -176,7 +189,7 @@ def plan_runs(args, arms: list[Arm]) -> list[PlannedRun]:
 
 
 class Failed(Exception):
-    """A run has ended with an error. The message is one line."""
+    """Runs have ended with an error. The message is one line."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -236,16 +249,20 @@ class Job:
 def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: str) -> None:
     """Run jobs in this order, up to num_processes at a time, with a progress bar.
 
+    A job that fails while it trains, as a run does that has diverged, does not keep the others from
+    being run. A job that refuses its flags does.
+
     Args:
         finish: called with each job that has ended well.
 
     Raises:
-        Failed: a job has failed.
-        KeyboardInterrupt: a signal has come. In both cases all jobs have been stopped, and have
-            saved what they had.
+        Failed: jobs have failed.
+        KeyboardInterrupt: a signal has come. All jobs have been stopped, and have saved what they
+            had.
     """
     waiting = list(jobs)
     active = []
+    failures = []
     num_done = 0
     bar = tqdm(total=len(jobs), desc=description, unit="run", disable=None)
     bar.bar_format = "{l_bar}{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}{postfix}]"
@@ -253,28 +270,45 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
         with bar:
             while waiting or active:
                 while waiting and len(active) < num_processes:
-                    job = waiting.pop(0)
-                    job.start()
-                    active.append(job)
+                    active.append(waiting.pop(0))
+                    active[-1].start()
                 time.sleep(0.2)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
-                    if job.process.returncode != 0:
-                        raise Failed(
-                            f"{job.name}: {job.last_line()} (all that it printed is in"
-                            f" {job.output})",
-                            exit_code=2 if job.process.returncode == 2 else 1,
-                        )
-                    finish(job)
                     num_done += 1
-                    tqdm.write(f"{description} is finished: {job.name} ({num_done} of {len(jobs)})")
+                    if job.process.returncode == 0:
+                        finish(job)
+                        outcome = "is finished"
+                    else:
+                        failures.append(job)
+                        outcome = "has failed"
+                    tqdm.write(f"{description} {outcome}: {job.name} ({num_done} of {len(jobs)})")
+                    if job.process.returncode == 2:
+                        raise Failed(f"{job.name}: {job.last_line()}", exit_code=2)
                 bar.n = num_done + sum(job.share_done() for job in active)
                 bar.set_postfix_str(", ".join(job.name for job in active), refresh=True)
     finally:
-        for job in active:
-            job.process.terminate()  # which asks it to save and to end
-        for job in active:
-            job.process.wait()
+        stop(active)
+    if failures:
+        lines = [f"{job.name}: {job.last_line()}" for job in failures]
+        raise Failed(
+            f"{len(failures)} of {len(jobs)} runs have failed, and the others are finished:"
+            f" {'; '.join(lines)}. Leave these settings out, or mend the cause, and give the"
+            " command again (--max_kl 1000 after -- lets diverged runs go on)",
+            exit_code=1,
+        )
+
+
+def stop(jobs: list[Job]) -> None:
+    """Ask the processes of jobs to save and to end, and wait until they have ended."""
+    processes = [job.process for job in jobs if job.process is not None]
+    if processes:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second one must not leave them alone
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
 
 
 @dataclass(frozen=True)
@@ -287,17 +321,23 @@ class Folders:
     def is_finished(self, run: PlannedRun) -> bool:
         return (self.logs / run.name / SUMMARY).exists()
 
-    def is_tested(self, run: PlannedRun) -> bool:
-        return (self.logs / run.name / TEST_SUMMARY).exists()
+    def is_tested(self, run: PlannedRun, num_problems: int) -> bool:
+        """Whether a run was evaluated on so many test problems, or on all if there are fewer."""
+        summary = self.logs / run.name / TEST_SUMMARY
+        if not summary.exists():
+            return False
+        saved = read_args(self.runs / run.name / "test" / "args.json")
+        asked_for = saved.get("eval_size", read_test_summary(summary)["n"])
+        return asked_for == num_problems
 
 
 def train(args, folders: Folders, runs: list[PlannedRun]) -> None:
     """Make the runs that are not finished. Raises Failed, and ValueError as check_flags does."""
     missing = []
     for run in runs:
-        if folders.is_finished(run):
-            check_flags(run, folders.logs / run.name)
-        else:
+        is_finished = folders.is_finished(run)
+        check_flags(run, (folders.logs if is_finished else folders.runs) / run.name)
+        if not is_finished:
             missing.append(run)
     print(f"{len(runs)} runs, of which {len(runs) - len(missing)} are finished")
     jobs = [Job(run.name, run.arm.script, run.flags, folders.runs / run.name) for run in missing]
@@ -314,25 +354,29 @@ def train(args, folders: Folders, runs: list[PlannedRun]) -> None:
 
 
 def check_flags(run: PlannedRun, folder: Path) -> None:
-    """Raise ValueError if a finished run was made with another value of one of its flags."""
-    saved = read_args(folder / "args.json")
-    for flag, values in group_flags(run.flags).items():
-        name = flag.removeprefix("--")
-        value = values[0] if values else str(not name.startswith("no-"))
-        name = name.removeprefix("no-")
-        if name in saved and not is_same_value(value, saved[name]):
+    """Raise ValueError if a run that is there, finished or not, was made with other flags."""
+    saved = read_args(folder / "args.json")  # {} if there is no run
+    if run.arm.script == "main.py":
+        wanted = vars(parse_main_flags(run.flags))
+    else:  # of other scripts only the flags are known that the command names
+        wanted = {}
+        for flag, values in group_flags(run.flags).items():
+            name = flag.removeprefix("--")
+            wanted[name.removeprefix("no-")] = " ".join(values) or not name.startswith("no-")
+    for name, value in wanted.items():
+        if name in saved and name not in MAY_DIFFER_HERE and not is_same(value, saved[name]):
             raise ValueError(
                 f"{folder} holds a run with --{name} {saved[name]}, not {value}: name another"
                 " --output_dir, or give the arm another name"
             )
 
 
-def is_same_value(text: str, saved: object) -> bool:
-    """Whether a value on a command line is the value that args.json has."""
+def is_same(value: object, saved: object) -> bool:
+    """Whether the value of a flag is the one that args.json has."""
     try:
-        return float(text) == float(saved)
+        return float(value) == float(saved)
     except (TypeError, ValueError):
-        return text.rstrip("/") == str(saved).rstrip("/")
+        return str(value).rstrip("/") == str(saved).rstrip("/")
 
 
 # The flags with which the problems of a run are completed and rewarded.
@@ -344,7 +388,9 @@ EVALUATION_FLAGS = (
     "max_prompt_length",
     "max_completion_length",
     "max_concurrent_sequences",
+    "sampling_dtype",
     "eval_temperature",
+    "eval_samples",
     "device",
     "seed",
 )
@@ -354,13 +400,16 @@ def test(args, folders: Folders, runs: list[PlannedRun]) -> None:
     """Evaluate the last checkpoints of runs on the test problems. Raises Failed and ValueError."""
     jobs = []
     for run in runs:
-        if not folders.is_tested(run):
+        if not folders.is_tested(run, args.test_size):
             jobs.append(make_test_job(run, folders.runs / run.name, args.test_size))
 
     def keep_answers(job: Job) -> None:
         answers.main(job.folder, folders.logs / job.name / TEST_SUMMARY)
 
     run_side_by_side(jobs, args.jobs, keep_answers, "on test")
+    summaries = [read_test_summary(folders.logs / run.name / TEST_SUMMARY) for run in runs]
+    if len({row["questions"] for row in summaries}) > 1:
+        raise ValueError("the runs were evaluated on different test problems")
 
 
 def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
@@ -393,10 +442,10 @@ class Result:
 
     arm: Arm
     by_rate: dict[str | None, np.ndarray]  # {learning rate: (seeds,)}
-    best_rate: str | None  # the one with the best mean; of equal ones the lowest
-    rate: float | None  # the one that suits the arm best, which can lie between two others
-    outcomes: np.ndarray  # (seeds,) at `rate`
-    on_test: np.ndarray | None  # (seeds,) accuracies on test at `best_rate`, where there are any
+    best_rate: str | None  # of those tried, the one with the best mean; of equal ones the lowest
+    estimated_rate: float | None  # where the outcome is best; it can lie between two others
+    outcomes: np.ndarray  # (seeds,) at estimated_rate
+    on_test: np.ndarray | None  # (seeds,) accuracies on test at best_rate, where there are any
 
 
 def outcome(folder: Path, kind: str) -> float:
@@ -423,9 +472,17 @@ def read_outcomes(args, folders: Folders, runs: list[PlannedRun]) -> dict:
     return {rate: np.array(values) for rate, values in outcomes.items()}
 
 
+def read_test_summary(path: Path) -> dict:
+    """What answers.py wrote of an evaluation on test. Raises ValueError for anything else."""
+    rows = jsonl.read(path, ("strict", "n", "questions"))
+    if len(rows) != 1:
+        raise ValueError(f"{path}: {len(rows)} evaluations in it, and not one")
+    return rows[0]
+
+
 def test_accuracy(folder: Path) -> float:
-    """The share of test problems that a run answers right, in %."""
-    (row,) = jsonl.read(folder / TEST_SUMMARY, ("strict", "n"))
+    """The share of answers to test problems that are right, in %."""
+    row = read_test_summary(folder / TEST_SUMMARY)
     # A 1 stands before the bits.
     return 100 * (int(row["strict"], 16).bit_count() - 1) / row["n"]
 
@@ -467,11 +524,12 @@ def make_result(arm: Arm, by_rate: dict, rate: str | None, on_test: np.ndarray |
     every_rate_has_all_seeds = all(len(values) == num_seeds for values in by_rate.values())
     if rate is not None and every_rate_has_all_seeds:
         values_by_number = {float(name): values for name, values in by_rate.items()}
-        suiting_rate, outcomes = outcome_at_best_rate(values_by_number)
+        estimated_rate, outcomes = outcome_at_best_rate(values_by_number)
+        outcomes = outcomes.clip(0, 100)  # a parabola knows of no ceiling
     else:
-        suiting_rate = float(rate) if rate is not None else None
+        estimated_rate = float(rate) if rate is not None else None
         outcomes = by_rate[rate]
-    return Result(arm, by_rate, rate, suiting_rate, outcomes, on_test)
+    return Result(arm, by_rate, rate, estimated_rate, outcomes, on_test)
 
 
 # --- Table and figure -----------------------------------------------------------------------------
@@ -483,7 +541,7 @@ def make_tables(args, results: list[Result]) -> str:
     sections = []
     rates = sorted({rate for result in results for rate in result.by_rate if rate}, key=float)
     if len(rates) > 1:
-        about = f"{what}: mean over seeds by learning rate. The best one is bold."
+        about = f"{what}: mean over seeds by learning rate. The rate that is taken is bold."
         rows = [rate_cells(result, rates) for result in results]
         sections += [about, markdown_table(["arm", *rates], rows)]
 
@@ -491,9 +549,9 @@ def make_tables(args, results: list[Result]) -> str:
     if args.test_size:
         header += ["on test, each seed", "mean on test"]
     rows = [arm_cells(result) for result in results]
-    about = f"{what}, at the learning rate that suits the arm best"
+    about = f"{what}, at the estimated best rate of the arm"
     if args.test_size:
-        about += ", and on test at the best of the rates"
+        about += ", and accuracy on test at the best rate tried"
     sections += [f"{about}.", markdown_table(header, rows)]
 
     if len(results) > 1:
@@ -535,7 +593,10 @@ def rate_cells(result: Result, rates: list[str]) -> list[str]:
 
 
 def arm_cells(result: Result) -> list[str]:
-    cells = [result.arm.name, f"{result.rate:.2g}" if result.rate else "default"]
+    cells = [
+        result.arm.name,
+        f"{result.estimated_rate:.2g}" if result.estimated_rate else "default",
+    ]
     for values in (result.outcomes, result.on_test):
         if values is not None:
             cells += [", ".join(f"{value:.1f}" for value in values), f"{values.mean():.1f}"]
@@ -596,7 +657,8 @@ def draw_differences(ax, results: list[Result]) -> None:
     differences = judge([result.outcomes - first.outcomes for result in others])
     for i, difference in enumerate(differences, 1):
         color = plotter.curve_style(i)["color"]
-        ax.plot([difference.low, difference.high], [i, i], color=color, linewidth=1.5)
+        if math.isfinite(difference.low):
+            ax.plot([difference.low, difference.high], [i, i], color=color, linewidth=1.5)
         ax.plot(difference.mean, i, "D", color=color)
         # The seeds stand a little above the interval.
         height = [i - 0.08] * len(difference.by_seed)
@@ -626,8 +688,8 @@ def parse_args(argv: list[str] | None = None):
         dest="arms",
         metavar="ARM",
         help="A setting, written as 'beta 0', '--loss_type gspo --cliprange 3e-4' or"
-        " 'NAME: [SCRIPT.py] --flag value ...'. {seed} in it becomes the seed of a run. The first"
-        " arm is the one from which the others are told apart.",
+        " 'NAME: [SCRIPT.py] --flag value ...'. {seed} in it becomes the seed of a run. The other"
+        " arms are compared with the first one.",
     )
     add(
         "--learning_rate",
@@ -707,9 +769,6 @@ def parse_arms(args) -> list[Arm]:
     for folder in (args.output_dir, args.logs_dir):
         if folder and folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file; name a directory")
-    for flag in ("--output_dir", "--seed", "--resume", "--eval_only", "--eval_split"):
-        if flag in group_flags(args.common_flags):
-            raise ValueError(f"{flag} after -- is set for each run by this program; leave it out")
     if "--learning_rate" in group_flags(args.common_flags) and args.learning_rate:
         raise ValueError("--learning_rate stands before -- and after it; leave one of them out")
     arms = [parse_arm(text, args.common_flags, args.learning_rate) for text in args.arms]
@@ -755,7 +814,9 @@ def is_positive_number(text: str) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     if not torch.cuda.is_available():
         # With one thread, all machines of one kind compute the same numbers.
         os.environ["OMP_NUM_THREADS"] = "1"

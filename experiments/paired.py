@@ -87,10 +87,10 @@ def judge(
     """The interval and the verdict of each of several comparisons.
 
     The intervals are Student's, with variances pooled within a class (see pool_variances). A
-    difference is significant if its interval does not contain 0, and if it is also significant
-    after Benjamini and Hochberg's correction for all these comparisons (1995, Journal of the Royal
-    Statistical Society B 57:289). It is equal within `margin` if its interval lies between -margin
-    and margin.
+    difference is significant if its interval does not contain 0, and if it is also significant, at
+    the level 1 - confidence, after Benjamini and Hochberg's correction for all these comparisons
+    (1995, Journal of the Royal Statistical Society B 57:289). It is equal within `margin` if its
+    interval lies between -margin and margin.
 
     Args:
         differences: for each comparison the difference within each seed (S,), at least two seeds.
@@ -99,24 +99,25 @@ def judge(
     if classes is None:
         classes = [""] * len(differences)
     variances = np.zeros(len(differences))
-    prior_freedom = np.zeros(len(differences))
+    degrees_of_freedom = np.zeros(len(differences))
     for name in set(classes):
         members = [i for i, class_of_i in enumerate(classes) if class_of_i == name]
-        pooled, freedom = pool_variances([differences[i] for i in members])
-        variances[members] = pooled
-        prior_freedom[members] = freedom
+        variances[members], degrees_of_freedom[members] = pool_variances(
+            [differences[i] for i in members]
+        )
     p_values = []
     intervals = []
-    for i, by_seed in enumerate(differences):
-        freedom = prior_freedom[i] + len(by_seed) - 1
-        error = math.sqrt(variances[i] / len(by_seed))
+    for by_seed, variance, degrees in zip(differences, variances, degrees_of_freedom, strict=True):
         mean = float(by_seed.mean())
-        half_width = error * student_quantile(freedom, confidence)
+        if variance > 0:
+            error = math.sqrt(variance / len(by_seed))
+            half_width = error * student_quantile(degrees, confidence)
+            p_values.append(student_tail(degrees, abs(mean) / error))
+        else:  # All seeds agree by chance, so that nothing is known of the error.
+            half_width = math.inf
+            p_values.append(1.0)
         intervals.append((mean, mean - half_width, mean + half_width))
-        # Without any variance, a difference of 0 is no evidence, and any other is complete.
-        distance = abs(mean) / error if error > 0 else (math.inf if mean else 0.0)
-        p_values.append(student_tail(freedom, distance))
-    is_rejected = benjamini_hochberg(p_values)
+    is_rejected = benjamini_hochberg(p_values, rate=1 - confidence)
 
     judged = []
     for i, (mean, low, high) in enumerate(intervals):
@@ -130,34 +131,47 @@ def judge(
     return judged
 
 
-def pool_variances(differences: Sequence[np.ndarray]) -> tuple[list[float], float]:
+def pool_variances(differences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Empirical Bayes estimates of the variances of several comparisons.
 
     The variance of a comparison is thought of as drawn from a scaled inverse chi-squared
     distribution. Its scale s0^2 and its degrees of freedom d0 are estimated from all variances. The
     estimate (d0 s0^2 + d s^2) / (d0 + d), with d = S - 1, lies between a comparison's own variance
     and the common one (Smyth 2004, Statistical Applications in Genetics and Molecular Biology
-    3:3, section 6.2).
+    3:3, section 6.2). It has d0 + d degrees of freedom, but at most those of all comparisons
+    together. Fewer than three comparisons keep their own variances.
+
+    Comparisons with a common arm have variances that resemble each other more than by chance. So
+    the intervals are a little narrower than they should be: in simulations of twelve comparisons
+    with one arm, five seeds and no effect, 3.1 % of intervals of 97.5 % leave 0 out.
 
     Returns:
-        a variance for each comparison, and d0. It is 0 for fewer than three comparisons, which
-        keep their own variances, and infinite if the variances differ no more than by chance.
+        for each comparison its variance and its degrees of freedom. A variance is 0 if nothing is
+        known of it.
     """
+    own_degrees = np.array([len(by_seed) - 1 for by_seed in differences], dtype=float)
     variances = np.array([np.var(by_seed, ddof=1) for by_seed in differences])
-    freedom = np.array([len(by_seed) - 1 for by_seed in differences], dtype=float)
-    if len(differences) < 3 or (variances <= 0).any():
-        return variances.tolist(), 0.0
-    half = torch.tensor(freedom / 2)
-    e = np.log(variances) - torch.special.digamma(half).numpy() + np.log(freedom / 2)
-    trigammas = torch.special.polygamma(1, half).numpy()
-    excess = np.var(e, ddof=1) - trigammas.mean()  # of the spread over that by chance
-    if excess <= 0:
-        return [float(np.exp(e.mean()))] * len(differences), math.inf
-    prior_freedom = 2 * inverse_trigamma(excess)
-    digamma = torch.special.digamma(torch.tensor(prior_freedom / 2, dtype=torch.float64)).item()
-    prior = np.exp(e.mean() + digamma - np.log(prior_freedom / 2))
-    pooled = (prior_freedom * prior + freedom * variances) / (prior_freedom + freedom)
-    return pooled.tolist(), prior_freedom
+    variances[variances < 1e-12] = 0.0  # what rounding leaves of equal differences
+    median = np.median(variances)
+    if len(differences) < 3 or median == 0:
+        return variances, own_degrees
+    # The logarithm of a variance near 0 would decide alone. The floor is that of limma.
+    variances = np.maximum(variances, 1e-5 * median)
+    half_degrees = torch.tensor(own_degrees / 2)
+    # Their expectation is the logarithm of the true variance.
+    log_variances = (
+        np.log(variances) - torch.special.digamma(half_degrees).numpy() + np.log(own_degrees / 2)
+    )
+    variance_by_chance = torch.special.polygamma(1, half_degrees).numpy().mean()
+    excess_variance = np.var(log_variances, ddof=1) - variance_by_chance
+    if excess_variance <= 0:  # The variances differ no more than by chance: they are one.
+        common = np.full(len(differences), np.exp(log_variances.mean()))
+        return common, np.full(len(differences), own_degrees.sum())
+    prior_degrees = 2 * inverse_trigamma(excess_variance)
+    digamma = torch.special.digamma(torch.tensor(prior_degrees / 2, dtype=torch.float64)).item()
+    prior = np.exp(log_variances.mean() + digamma - np.log(prior_degrees / 2))
+    pooled = (prior_degrees * prior + own_degrees * variances) / (prior_degrees + own_degrees)
+    return pooled, np.minimum(prior_degrees + own_degrees, own_degrees.sum())
 
 
 def inverse_trigamma(y: float) -> float:

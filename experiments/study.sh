@@ -3,11 +3,12 @@
 # A study can be stopped at any moment and started again: it does not repeat a run that has logs.
 # With QUICK=1 a study has two seeds, one learning rate, few iterations and few problems, and its
 # logs go to output/quick instead of experiments.
+# $0 is the run.sh that sources this file, and its folder has the name of the study. It may be a
+# relative path, so it is read before the directory changes.
+STUDY=$(basename "$(dirname "$(realpath "$0")")")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 QUICK=${QUICK:-}
-# $0 is the run.sh that sources this file, and its folder has the name of the study.
-STUDY=$(basename "$(dirname "$(realpath "$0")")")
 if [ -n "$QUICK" ]; then
     SEEDS="0 1"
     NUM_SEEDS=2

@@ -339,6 +339,8 @@ def outcome_on_validation(run, run_of_base):
     if run.name.startswith("dynamic_sampling"):
         tokens = [row["total_tokens"] for row in rows]
         tokens_of_base = [row["total_tokens"] for row in evaluations_of_log(run_of_base)[1:]]
+        if tokens_of_base[-1] > tokens[-1]:
+            raise ValueError(f"{run}: fewer tokens than {run_of_base}")
         accuracies = np.interp(tokens_of_base, tokens, [row["accuracy"] for row in rows])
     return 100 * np.mean(accuracies)
 
@@ -360,12 +362,19 @@ def outcomes_of_arm(arm, seeds, outcome):
     for rate in sorted({rate for rate, _ in runs}):
         values = [outcome(runs[rate, seed], runs_of_base.get((rate, seed))) for seed in seeds]
         by_rate[rate] = np.array(values)
-    return outcome_at_best_rate(by_rate)
+    rate, outcomes = outcome_at_best_rate(by_rate)
+    return rate, outcomes.clip(0, 100)  # a parabola knows of no ceiling
 
 
 def seeds_of_arm(arm):
-    """The seeds with which an arm has all three of its learning rates."""
+    """The seeds with which an arm has all three of its learning rates.
+
+    Raises:
+        ValueError: there are runs of the second look, which has not been written yet.
+    """
     num_rates = Counter(seed for _, seed in runs_of_arm(arm))
+    if max(num_rates, default=0) > 7:
+        raise ValueError(f"choices/{arm} has runs of a second look, which is not computed yet")
     return {seed for seed, count in num_rates.items() if count == 3}
 
 

@@ -18,11 +18,12 @@ MODEL = ["--model_name", "tiny/0.1m", "--dataset_name", "arithmetic", "--device"
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    """compare.main sets the number of threads, and a handler for SIGTERM."""
+    """compare.main sets the number of threads, and handlers of signals."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in compare.SIGNALS}
     yield
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def arm(text, *common_flags, rates=None):
@@ -91,7 +92,9 @@ def test_every_arm_gets_every_rate_and_seed():
         (["--arm", "a b: --beta 0"], "needs a name"),
         (["--arm", "x: none.py --beta 0"], "no script none.py"),
         (["--arm", "betta 0", "--arm", "beta 0"], "--betta"),
-        (["--arm", "beta 0", "--", "--seed", "3"], "--seed after --"),
+        (["--arm", "beta 0", "--", "--seed", "3"], "--seed is set for each run"),
+        (["--arm", "x: --eval_only", "--arm", "beta 0"], "--eval_only is set for each run"),
+        (["--arm", "..: --beta 0"], "needs a name"),
         (["--arm", "beta 0", "--", "tiny/1m"], "tiny/1m"),
         (["--arm", "beta 0", "--jobs", "0"], "--jobs 0"),
         (["--arm", "beta 0 'x"], "quotation"),
@@ -118,7 +121,8 @@ def write_finished_run(folder, accuracies, num_right_on_test, **flags):
     jsonl.write(folder / "answers.jsonl", [])
     if num_right_on_test is not None:
         bits = "1" + "1" * num_right_on_test + "0" * (16 - num_right_on_test)
-        jsonl.write(folder / "test.jsonl", [{"strict": f"{int(bits, 2):x}", "n": 16}])
+        row = {"strict": f"{int(bits, 2):x}", "n": 16, "questions": 1}
+        jsonl.write(folder / "test.jsonl", [row])
 
 
 @pytest.fixture
@@ -132,7 +136,7 @@ def finished(tmp_path):
         "b_rate1e-4_seed0": ((0.9, 0.1, 0.1), None),  # 10 %
         "b_rate1e-4_seed1": ((0.9, 0.1, 0.1), None),  # 10 %
         "b_rate2e-4_seed0": ((0.9, 0.3, 0.5), 12),  # 40 %, 75 %
-        "b_rate2e-4_seed1": ((0.9, 0.5, 0.7), 12),  # 60 %, 75 %
+        "b_rate2e-4_seed1": ((0.9, 0.6, 0.8), 12),  # 70 %, 75 %
     }
     for name, (accuracies, num_right) in runs.items():
         flags = {
@@ -154,12 +158,12 @@ def test_the_tables_by_hand(finished, capsys):
     assert "8 runs, of which 8 are finished" in capsys.readouterr().out
     assert (finished / "comparison.png").stat().st_size > 1000
     assert "| a | **40.0** | 35.0 |" in tables
-    assert "| b | 10.0 | **50.0** |" in tables
+    assert "| b | 10.0 | **55.0** |" in tables
     assert "| a | 0.0001 | 30.0, 50.0 | 40.0 | 50.0, 75.0 | 62.5 |" in tables
-    assert "| b | 0.0002 | 40.0, 60.0 | 50.0 | 75.0, 75.0 | 75.0 |" in tables
-    # On test the differences are 25 and 0: a mean of 12.5, a standard error of 12.5, and Student's
-    # 97.5 % point with one degree of freedom is 12.706.
-    assert "| b | +10.0, +10.0 | +10.0 [+10.0, +10.0] | significant |" in tables
+    assert "| b | 0.0002 | 40.0, 70.0 | 55.0 | 75.0, 75.0 | 75.0 |" in tables
+    # Student's 97.5 % point with one degree of freedom is 12.706. The standard errors are 5 on
+    # validation and 12.5 on test.
+    assert "| b | +10.0, +20.0 | +15.0 [-48.5, +78.5] | undecided |" in tables
     assert "| b | +25.0, +0.0 | +12.5 [-146.3, +171.3] | undecided |" in tables
 
 
@@ -184,6 +188,69 @@ def test_logs_of_another_setting_are_refused(finished, capsys):
     assert compare.main([*command, "--output_dir", str(finished)]) == 2
     error = capsys.readouterr().err
     assert "--beta 0.0, not 0.5" in error and error.count("\n") == 1
+
+
+def test_logs_of_a_flag_that_is_no_longer_named_are_refused(finished, capsys):
+    """Without --beta an arm has the default of 0.04. The runs of b, with 0, once counted for it."""
+    command = ["--arm", "a: --beta 0.04", "--arm", "b: --group_size 4", *COMMAND[4:]]
+    assert compare.main([*command, "--output_dir", str(finished)]) == 2
+    assert "--beta 0.0, not 0.04" in capsys.readouterr().err
+
+
+def test_an_unfinished_run_of_another_setting_is_refused(finished, capsys):
+    """It would go on with its own flags: --resume takes those that are not named from args.json."""
+    (finished / "b_rate1e-4_seed0" / "answers.jsonl").unlink()
+    command = ["--arm", "a: --beta 0.04", "--arm", "b: --group_size 4", *COMMAND[4:]]
+    assert compare.main([*command, "--output_dir", str(finished)]) == 2
+    assert "--beta 0.0, not 0.04" in capsys.readouterr().err
+
+
+def test_what_changes_no_result_may_differ(finished):
+    command = [*COMMAND, "--output_dir", str(finished), "--", "--micro_batch_tokens", "99"]
+    args = json.loads((finished / "a_rate1e-4_seed0" / "args.json").read_text())
+    args["args"]["micro_batch_tokens"] = 4096
+    jsonl.write_json(finished / "a_rate1e-4_seed0" / "args.json", args)
+    assert compare.main(command) == 0
+
+
+def test_another_number_of_test_problems_is_evaluated_anew(finished, capsys):
+    assert compare.main([*COMMAND, "--output_dir", str(finished), "--test_size", "8"]) == 2
+    assert "no checkpoint to evaluate on test" in capsys.readouterr().err
+
+
+def test_runs_on_different_test_problems_are_refused(finished, capsys):
+    (row,) = jsonl.read(finished / "b_rate2e-4_seed1" / "test.jsonl")
+    jsonl.write(finished / "b_rate2e-4_seed1" / "test.jsonl", [row | {"questions": 2}])
+    assert compare.main([*COMMAND, "--output_dir", str(finished), "--test_size", "16"]) == 2
+    assert "different test problems" in capsys.readouterr().err
+
+
+def jobs_that_end_with(codes, tmp_path):
+    """A job for each exit code, which prints a line and ends with it."""
+    jobs = []
+    for i, code in enumerate(codes):
+        script = tmp_path / f"job{i}.py"
+        script.write_text(f"print('error: it has diverged')\nraise SystemExit({code})")
+        jobs.append(compare.Job(f"job{i}", str(script), [], tmp_path / f"output{i}"))
+    return jobs
+
+
+def test_a_run_that_diverges_does_not_keep_others_from_being_made(tmp_path):
+    finished = []
+    with pytest.raises(compare.Failed) as failed:
+        jobs = jobs_that_end_with([1, 0, 0], tmp_path)
+        compare.run_side_by_side(jobs, 2, lambda job: finished.append(job.name), "training")
+    assert sorted(finished) == ["job1", "job2"]
+    assert failed.value.exit_code == 1
+    assert "1 of 3 runs have failed" in str(failed.value)
+    assert "job0: it has diverged" in str(failed.value)
+
+
+def test_a_run_that_refuses_its_flags_ends_all(tmp_path):
+    with pytest.raises(compare.Failed) as failed:
+        jobs = jobs_that_end_with([2, 0], tmp_path)
+        compare.run_side_by_side(jobs, 1, pytest.fail, "training")
+    assert failed.value.exit_code == 2
 
 
 def test_a_run_without_a_checkpoint_is_not_tested(finished, capsys):

@@ -93,8 +93,8 @@ def test_benjamini_and_hochberg_by_hand():
 def test_variances_that_differ_by_chance_alone_become_one():
     generator = np.random.default_rng(0)
     differences = [generator.normal(0, 2, 5) for _ in range(3000)]
-    variances, prior_freedom = pool_variances(differences)
-    assert prior_freedom > 100
+    variances, degrees_of_freedom = pool_variances(differences)
+    assert degrees_of_freedom.min() > 100
     assert variances == pytest.approx([4.0] * 3000, rel=0.05)
 
 
@@ -115,8 +115,8 @@ def test_the_prior_of_drawn_variances_is_found():
     generator = np.random.default_rng(0)
     true_variances = 6 * 4 / generator.chisquare(6, 3000)
     differences = [generator.normal(0, math.sqrt(variance), 5) for variance in true_variances]
-    variances, prior_freedom = pool_variances(differences)
-    assert prior_freedom == pytest.approx(6, rel=0.2)
+    variances, degrees_of_freedom = pool_variances(differences)
+    assert degrees_of_freedom == pytest.approx([6 + 4] * 3000, rel=0.15)
     own = np.array([np.var(by_seed, ddof=1) for by_seed in differences])
     assert np.mean((np.log(variances) - np.log(true_variances)) ** 2) < 0.5 * np.mean(
         (np.log(own) - np.log(true_variances)) ** 2
@@ -124,9 +124,27 @@ def test_the_prior_of_drawn_variances_is_found():
 
 
 def test_two_comparisons_are_not_pooled():
-    variances, prior_freedom = pool_variances([np.array([0.0, 2.0]), np.array([0.0, 4.0])])
-    assert variances == [2.0, 8.0]
-    assert prior_freedom == 0
+    variances, degrees_of_freedom = pool_variances([np.array([0.0, 2.0]), np.array([0.0, 4.0])])
+    assert variances.tolist() == [2.0, 8.0]
+    assert degrees_of_freedom.tolist() == [1, 1]
+
+
+def test_pooled_degrees_of_freedom_are_at_most_those_of_all():
+    """Equal variances once gave the interval of a known variance."""
+    _, degrees_of_freedom = pool_variances([np.array([0.0, 2.0]) + shift for shift in range(3)])
+    assert degrees_of_freedom.tolist() == [3, 3, 3]
+
+
+def test_seeds_that_agree_prove_nothing():
+    """Two seeds with the same difference were significant, with an interval of no width."""
+    (difference,) = judge([np.array([20.0, 20.0])])
+    assert (difference.low, difference.high) == (-math.inf, math.inf)
+    assert difference.verdict == "undecided"
+    # One such comparison does not keep the others from being pooled.
+    others = [np.array([0.0, 1.0, 3.0]), np.array([0.0, 2.0, 1.0])]
+    variances, degrees_of_freedom = pool_variances([*others, np.array([0.1, 0.1, 0.1])])
+    assert (variances > 0).all()
+    assert degrees_of_freedom[0] > 2
 
 
 @pytest.mark.parametrize("x", [0.01, 0.5, 3.0, 1000.0])
