@@ -37,12 +37,11 @@ sys.path.insert(0, str(HERE.parent))
 
 import benchmark  # noqa: E402
 import memory_table  # noqa: E402
-from memory_table import markdown_table  # noqa: E402
 
 import flags  # noqa: E402
 import llms  # noqa: E402
 import main as grpo  # noqa: E402
-from logs import jsonl  # noqa: E402
+from logs import jsonl, markdown  # noqa: E402
 from sampling import generation  # noqa: E402
 from sampling.decoding import CapturedDecoder, Decoder  # noqa: E402
 from training import write_logs  # noqa: E402
@@ -169,7 +168,7 @@ def decode_table(args, sizes: Sizes) -> str:
         torch.cuda.empty_cache()
     header = ["rows", "slots", "bound", "ordinary", "captured", "bound / fastest", "tokens"]
     about = f"Decode steps, in ms. A copy moves {bandwidth / 1e9:,.0f} GB/s."
-    return f"{about}\n\n{markdown_table(header, table)}"
+    return f"{about}\n\n{markdown.table(header, table)}"
 
 
 def decode_cells(model, rows: int, slots: int, num_steps: int, bandwidth: float) -> list[str]:
@@ -254,7 +253,7 @@ def iteration_table(args, log: list[dict], num_processes: int) -> str:
         f" {num_tokens / whole:,.0f} in all. Memory is that of one process."
     )
     header = ["stage", "seconds", "GB at the peak", "GB computed"]
-    return f"{about}\n\n{markdown_table(header, table)}"
+    return f"{about}\n\n{markdown.table(header, table)}"
 
 
 def computed_peaks(args, num_processes: int) -> dict[str, float]:

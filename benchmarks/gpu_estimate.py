@@ -37,10 +37,11 @@ from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import memory_table  # noqa: E402
-from memory_table import BFLOAT16, FLOAT32, GB, markdown_table  # noqa: E402
+from memory_table import BFLOAT16, FLOAT32, GB  # noqa: E402
 
 import flags  # noqa: E402
 import utils  # noqa: E402
+from logs import markdown  # noqa: E402
 from sampling import generation  # noqa: E402
 from sampling.decoding import Decoder  # noqa: E402
 
@@ -440,12 +441,12 @@ def main(argv=None):
             seconds = [*vars(iteration).values(), iteration.total]
             part_rows.append([name, str(processes), *[f"{value:.1f}" for value in seconds]])
     numbers = ["GB per GPU (computed)", "hours (computed)", f"dollars (at {args.price:g} an hour)"]
-    print(markdown_table(["model", "GPUs", *numbers, "flags to add"], run_rows) + "\n")
+    print(markdown.table(["model", "GPUs", *numbers, "flags to add"], run_rows) + "\n")
     parts = [
         *["sampling", "decoder layers", "output layer", "launches", "communication", "update"],
         *["one evaluation", "whole iteration"],
     ]
-    print(markdown_table(["model", "GPUs", *parts], part_rows))
+    print(markdown.table(["model", "GPUs", *parts], part_rows))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import flags  # noqa: E402
 import utils  # noqa: E402
+from logs import markdown  # noqa: E402
 
 GB = 10**9
 # Bytes of one number.
@@ -239,12 +240,6 @@ def peaks(memory, gpu_memory):
     }
 
 
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
-    lines.insert(1, "|" + "---|" * len(header))
-    return "\n".join(lines)
-
-
 def main(argv=None):
     args = parse_args(argv)
     gpu_memory = args.gpu_memory * GB
@@ -257,9 +252,8 @@ def main(argv=None):
             in_gb = [f"{num_bytes / GB:.1f}" for num_bytes in [*memory.values(), peak]]
             fits = "yes" if peak < 0.9 * gpu_memory else "**no**"
             rows.append([Path(config.name_or_path).name, str(processes), *in_gb, fits])
-    print(
-        markdown_table(["model", "GPUs", *memory, "peak", f"fits in {args.gpu_memory:g} GB"], rows)
-    )
+    header = ["model", "GPUs", *memory, "peak", f"fits in {args.gpu_memory:g} GB"]
+    print(markdown.table(header, rows))
 
 
 if __name__ == "__main__":

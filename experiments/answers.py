@@ -31,6 +31,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np  # noqa: E402
+
 from data.word_problems import OPERATORS, easier_pieces  # noqa: E402
 from logs import jsonl  # noqa: E402
 
@@ -76,6 +78,12 @@ def hexadecimal(flags):
     """One bit per flag. A 1 stands before the bits, since leading zeros would be lost otherwise."""
     bits = "".join("1" if flag else "0" for flag in flags)
     return f"{int('1' + bits, 2):x}"
+
+
+def correct_answers(row, kind="strict"):
+    """1 for each right answer of a summary, else 0: (questions, samples), from its bits."""
+    bits = f"{int(row[kind], 16):b}"[1:]  # without the 1 that `hexadecimal` puts before them
+    return np.array([int(bit) for bit in bits]).reshape(-1, row["samples"])
 
 
 def read(path):

@@ -50,10 +50,10 @@ from tqdm import tqdm  # noqa: E402
 
 import plotter  # noqa: E402
 from experiments import answers  # noqa: E402
-from experiments.paired import Difference, judge, outcome_at_best_rate  # noqa: E402
+from experiments.paired import judge, outcome_at_best_rate  # noqa: E402
 from flags import ArgumentParser  # noqa: E402
 from flags import parse_args as parse_main_flags  # noqa: E402
-from logs import jsonl  # noqa: E402
+from logs import jsonl, markdown  # noqa: E402
 from logs.read import MAY_DIFFER, read_args  # noqa: E402
 
 # The summary of a run's evaluations. It is written last, so that a run that has it is finished.
@@ -146,12 +146,10 @@ def parse_arm(text: str, common_flags: list[str], learning_rates: list[str] | No
     for flag in ("--output_dir", "--seed", "--resume", "--eval_only", "--eval_split"):
         if flag in flags:
             raise ValueError(f"{flag} is set for each run by this program; leave it out")
-    return Arm(
-        name=name,
-        script=script,
-        flags=[word for flag, values in flags.items() for word in (flag, *values)],
-        learning_rates=tuple(learning_rates or (None,)),
-    )
+    words = []
+    for flag, values in flags.items():
+        words += [flag, *values]
+    return Arm(name, script, words, learning_rates=tuple(learning_rates or (None,)))
 
 
 def group_flags(words: list[str]) -> dict[str, list[str]]:
@@ -322,13 +320,8 @@ class Folders:
         return (self.logs / run.name / SUMMARY).exists()
 
     def is_tested(self, run: PlannedRun, num_problems: int) -> bool:
-        """Whether a run was evaluated on so many test problems, or on all if there are fewer."""
         summary = self.logs / run.name / TEST_SUMMARY
-        if not summary.exists():
-            return False
-        saved = read_args(self.runs / run.name / "test" / "args.json")
-        asked_for = saved.get("eval_size", read_test_summary(summary)["n"])
-        return asked_for == num_problems
+        return summary.exists() and read_test_summary(summary)["n"] == num_problems
 
 
 def train(args, folders: Folders, runs: list[PlannedRun]) -> None:
@@ -410,6 +403,10 @@ def test(args, folders: Folders, runs: list[PlannedRun]) -> None:
     summaries = [read_test_summary(folders.logs / run.name / TEST_SUMMARY) for run in runs]
     if len({row["questions"] for row in summaries}) > 1:
         raise ValueError("the runs were evaluated on different test problems")
+    if summaries[0]["n"] != args.test_size:
+        raise ValueError(
+            f"there are {summaries[0]['n']} test problems: give --test_size {summaries[0]['n']}"
+        )
 
 
 def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
@@ -474,17 +471,10 @@ def read_outcomes(args, folders: Folders, runs: list[PlannedRun]) -> dict:
 
 def read_test_summary(path: Path) -> dict:
     """What answers.py wrote of an evaluation on test. Raises ValueError for anything else."""
-    rows = jsonl.read(path, ("strict", "n", "questions"))
+    rows = jsonl.read(path, ("strict", "n", "samples", "questions"))
     if len(rows) != 1:
         raise ValueError(f"{path}: {len(rows)} evaluations in it, and not one")
     return rows[0]
-
-
-def test_accuracy(folder: Path) -> float:
-    """The share of answers to test problems that are right, in %."""
-    row = read_test_summary(folder / TEST_SUMMARY)
-    # A 1 stands before the bits.
-    return 100 * (int(row["strict"], 16).bit_count() - 1) / row["n"]
 
 
 def compare(args, folders: Folders, arms: list[Arm]) -> list[Result]:
@@ -513,7 +503,8 @@ def compare(args, folders: Folders, arms: list[Arm]) -> list[Result]:
         rate = runs[0].learning_rate
         on_test = None
         if args.test_size:
-            on_test = np.array([test_accuracy(folders.logs / run.name) for run in runs])
+            summaries = [read_test_summary(folders.logs / run.name / TEST_SUMMARY) for run in runs]
+            on_test = np.array([100 * answers.correct_answers(row).mean() for row in summaries])
         results.append(make_result(arm, by_rate, rate, on_test))
     return results
 
@@ -536,79 +527,72 @@ def make_result(arm: Arm, by_rate: dict, rate: str | None, on_test: np.ndarray |
 
 
 def make_tables(args, results: list[Result]) -> str:
-    """Three tables in Markdown: learning rates, arms, and differences from the first arm."""
-    what = outcome_in_words(args)
+    """Tables in Markdown: learning rates, arms, and differences from the first arm."""
+    if args.outcome == "last":
+        outcome_in_words = "Accuracy on validation after training, in %"
+    else:
+        outcome_in_words = "Mean accuracy on validation over a run's evaluations, in %"
     sections = []
     rates = sorted({rate for result in results for rate in result.by_rate if rate}, key=float)
     if len(rates) > 1:
-        about = f"{what}: mean over seeds by learning rate. The rate that is taken is bold."
-        rows = [rate_cells(result, rates) for result in results]
-        sections += [about, markdown_table(["arm", *rates], rows)]
-
-    header = ["arm", "learning rate", "each seed", "mean"]
+        sections.append(
+            f"{outcome_in_words}: mean over seeds by learning rate. The rate that is taken is bold."
+        )
+        sections.append(rate_table(results, rates))
+    at_rates = "at the estimated best rate of the arm"
     if args.test_size:
-        header += ["on test, each seed", "mean on test"]
-    rows = [arm_cells(result) for result in results]
-    about = f"{what}, at the estimated best rate of the arm"
-    if args.test_size:
-        about += ", and accuracy on test at the best rate tried"
-    sections += [f"{about}.", markdown_table(header, rows)]
-
+        at_rates += ", and accuracy on test at the best rate tried"
+    sections.append(f"{outcome_in_words}, {at_rates}.")
+    sections.append(arm_table(results))
     if len(results) > 1:
         first_name = results[0].arm.name
-        kinds = {"": [result.outcomes for result in results]}
+        in_points = "within each seed, in percentage points, with its 95 % interval."
+        sections.append(f"Difference from {first_name} {in_points}")
+        sections.append(difference_table(results, [result.outcomes for result in results]))
         if args.test_size:
-            kinds[" on test"] = [result.on_test for result in results]
-        for kind, values in kinds.items():
-            about = (
-                f"Difference from {first_name}{kind} within each seed, in percentage points, with"
-                " its 95 % interval."
-            )
-            header = ["arm", "each seed", "mean [95 %]", "verdict"]
-            rows = []
-            differences = judge([arm_values - values[0] for arm_values in values[1:]])
-            for result, difference in zip(results[1:], differences, strict=True):
-                rows.append([result.arm.name, *difference_cells(difference)])
-            sections += [about, markdown_table(header, rows)]
+            sections.append(f"Difference from {first_name} on test {in_points}")
+            sections.append(difference_table(results, [result.on_test for result in results]))
     return "\n\n".join(sections)
 
 
-def outcome_in_words(args) -> str:
-    if args.outcome == "last":
-        return "Accuracy on validation after training, in %"
-    return "Mean accuracy on validation over the evaluations during training, in %"
+def rate_table(results: list[Result], rates: list[str]) -> str:
+    rows = []
+    for result in results:
+        cells = [result.arm.name]
+        for rate in rates:
+            cell = f"{result.by_rate[rate].mean():.1f}" if rate in result.by_rate else ""
+            cells.append(f"**{cell}**" if rate == result.best_rate else cell)
+        rows.append(cells)
+    return markdown.table(["arm", *rates], rows)
 
 
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def arm_table(results: list[Result]) -> str:
+    header = ["arm", "learning rate", "each seed", "mean"]
+    if results[0].on_test is not None:
+        header += ["on test, each seed", "mean on test"]
+    rows = []
+    for result in results:
+        rate = result.estimated_rate
+        cells = [result.arm.name, f"{rate:.2g}" if rate else "default"]
+        for values in (result.outcomes, result.on_test):
+            if values is not None:
+                cells += [", ".join(f"{value:.1f}" for value in values), f"{values.mean():.1f}"]
+        rows.append(cells)
+    return markdown.table(header, rows)
 
 
-def rate_cells(result: Result, rates: list[str]) -> list[str]:
-    cells = [result.arm.name]
-    for rate in rates:
-        cell = f"{result.by_rate[rate].mean():.1f}" if rate in result.by_rate else ""
-        cells.append(f"**{cell}**" if rate == result.best_rate else cell)
-    return cells
+def difference_table(results: list[Result], values_of_arms: list[np.ndarray]) -> str:
+    """A row for each arm but the first.
 
-
-def arm_cells(result: Result) -> list[str]:
-    cells = [
-        result.arm.name,
-        f"{result.estimated_rate:.2g}" if result.estimated_rate else "default",
-    ]
-    for values in (result.outcomes, result.on_test):
-        if values is not None:
-            cells += [", ".join(f"{value:.1f}" for value in values), f"{values.mean():.1f}"]
-    return cells
-
-
-def difference_cells(difference: Difference) -> list[str]:
-    return [
-        ", ".join(f"{value:+.1f}" for value in difference.by_seed),
-        f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]",
-        difference.verdict,
-    ]
+    Args:
+        values_of_arms: for each result the values (seeds,) that are compared.
+    """
+    first_values, *others_values = values_of_arms
+    differences = judge([values - first_values for values in others_values])
+    rows = []
+    for result, difference in zip(results[1:], differences, strict=True):
+        rows.append([result.arm.name, *difference.cells()])
+    return markdown.table(["arm", "each seed", "mean [95 %]", "verdict"], rows)
 
 
 def draw(args, results: list[Result]) -> Figure:
@@ -653,8 +637,8 @@ def draw_outcomes(ax, results: list[Result]) -> None:
 
 def draw_differences(ax, results: list[Result]) -> None:
     """A dot for each seed, and the mean with its interval, for every arm but the first."""
-    first, *others = results
-    differences = judge([result.outcomes - first.outcomes for result in others])
+    first, *other_results = results
+    differences = judge([result.outcomes - first.outcomes for result in other_results])
     for i, difference in enumerate(differences, 1):
         color = plotter.curve_style(i)["color"]
         if math.isfinite(difference.low):
@@ -664,7 +648,7 @@ def draw_differences(ax, results: list[Result]) -> None:
         height = [i - 0.08] * len(difference.by_seed)
         ax.plot(difference.by_seed, height, ".", color=color, alpha=0.5)
     ax.axvline(0, color="0.5", linewidth=0.8)
-    ax.set_yticks(range(1, len(results)), [result.arm.name for result in others])
+    ax.set_yticks(range(1, len(results)), [result.arm.name for result in other_results])
     ax.set_ylim(len(results) - 0.5, 0.5)
     ax.set_xlabel("percentage points: each seed, mean, 95 % interval")
     ax.set_title(f"Difference from {first.arm.name}")

@@ -44,23 +44,14 @@ def outcome_at_best_rate(outcomes: dict[float, np.ndarray]) -> tuple[float, np.n
         return rates[best], outcomes[rates[best]]
     middle = min(max(best, 1), len(rates) - 2)
     neighbours = rates[middle - 1 : middle + 2]
-    positions = np.log(neighbours)
-    values = np.stack([outcomes[rate] for rate in neighbours])  # (3, S)
-    curvature, slope, _ = np.polyfit(positions, values.mean(1), 2)
+    positions = np.log(neighbours) - np.log(neighbours[1])
+    curvature, slope, _ = np.polyfit(positions, means[middle - 1 : middle + 2], 2)
     if curvature >= 0:
         return rates[best], outcomes[rates[best]]
     top = np.clip(-slope / (2 * curvature), positions[0], positions[2])
-    return float(np.exp(top)), lagrange_weights(positions, top) @ values
-
-
-def lagrange_weights(positions: np.ndarray, x: float) -> np.ndarray:
-    """Weights w with p(x) = sum of w_i p(positions_i) for every polynomial p through the points."""
-    weights = np.ones(len(positions))
-    for i, position in enumerate(positions):
-        for j, other in enumerate(positions):
-            if j != i:
-                weights[i] *= (x - other) / (position - other)
-    return weights
+    values = np.stack([outcomes[rate] for rate in neighbours])  # (3, S)
+    parabolas = np.polyfit(positions, values, 2)  # (3, S): the coefficients of each seed's
+    return neighbours[1] * math.exp(top), np.polyval(parabolas, top)
 
 
 # --- Differences ----------------------------------------------------------------------------------
@@ -76,6 +67,15 @@ class Difference:
     high: float
     p_value: float  # two-sided, of the hypothesis that the mean is 0
     verdict: str
+
+    def mean_cell(self) -> str:
+        """The mean and its interval, for a table."""
+        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+    def cells(self) -> tuple[str, str, str]:
+        """Each seed, the mean with its interval, and the verdict, for a table."""
+        seeds = ", ".join(f"{points:+.1f}" for points in self.by_seed)
+        return seeds, self.mean_cell(), self.verdict
 
 
 def judge(

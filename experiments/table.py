@@ -54,9 +54,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from experiments import archive  # noqa: E402
+from experiments.answers import correct_answers  # noqa: E402
 from experiments.paired import judge as judge_differences  # noqa: E402
 from experiments.paired import outcome_at_best_rate  # noqa: E402
-from logs import jsonl  # noqa: E402
+from logs import jsonl, markdown  # noqa: E402
 from logs.diagnose import RULES, WARNING, Logs, diagnose  # noqa: E402
 from logs.read import has_number, read_args  # noqa: E402
 from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
@@ -92,16 +93,6 @@ def evaluations_of(path):
     if not rows:
         raise ValueError(f"{path}: no evaluation in it")
     return rows
-
-
-def correct_answers(row, kind="strict"):
-    """1 for each answer of an evaluation that is right, else 0: (questions, samples).
-
-    The row has one bit per answer, in hexadecimal. A 1 stands before the bits, since leading zeros
-    would be lost otherwise.
-    """
-    bits = f"{int(row[kind], 16):b}"[1:]
-    return np.array([int(bit) for bit in bits]).reshape(-1, row["samples"])
 
 
 def measure(row, key):
@@ -307,15 +298,15 @@ def choices_to_compare():
     The file starts with a line of explanation. Then it has a line "CLASS:" for each class, and
     below it an indented line "ARM ARM" for each comparison.
     """
-    found = []
+    comparisons = []
     class_name = ""
     for line in (STUDIES / "choices" / "comparisons.txt").read_text("utf-8").splitlines()[1:]:
         if line.startswith(" "):
             first, second = line.split()
-            found.append(Choice(class_name, first, second))
+            comparisons.append(Choice(class_name, first, second))
         else:
             class_name = line.removesuffix(":")
-    return found
+    return comparisons
 
 
 def runs_of_arm(arm):
@@ -450,46 +441,34 @@ def choices():
         "other side (rate)",
         "each seed (points)",
         "mean [97.5 %]",
-        "in training",
         "verdict",
+        "mean in training [97.5 %]",
     )
     finished = []
     for choice in choices_to_compare():
         seeds = sorted(seeds_of_arm(choice.first) & seeds_of_arm(choice.second))
-        if len(seeds) < 5:
-            cells = (choice.class_name, choice.first, choice.second, "", "", "")
-            yield *cells, f"not run yet ({len(seeds)} seeds)"
-        else:
+        if len(seeds) == 5:
             finished.append((choice, seeds))
-    differences = {outcome_on_validation: [], outcome_in_training: []}
-    rates_of_choices = []
+        else:
+            state = f"not run yet ({len(seeds)} seeds)"
+            yield choice.class_name, choice.first, choice.second, "", "", state, ""
+
+    sides = []  # for each comparison its sides with their learning rates
+    on_validation = []  # differences within the seeds
+    in_training = []
     for choice, seeds in finished:
-        for outcome, values in differences.items():
-            first_rate, first = outcomes_of_arm(choice.first, seeds, outcome)
-            second_rate, second = outcomes_of_arm(choice.second, seeds, outcome)
-            values.append(first - second)
-            if outcome is outcome_on_validation:
-                rates_of_choices.append((first_rate, second_rate))
+        first_rate, first = outcomes_of_arm(choice.first, seeds, outcome_on_validation)
+        second_rate, second = outcomes_of_arm(choice.second, seeds, outcome_on_validation)
+        sides.append((f"{choice.first} ({first_rate:.2g})", f"{choice.second} ({second_rate:.2g})"))
+        on_validation.append(first - second)
+        _, first = outcomes_of_arm(choice.first, seeds, outcome_in_training)
+        _, second = outcomes_of_arm(choice.second, seeds, outcome_in_training)
+        in_training.append(first - second)
     classes = [choice.class_name for choice, _ in finished]
-    judged, judged_in_training = (
-        judge_differences(values, confidence=0.975, classes=classes)
-        for values in differences.values()
-    )
-    for i, (choice, _) in enumerate(finished):
-        first_rate, second_rate = rates_of_choices[i]
-        yield (
-            choice.class_name,
-            f"{choice.first} ({first_rate:.2g})",
-            f"{choice.second} ({second_rate:.2g})",
-            ", ".join(f"{points:+.1f}" for points in judged[i].by_seed),
-            interval_cell(judged[i]),
-            interval_cell(judged_in_training[i]),
-            judged[i].verdict,
-        )
-
-
-def interval_cell(difference):
-    return f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
+    judged = judge_differences(on_validation, confidence=0.975, classes=classes)
+    judged_in_training = judge_differences(in_training, confidence=0.975, classes=classes)
+    for i, class_name in enumerate(classes):
+        yield class_name, *sides[i], *judged[i].cells(), judged_in_training[i].mean_cell()
 
 
 def rates(*studies):
@@ -835,9 +814,7 @@ def table(command):
     head, *rows = TABLES[name](*arguments)
     if not rows:
         raise ValueError(f"{command}: the table has no rows")
-    rule = ["---"] * len(head)
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
-    return "\n".join(lines) + "\n"
+    return markdown.table(head, rows) + "\n"
 
 
 def fill_in_tables(text):

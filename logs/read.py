@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from logs import jsonl
+from logs import jsonl, markdown
 from logs.statistics import mcnemar
 
 # These keys of the logs count progress, or are settings, and are therefore not metrics.
@@ -559,16 +559,13 @@ def end_table(runs, flags, keys):
     the training log as its mean over the last tenth of the iterations.
     """
     logs = {key: log_of(runs, key) for key in keys}
-    lines = [
-        f"| {', '.join(flags) or 'run'} | {' | '.join(keys)} |",
-        "|---" * (len(keys) + 1) + "|",
-    ]
+    rows = []
     for group_runs in groups_of(runs).values():
         cells = [group_runs[0].label]
         for key in keys:
             cells.append(", ".join(end_of_run(run, logs[key], key) for run in group_runs))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown.table([", ".join(flags) or "run", *keys], rows)
 
 
 def end_of_run(run, log, key):

@@ -66,7 +66,7 @@ def before_updates(
 
 
 def add_to_records(
-    args: Namespace, run: Run, rollout: Rollout, shown: ShownGroups, ref_logps: Tensor | None
+    args: Namespace, run: Run, rollout: Rollout, shown_groups: ShownGroups, ref_logps: Tensor | None
 ) -> None:
     """After the updates, give the shown completions' records the key `tokens`.
 
@@ -77,27 +77,27 @@ def add_to_records(
     Args:
         ref_logps: (B, C) under the reference, where several updates share them.
     """
-    if not shown.records:
+    if not shown_groups.records:
         return
-    logps = compute_logps(args, run, rollout, run.model, shown.my_rows)
-    columns = {"logp": rollout.sampled_logps, "change": logps - shown.old_logps}
+    logps = compute_logps(args, run, rollout, run.model, shown_groups.my_rows)
+    columns = {"logp": rollout.sampled_logps, "change": logps - shown_groups.old_logps}
     if args.beta > 0:
         if ref_logps is None:
             # The loss has scored the reference under inference mode. A sharded model whose weights
             # were gathered in this mode cannot be scored outside of it.
             with torch.inference_mode():
-                ref_logps = compute_logps(args, run, rollout, run.base_model, shown.my_rows)
+                ref_logps = compute_logps(args, run, rollout, run.base_model, shown_groups.my_rows)
         columns["log_ratio"] = logps - ref_logps
 
     my_tokens = []
-    for row in shown.my_rows:
+    for row in shown_groups.my_rows:
         is_token = rollout.completion_mask[row].bool()
         tokens = {"text": split_text(run.tokenizer, rollout.completion_ids[row, is_token].tolist())}
         for name, values in columns.items():
             # The sum turns -0.0 into 0.0.
             tokens[name] = (values[row, is_token].double().round(decimals=4) + 0.0).tolist()
         my_tokens.append(tokens)
-    for record, tokens in zip(shown.records, distributed.gather(my_tokens), strict=True):
+    for record, tokens in zip(shown_groups.records, distributed.gather(my_tokens), strict=True):
         record["tokens"] = tokens
 
 
@@ -143,7 +143,7 @@ def compute_logps(
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list[str]:
-    """The text of these tokens in pieces, one for each token.
+    """The text of each of these tokens; joined, they are the text of all.
 
     A character may be split over several tokens. The last of them then has it, and the others have
     "". Bytes that are no character are shown as U+FFFD, as in the whole text.
@@ -152,8 +152,8 @@ def split_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list
     tokens before it, from the last one on whose text is known to consist of whole characters.
     """
     text = tokenizer.decode(token_ids)
-    pieces = []
-    end = 0  # where the pieces so far end in the text
+    texts = []
+    end = 0  # where the texts so far end in the whole text
     first_token = 0  # the tokens from this one on are decoded together
     start = 0  # where their text starts in the whole text
     for i, token_id in enumerate(token_ids):
@@ -164,10 +164,10 @@ def split_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list
             end = len(text)
         elif is_whole:
             end = max(end, start + len(decoded))
-        pieces.append(text[previous_end:end])
+        texts.append(text[previous_end:end])
         text_alone = tokenizer.decode([token_id])
         is_whole_alone = text_alone and REPLACEMENT_CHARACTER not in text_alone
         if is_whole and is_whole_alone and decoded.endswith(text_alone):
             first_token = i
             start += len(decoded) - len(text_alone)
-    return pieces
+    return texts
