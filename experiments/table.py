@@ -1,11 +1,13 @@
 """The tables of the studies, made from their logs: the source of every number in analysis.md.
 
     python experiments/table.py check [--write]
-        check that each table in analysis.md, in docs/tuning.md and in the studies' README.md is
-        what the command above it prints; --write replaces the tables that differ
+        check that analysis.md, docs/tuning.md and the studies' README.md say what the logs say, in
+        their tables and in their sentences (pages.py); --write puts right what differs
     python experiments/table.py compare std length
         for each comparison in comparisons.txt: how far apart its two sides are, and whether the
         difference is significant
+    python experiments/table.py difference dynamics/grpo dynamics/format
+        the same for any two sides
     python experiments/table.py rates std length
         validation accuracy at each learning rate that was tried
     python experiments/table.py ends rates/base std/no_std
@@ -23,7 +25,8 @@
     python experiments/table.py cases zero_shot/cases.jsonl
         completions to read
     python experiments/table.py judge judge/rating.json
-        a judge's report
+    python experiments/table.py damages judge/rating.json
+        a judge's report: on stories, and on damaged copies of them
     python experiments/table.py texts judge/beta0.4
         the most frequent completion of the last evaluation
     python experiments/table.py exchange exchange/grpo sft/direct10
@@ -35,12 +38,13 @@
 
 A side of a comparison is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
 study. If several learning rates were tried, the runs are those at the rate that ends best on
-validation.
+validation. names.json has the names that the sides have on the pages.
 Accuracies are strict, in %, and of greedy answers to the 2,000 test problems, unless a table says
 something else. The program first unpacks the archives of the studies (experiments/archive.py).
 """
 
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -53,20 +57,22 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from experiments import archive  # noqa: E402
+from experiments import archive, pages  # noqa: E402
 from experiments.answers import correct_answers  # noqa: E402
+from experiments.paired import SIGNIFICANT, outcome_at_best_rate  # noqa: E402
 from experiments.paired import judge as judge_differences  # noqa: E402
-from experiments.paired import outcome_at_best_rate  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
 from logs.diagnose import RULES, WARNING, Logs, diagnose  # noqa: E402
 from logs.read import has_number, read_args  # noqa: E402
-from logs.statistics import CATEGORIES, pass_at_k, wilson_interval  # noqa: E402
+from logs.statistics import CATEGORIES, pass_at_k, student_quantile, wilson_interval  # noqa: E402
 from training.signals import Guard  # noqa: E402
 
 STUDIES = ROOT / "experiments"
 # What `measure` can measure, and the keys of a summary by answers.py.
 MEASURES = ("strict", "flexible", "tokens", "careful", "careful_right", "direct_right")
 SUMMARY_KEYS = ("step", "n", "samples", "questions", *MEASURES[:4], "direct")
+# What is done to the stories that a judge should score lower.
+DAMAGES = ("shuffled words", "shuffled sentences", "cut", "repeated")
 # Runs that are known to go wrong whatever their accuracy says, by the beginning of their names.
 MADE_TO_GO_WRONG = (
     "dynamics/random",  # a coin for a reward
@@ -80,7 +86,6 @@ NOT_COUNTED = (
     "exchange/grpo",  # the runs rates/base_rate2e-4, evaluated more often
     "choices/",  # made after the rules
 )
-STUDENT_T = 4.303  # the 97.5 % point of Student's t distribution with 2 degrees of freedom
 read = cache(jsonl.read)
 
 
@@ -182,9 +187,56 @@ class Difference:
     """How much more one side gets right than the other, in percentage points."""
 
     by_seed: np.ndarray  # (seeds,)
-    mean: float  # over the seeds
-    low: float  # the 95 % interval of the mean, by a bootstrap that draws questions
-    high: float
+    question_low: float  # the 95 % interval of the mean, by a bootstrap that draws questions
+    question_high: float
+
+    @property
+    def mean(self):
+        return self.by_seed.mean()
+
+    @property
+    def error_of_seeds(self):
+        """The standard error of the mean, by how much the seeds differ."""
+        return np.std(self.by_seed, ddof=1) / len(self.by_seed) ** 0.5
+
+    @property
+    def half_width(self):
+        """Half of Student's 95 % interval of the mean over the seeds."""
+        return self.error_of_seeds * student_quantile(len(self.by_seed) - 1, 0.95)
+
+    @property
+    def detectable(self):
+        """A true difference of this size would have been found in four cases of five.
+
+        It has to be found over questions and over seeds. The normal test at 5 % needs 1.96 + 0.84 =
+        2.8 standard errors for that, and Student's with 2 degrees of freedom needs 5.6.
+        """
+        error_of_questions = (self.question_high - self.question_low) / 3.92  # 2 x 1.96 errors
+        return max(5.6 * self.error_of_seeds, 2.8 * error_of_questions)
+
+    @property
+    def verdict(self):
+        """What PROTOCOL.md says of it.
+
+        significant    the same sign in all seeds, and neither the interval over questions nor that
+                       over seeds contains 0
+        not significant (all seeds agree)
+                       the same sign in all seeds, but one of the intervals contains 0
+        not significant
+                       all else
+        """
+        same_sign = min(self.by_seed) > 0 or max(self.by_seed) < 0
+        differs_over_questions = self.question_low > 0 or self.question_high < 0
+        differs_over_seeds = abs(self.mean) > self.half_width
+        if same_sign and differs_over_questions and differs_over_seeds:
+            return SIGNIFICANT
+        return "not significant (all seeds agree)" if same_sign else "not significant"
+
+    def cells(self):
+        """For a table: each seed, the mean with its interval over seeds, and so on."""
+        seeds = ", ".join(f"{points:+.1f}" for points in self.by_seed)
+        interval = f"[{self.mean - self.half_width:+.1f}, {self.mean + self.half_width:+.1f}]"
+        return seeds, f"{self.mean:+.1f} {interval}", f"{self.detectable:.1f}", self.verdict
 
 
 def compare_sides(first, second):
@@ -216,8 +268,7 @@ def compare_sides(first, second):
     drawn_counts = generator.multinomial(num_questions, counts / num_questions, 10_000)
     points_per_answer = 100 / num_questions / num_seeds
     low, high = np.percentile(drawn_counts @ values, [2.5, 97.5]) * points_per_answer
-    mean = gains_by_question.sum() * points_per_answer
-    return Difference(100 * gains.mean(1), mean, low, high)
+    return Difference(100 * gains.mean(1), low, high)
 
 
 def answers_by_seed(rows, num_seeds):
@@ -227,32 +278,6 @@ def answers_by_seed(rows, num_seeds):
     """
     answers = [correct_answers(row)[:, 0] for row in rows]
     return np.stack(answers * (num_seeds // len(answers)))
-
-
-def verdict(difference):
-    """What PROTOCOL.md says of a Difference.
-
-    told apart     significant: it has the same sign in all seeds, and neither its interval over
-                   questions nor Student's interval over the seeds contains 0
-    leans          it has the same sign in all seeds, and its interval over questions does not
-                   contain 0, but Student's interval over the seeds does
-    tie (up to X)  all else; a difference of X points would have been seen in four cases of five
-    """
-    seeds = difference.by_seed
-    if len(seeds) < 3:
-        return "one seed"
-    error_of_seeds = np.std(seeds, ddof=1) / len(seeds) ** 0.5
-    error_of_questions = (difference.high - difference.low) / 3.92  # 2 x 1.96 standard errors
-    same_sign = min(seeds) > 0 or max(seeds) < 0
-    interval_without_zero = difference.low > 0 or difference.high < 0
-    if same_sign and interval_without_zero:
-        if abs(np.mean(seeds)) > STUDENT_T * error_of_seeds:
-            return "told apart"
-        return "leans"
-    # How large must a difference be for a test at 5 % to find it with a chance of 80 %? The normal
-    # test needs 1.96 + 0.84 = 2.8 standard errors, Student's with 2 degrees of freedom needs 5.6.
-    detectable = max(5.6 * error_of_seeds, 2.8 * error_of_questions)
-    return f"tie (up to {detectable:.1f})"
 
 
 def comparisons_of(studies):
@@ -369,6 +394,27 @@ def seeds_of_arm(arm):
     return {seed for seed, count in num_rates.items() if count == 3}
 
 
+# --- Names ---------------------------------------------------------------------------------------
+
+
+@cache
+def display_names():
+    """{STUDY/ARM: its name on the pages}; plotter.py --names reads the same file."""
+    names = json.loads((STUDIES / "names.json").read_text("utf-8"))
+    return {side: name for side, (name, _) in names.items()}
+
+
+def name_of(side):
+    """The name of a side on the pages; without an entry in names.json it is the side itself."""
+    names = display_names()
+    if side in names:
+        return names[side]
+    arm, rate, learning_rate = side.partition("_rate")
+    if rate and arm in names:
+        return f"{names[arm]} at {learning_rate}"
+    return side
+
+
 # --- Cells ----------------------------------------------------------------------------------------
 
 
@@ -413,24 +459,22 @@ def key_heading(key):
 # --- The tables: each yields its headings first and then its rows ---------------------------------
 
 
+DIFFERENCE_HEADINGS = ("each seed (points)", "mean [95 %]", "detectable", "verdict")
+
+
 def compare(*studies):
-    yield (
-        "question",
-        "one side",
-        "other side",
-        "seeds 0, 1, 2 (points)",
-        "mean [95 %, questions]",
-        "",
-    )
+    yield "question", "one side", "other side", *DIFFERENCE_HEADINGS
     for question, first, second in comparisons_of(studies):
         try:
-            difference = compare_sides(first, second)
+            cells = compare_sides(first, second).cells()
         except FileNotFoundError:
-            yield question, first, second, "", "", "not run yet"
-            continue
-        seeds = ", ".join(f"{points:+.1f}" for points in difference.by_seed)
-        mean = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
-        yield question, first, second, seeds, mean, verdict(difference)
+            cells = ("", "", "", "not run yet")
+        yield question, name_of(first), name_of(second), *cells
+
+
+def difference(first, second):
+    yield "one side", "other side", *DIFFERENCE_HEADINGS
+    yield name_of(first), name_of(second), *compare_sides(first, second).cells()
 
 
 def choices():
@@ -450,16 +494,19 @@ def choices():
         if len(seeds) == 5:
             finished.append((choice, seeds))
         else:
+            names = [name_of(f"choices/{arm}") for arm in (choice.first, choice.second)]
             state = f"not run yet ({len(seeds)} seeds)"
-            yield choice.class_name, choice.first, choice.second, "", "", state, ""
+            yield choice.class_name, *names, "", "", state, ""
 
-    sides = []  # for each comparison its sides with their learning rates
+    sides = []  # for each comparison the names of its sides, with their learning rates
     on_validation = []  # differences within the seeds
     in_training = []
     for choice, seeds in finished:
         first_rate, first = outcomes_of_arm(choice.first, seeds, outcome_on_validation)
         second_rate, second = outcomes_of_arm(choice.second, seeds, outcome_on_validation)
-        sides.append((f"{choice.first} ({first_rate:.2g})", f"{choice.second} ({second_rate:.2g})"))
+        first_name = f"{name_of(f'choices/{choice.first}')} ({first_rate:.2g})"
+        second_name = f"{name_of(f'choices/{choice.second}')} ({second_rate:.2g})"
+        sides.append((first_name, second_name))
         on_validation.append(first - second)
         _, first = outcomes_of_arm(choice.first, seeds, outcome_in_training)
         _, second = outcomes_of_arm(choice.second, seeds, outcome_in_training)
@@ -487,7 +534,7 @@ def rates(*studies):
         best_rate = learning_rate_of(best_run(runs.values()))
         cells = {rate: percent(final_accuracy(run)) for rate, run in runs.items()}
         cells[best_rate] = f"**{cells[best_rate]}**"
-        yield side, *(cells.get(rate, "") for rate in all_rates)
+        yield name_of(side), *(cells.get(rate, "") for rate in all_rates)
 
 
 def ends(*sides):
@@ -501,7 +548,7 @@ def ends(*sides):
         cells = []
         for key in keys:
             cells.append(", ".join(measure_cell(row, key) for row in rows))
-        yield side, learning_rate_of(runs[0]), strict, percent(np.mean(accuracies)), *cells
+        yield name_of(side), learning_rate_of(runs[0]), strict, percent(np.mean(accuracies)), *cells
 
 
 def curve(key, *sides):
@@ -520,7 +567,7 @@ def curve(key, *sides):
         for step in steps:
             rows = [row_of_step[step] for row_of_step in evaluations if step in row_of_step]
             cells.append(", ".join(measure_cell(row, key) for row in rows))
-        yield side, *cells
+        yield name_of(side), *cells
 
 
 def evaluations_by_step(run):
@@ -549,7 +596,7 @@ def metric_table(keys_and_sides, windows):
         for key in keys:
             logs = [log_with(key, run) for run in runs]
             cells.append(", ".join(window_means(log, key, windows) for log in logs))
-        yield side, *cells
+        yield name_of(side), *cells
 
 
 def log_with(key, run):
@@ -581,7 +628,7 @@ def texts(*sides):
             counter = Counter(row["completion"].strip() for row in rows)
             text, count = counter.most_common(1)[0]
             text_of_seeds.append(f"{count} of {len(rows)}: {text}")
-        yield side, "; ".join(text_of_seeds)
+        yield name_of(side), "; ".join(text_of_seeds)
 
 
 def format_and_answer(category):
@@ -603,7 +650,10 @@ def categories(*sides):
             raise ValueError(f"{path}: no evaluation in it")
         counts = [rows[-1][key] for key in count_keys]
         n = rows[-1]["n"]
-        yield side, *(f"{count}: {percent_with_interval(count / n, n)}" for count in counts)
+        yield (
+            name_of(side),
+            *(f"{count}: {percent_with_interval(count / n, n)}" for count in counts),
+        )
 
 
 def cases(name):
@@ -614,30 +664,44 @@ def cases(name):
 
 
 def judge(*reports):
-    """What judges/judge_report.py measured: how a judge scores stories and damaged copies of them.
+    """What judges/judge_report.py measured: how a judge scores stories.
 
     spread         the mean standard deviation of the scores within a group of stories
     with length    the rank correlation between a story's score and its number of words
+    """
+    yield "report", "stories", "spread", "with length"
+    for name in reports:
+        report = read_judge_report(name)
+        spread = f"{report['spread']:.3f}"
+        yield name, str(report["stories"]), spread, f"{report['length_correlation']:+.2f}"
+
+
+def damages(*reports):
+    """What judges/judge_report.py measured: how a judge scores damaged copies of stories.
+
     AUC            the chance that a story scores higher than a damaged copy of any story
     with floor     the same, where copies that break the evaluator's rules count as the lowest
     pairs          the share of stories that score higher than their own copy
     """
-    damages = ("shuffled words", "shuffled sentences", "cut", "repeated")
-    headings = [f"{damage}: AUC [95 %]; with floor; pairs" for damage in damages]
-    yield "report", "stories", "spread", "with length", *headings
+    yield "report and damage", "AUC [95 %]", "with floor", "pairs"
     for name in reports:
-        report = jsonl.parse((STUDIES / name).read_bytes(), STUDIES / name)
-        if not all(f"pairs/{damage}" in report for damage in damages):
-            raise ValueError(f"{STUDIES / name}: not the report of a judge")
-        cells = []
-        for damage in damages:
+        report = read_judge_report(name)
+        for damage in DAMAGES:
             interval = f"[{report[f'auc_low/{damage}']:.3f}, {report[f'auc_high/{damage}']:.3f}]"
-            with_floor = f"{report[f'auc_total/{damage}']:.3f}"
-            pairs = f"{report[f'pairs/{damage}']:.0%}"
-            cells.append(f"{report[f'auc/{damage}']:.3f} {interval}; {with_floor}; {pairs}")
-        spread = f"{report['spread']:.3f}"
-        with_length = f"{report['length_correlation']:+.2f}"
-        yield name, str(report["stories"]), spread, with_length, *cells
+            yield (
+                f"{name}, {damage}",
+                f"{report[f'auc/{damage}']:.3f} {interval}",
+                f"{report[f'auc_total/{damage}']:.3f}",
+                percent(report[f"pairs/{damage}"]),
+            )
+
+
+def read_judge_report(name):
+    path = STUDIES / name
+    report = jsonl.parse(path.read_bytes(), path)
+    if not all(f"pairs/{damage}" in report for damage in DAMAGES):
+        raise ValueError(f"{path}: not the report of a judge")
+    return report
 
 
 def pass_(*sides):
@@ -653,7 +717,7 @@ def pass_(*sides):
             strict = [pass_at_k(num_strict, samples, k) for k in ks]
             cells = [percent_with_interval(value, num_questions) for value in strict]
             flexible = percent(pass_at_k(num_flexible, samples, 16))
-            yield f"{side}, seed {seed}", *cells, flexible
+            yield f"{name_of(side)}, seed {seed}", *cells, flexible
 
 
 def exchange(grpo, *sides):
@@ -698,7 +762,7 @@ def exchange(grpo, *sides):
             for seed_curve in seed_curves
         ]
         yield (
-            side,
+            name_of(side),
             percent(side_ends.mean()),
             f"{iteration_cell(crossings[0])} {interval}",
             ", ".join(map(iteration_cell, by_seed)),
@@ -789,17 +853,32 @@ def diagnose_table():
 
 # --- The pages ------------------------------------------------------------------------------------
 
-# A command on a page, an empty line, and the table that the command printed.
-COMMAND_AND_TABLE = re.compile(
-    r"^    python experiments/table\.py (?P<command>.*)\n\n(?P<table>(?:\|.*\n)*)", re.MULTILINE
+# Their sentences do not name the sources of their numbers yet.
+STUDIES_WITHOUT_SOURCES = (
+    "baseline",
+    "beta",
+    "dynamics",
+    "exchange",
+    "expert_iteration",
+    "family",
+    "filtered",
+    "groups",
+    "judge",
+    "length",
+    "off_policy",
+    "prompts",
+    "rates",
+    "scaling",
+    "sft",
+    "sft_then_grpo",
+    "std",
+    "zero_shot",
 )
-# Such as 0.25, but not a part of something longer such as 1.2.3.
-NUMBER_WITH_POINT = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)")
-LINK_OR_ARXIV = re.compile(r"\]\(\S+\)|arXiv:\S+")
 
 
-def table(command):
-    """The markdown that "NAME ARGUMENTS" prints.
+@cache
+def rows_of(command):
+    """The headings and the rows of the table that "NAME ARGUMENTS" prints.
 
     Raises:
         ValueError: the table takes other arguments, or has no rows.
@@ -814,70 +893,53 @@ def table(command):
     head, *rows = TABLES[name](*arguments)
     if not rows:
         raise ValueError(f"{command}: the table has no rows")
+    return head, *rows
+
+
+def table(command):
+    """The markdown that "NAME ARGUMENTS" prints. Raises ValueError, as `rows_of` does."""
+    head, *rows = rows_of(command)
     return markdown.table(head, rows) + "\n"
 
 
-def fill_in_tables(text):
-    """The text of a page with what its commands print now."""
-
-    def command_and_new_table(match):
-        command = match["command"]
-        # A table that is new on the page needs an empty line before the text that follows.
-        end = "" if match["table"] else "\n"
-        return f"    python experiments/table.py {command}\n\n{table(command)}{end}"
-
-    return COMMAND_AND_TABLE.sub(command_and_new_table, text)
-
-
-def numbers_in_prose(text):
-    """The numbers with a decimal point that stand outside the tables, each once."""
-    prose = LINK_OR_ARXIV.sub("", COMMAND_AND_TABLE.sub("", text))
-    return list(dict.fromkeys(NUMBER_WITH_POINT.findall(prose)))
-
-
 def check(*flags):
-    """Run the commands that stand on the pages above their tables.
+    """Check that the pages say what the logs say, and that runs are what their names say.
 
-    With --write the tables that have changed are written into the pages. A number with a decimal
-    point in the prose must stand in one of the tables, or in a study's script as a setting.
+    With --write, the tables and the numbers of today are written into the pages.
 
     Raises:
-        ValueError: a page does not say what the logs say. The message has all problems on one line.
+        ValueError: something is not as the logs say. The message has a line for each problem.
     """
-    pages = [
+    checked = [
         ROOT / "analysis.md",
         *ROOT.glob("docs/tuning.md"),
         *sorted(STUDIES.glob("*/README.md")),
     ]
-    texts = {page: page.read_text("utf-8") for page in pages}
-    new_texts = {page: fill_in_tables(text) for page, text in texts.items()}
-
-    numbers = set()
-    for text in new_texts.values():
-        for match in COMMAND_AND_TABLE.finditer(text):
-            numbers.update(NUMBER_WITH_POINT.findall(match["table"]))
-    for script in STUDIES.rglob("*.sh"):
-        numbers.update(NUMBER_WITH_POINT.findall(script.read_text("utf-8")))
-
-    problems = []
-    for page, text in new_texts.items():
-        name = page.relative_to(ROOT)
-        for number in numbers_in_prose(text):
-            if number not in numbers:
-                problems.append(f"{name}: {number} is in no table")
-        if text == texts[page]:
-            continue
-        if "--write" in flags:
-            page.write_text(text, "utf-8")
-        else:
-            problems.append(f"{name}: a table is not what the logs say (--write puts it right)")
+    old_pages = [STUDIES / name / "README.md" for name in STUDIES_WITHOUT_SOURCES]
+    old_pages += [ROOT / "analysis.md", ROOT / "docs" / "tuning.md"]
+    problems = pages.check(checked, rows_of, ROOT, "--write" in flags, old_pages)
+    problems += misnamed_runs()
     if problems:
-        raise ValueError("; ".join(problems))
-    print(f"{len(texts)} pages say what the logs say")
+        raise ValueError("\n".join(problems))
+    print(f"{len(checked)} pages say what the logs say")
+
+
+def misnamed_runs():
+    """The runs whose names give another learning rate or seed than their args.json."""
+    problems = []
+    for path in sorted(STUDIES.glob("*/*/args.json")):
+        name = path.parent.name
+        flags = read_args(path)
+        for key, pattern in (("learning_rate", r"_rate([^_]+)"), ("seed", r"_seed(\d+)")):
+            said = re.search(pattern, name)
+            if said and float(said[1]) != flags.get(key):
+                problems.append(f"{path}: {key} is {flags.get(key)}")
+    return problems
 
 
 TABLES = {
     "compare": compare,
+    "difference": difference,
     "choices": choices,
     "rates": rates,
     "ends": ends,
@@ -886,6 +948,7 @@ TABLES = {
     "change": change,
     "texts": texts,
     "judge": judge,
+    "damages": damages,
     "categories": categories,
     "cases": cases,
     "pass": pass_,
