@@ -45,8 +45,12 @@ CLAIM = re.compile(
 )
 # What a sentence may say without a source: code, links, and the commands of figures and tables.
 NOT_PROSE = re.compile(r"^    .*$|`[^`\n]*`|\]\(\S+\)|arXiv:\S+|https?://\S+", re.MULTILINE)
-# A number with a decimal point, or with a unit of a result. 2e-4 is a setting.
-MEASURED = re.compile(rf"{NUMBER}(?=\s(?:%|points\b|percentage))|(?<![\w.-])\d+\.\d+(?![\w-])")
+# A verdict, a number with a decimal point, or one with the unit of a result. Settings such as 2e-4
+# and a 95 % interval are none of these.
+MEASURED = re.compile(
+    rf"\b(?:{VERDICT})\b|(?<![\w.-])[-+]?\d+\.\d+(?![\w-])"
+    rf"|{NUMBER}(?=\s(?:%(?!\s(?:interval|power))|points\b|percentage))"
+)
 HIGHER = ("above", "ahead", "gain", "gains", "higher", "larger", "longer", "more")
 LOWER = ("behind", "below", "costs", "fewer", "less", "loses", "lower", "shorter", "smaller")
 
@@ -162,10 +166,10 @@ def fill_in_claims(text: str, rows_of: Table, root: Path) -> tuple[str, list[str
     return CLAIM.sub(claim, text), problems
 
 
-def numbers_without_source(text: str) -> list[str]:
-    """The measured numbers in the sentences of a page that no source follows, each once."""
+def said_without_source(text: str) -> list[str]:
+    """The measured numbers and the verdicts in sentences that no source follows, each once."""
     prose = NOT_PROSE.sub("", CLAIM.sub("", COMMAND_AND_TABLE.sub("", text)))
-    return list(dict.fromkeys(MEASURED.findall(prose)))
+    return list(dict.fromkeys(" ".join(said.split()) for said in MEASURED.findall(prose)))
 
 
 def said_by_source(match, source, rows_of, root):
@@ -252,10 +256,10 @@ def check(
         with_tables = texts_with_tables[page]
         with_claims, problems_of_claims = fill_in_claims(with_tables, rows_of, root)
         problems += [f"{name}: {problem}" for problem in problems_of_claims]
-        for number in numbers_without_source(with_claims):
-            is_known = "." not in number or number.lstrip("+-") in known_numbers
+        for said in said_without_source(with_claims):
+            is_known = "." not in said or said.lstrip("+-") in known_numbers
             if not (page in pages_without_sources and is_known):
-                problems.append(f"{name}: {number} has no source")
+                problems.append(f"{name}: {said} has no source")
         if with_claims == text:
             continue
         if write:

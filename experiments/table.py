@@ -398,15 +398,15 @@ def seeds_of_arm(arm):
 
 
 @cache
-def display_names():
+def display_names(path):
     """{STUDY/ARM: its name on the pages}; plotter.py --names reads the same file."""
-    names = json.loads((STUDIES / "names.json").read_text("utf-8"))
+    names = json.loads(path.read_text("utf-8"))
     return {side: name for side, (name, _) in names.items()}
 
 
 def name_of(side):
     """The name of a side on the pages; without an entry in names.json it is the side itself."""
-    names = display_names()
+    names = display_names(STUDIES / "names.json")
     if side in names:
         return names[side]
     arm, rate, learning_rate = side.partition("_rate")
@@ -876,7 +876,6 @@ STUDIES_WITHOUT_SOURCES = (
 )
 
 
-@cache
 def rows_of(command):
     """The headings and the rows of the table that "NAME ARGUMENTS" prints.
 
@@ -917,7 +916,7 @@ def check(*flags):
     ]
     old_pages = [STUDIES / name / "README.md" for name in STUDIES_WITHOUT_SOURCES]
     old_pages += [ROOT / "analysis.md", ROOT / "docs" / "tuning.md"]
-    problems = pages.check(checked, rows_of, ROOT, "--write" in flags, old_pages)
+    problems = pages.check(checked, cache(rows_of), ROOT, "--write" in flags, old_pages)
     problems += misnamed_runs()
     if problems:
         raise ValueError("\n".join(problems))
@@ -932,8 +931,8 @@ def misnamed_runs():
         flags = read_args(path)
         for key, pattern in (("learning_rate", r"_rate([^_]+)"), ("seed", r"_seed(\d+)")):
             said = re.search(pattern, name)
-            if said and float(said[1]) != flags.get(key):
-                problems.append(f"{path}: {key} is {flags.get(key)}")
+            if said and key in flags and float(said[1]) != flags[key]:
+                problems.append(f"{path}: {key} is {flags[key]}")
     return problems
 
 

@@ -112,6 +112,11 @@ def write_study(folder, runs):
         jsonl.write_json(run / "args.json", {"args": {"learning_rate": 1e-4}})
 
 
+def write_names(folder, names):
+    folder.mkdir(exist_ok=True)
+    jsonl.write_json(folder / "names.json", names)
+
+
 def answer_row(question, right, length):
     return {
         "id": f"arithmetic/{question}",
@@ -130,6 +135,7 @@ def studies(tmp_path, monkeypatch):
     Of every 8 questions seed 0 gains 3 and loses 1, seed 1 gains 3, seed 2 gains 2.
     """
     monkeypatch.setattr(table, "STUDIES", tmp_path)
+    write_names(tmp_path, {})
     base = [1, 1, 1, 1, 0, 0, 0, 0] * 8
     new_seeds = [
         [0, 1, 1, 1, 1, 1, 1, 0] * 8,
@@ -162,23 +168,29 @@ def test_two_sides_are_compared_question_by_question(studies):
     assert difference.mean == pytest.approx(100 * 7 / 24)
     # The three answers to a question stay together: of three they gain -1, 0, 0, 0, 3, 3, 2, 0.
     error = 100 * np.std([-1, 0, 0, 0, 3, 3, 2, 0]) / 3 / np.sqrt(64)
-    assert (difference.high - difference.low) / 2 == pytest.approx(1.96 * error, rel=0.1)
-    assert difference.low < difference.mean < difference.high
-    assert table.verdict(difference) == "told apart"
+    half_width = (difference.question_high - difference.question_low) / 2
+    assert half_width == pytest.approx(1.96 * error, rel=0.1)
+    assert difference.question_low < difference.mean < difference.question_high
+    # The seeds' standard deviation is 12.5 / sqrt(3); Student's 97.5 % point is 4.303.
+    assert difference.half_width == pytest.approx(4.303 * 12.5 / 3, abs=0.01)
+    assert difference.verdict == "significant"
 
 
 @pytest.mark.parametrize(
-    ("seeds", "low", "high", "verdict"),
+    ("seeds", "low", "high", "detectable", "verdict"),
     [
-        ([1.1, 6.1, 0.9], 1.9, 3.4, "leans"),  # one seed makes the difference
-        ([9.0, 9.0, -1.0], 1.0, 3.0, "tie (up to 18.7)"),  # 5.6 x 10 / 3
-        ([1.0, 1.1, 0.9], -0.96, 2.96, "tie (up to 2.8)"),  # 2.8 x 3.92 / 3.92
-        ([9.0], 1.0, 3.0, "one seed"),
+        # One seed makes the difference.
+        ([1.1, 6.1, 0.9], 1.9, 3.4, 9.5, "not significant (all seeds agree)"),
+        # The interval over questions contains 0.
+        ([1.0, 1.1, 0.9], -0.96, 2.96, 2.8, "not significant (all seeds agree)"),
+        ([9.0, 9.0, -1.0], 1.0, 3.0, 18.7, "not significant"),  # 5.6 x 10 / 3
+        ([-4.0, -4.1, -3.9], -5.0, -3.0, 1.4, "significant"),  # 2.8 x 2 / 3.92
     ],
 )
-def test_verdicts(seeds, low, high, verdict):
-    difference = table.Difference(np.array(seeds), np.mean(seeds), low, high)
-    assert table.verdict(difference) == verdict
+def test_verdicts(seeds, low, high, detectable, verdict):
+    difference = table.Difference(np.array(seeds), low, high)
+    assert difference.verdict == verdict
+    assert difference.detectable == pytest.approx(detectable, abs=0.05)
 
 
 def test_tables_of_a_study(studies):
@@ -247,7 +259,7 @@ def test_rows_without_a_metric_do_not_count(studies):
 
 def test_a_comparison_waits_for_all_seeds(studies):
     (studies / "comparisons.txt").write_text("# head\nc: Later?\n    c/new   a/base\n", "utf-8")
-    waiting = "| Later? | c/new | a/base |  |  | not run yet |\n"
+    waiting = "| Later? | c/new | a/base |  |  |  | not run yet |\n"
     assert table.table("compare").endswith(waiting)
     write_study(studies / "c", {"new_seed0": ([1] * 64, 0.5)})
     assert table.table("compare").endswith(waiting), "one of three seeds is there"
@@ -270,6 +282,7 @@ def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100):
 def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     """The tops of the parabolas are 50 % at a rate of 2 and 60 % at 4; seeds shift both alike."""
     monkeypatch.setattr(table, "STUDIES", tmp_path)
+    write_names(tmp_path, {"choices/base": ["the baseline", "#0072B2"]})
     (tmp_path / "choices").mkdir()
     lines = ["# explained", "some class:", "    other    base", "    late    base"]
     lines += ["another class:", "    dynamic_sampling    base"]
@@ -292,8 +305,8 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     write_choice(tmp_path, "dynamic_sampling", ["1", "2", "4"], base, tokens_per_step=200)
     rows = [line.strip("| ").split(" | ") for line in table.table("choices").splitlines()[2:]]
     late, of_other, dynamic = rows
-    assert late[1:3] == ["late", "base"] and late[5] == "not run yet (0 seeds)"
-    assert of_other[1:3] == ["other (4)", "base (2)"]
+    assert late[1:3] == ["choices/late", "the baseline"] and late[5] == "not run yet (0 seeds)"
+    assert of_other[1:3] == ["choices/other (4)", "the baseline (2)"]
     assert of_other[3] == "+9.8, +9.9, +10.0, +10.1, +10.2"
     assert of_other[4] == of_other[6]
     assert of_other[5] == "significant"
@@ -303,6 +316,26 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     assert dynamic[6] == "+0.0 [-inf, +inf]", "equal runs say nothing of an error"
 
 
+def test_a_run_is_what_its_name_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    runs = {"a_rate2e-4_seed1": (2e-4, 1), "b_rate2e-4_seed1": (1e-4, 1), "c_seed2": (1e-4, 3)}
+    for name, (rate, seed) in runs.items():
+        flags = {"learning_rate": rate, "seed": seed}
+        (tmp_path / "study" / name).mkdir(parents=True)
+        jsonl.write_json(tmp_path / "study" / name / "args.json", {"args": flags})
+    b, c = table.misnamed_runs()
+    assert b.endswith("b_rate2e-4_seed1/args.json: learning_rate is 0.0001")
+    assert c.endswith("c_seed2/args.json: seed is 3")
+
+
+def test_sides_have_names(studies):
+    write_names(studies, {"b/new": ["the new one", "#0072B2"]})
+    table.display_names.cache_clear()
+    assert "| the new one | 80.0 |" in table.table("rates b")
+    assert table.name_of("b/new_rate1e-4") == "the new one at 1e-4"
+    assert table.name_of("b/newer_rate1e-4") == "b/newer_rate1e-4"
+
+
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
     """Of the same ten questions one seed has 0, 5, 4 and 9 right, and the other 0, 3, 5 and 9.
 
@@ -310,6 +343,7 @@ def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypa
     """
     monkeypatch.setattr(table, "STUDIES", tmp_path)
     monkeypatch.setattr(table, "read", jsonl.read)
+    write_names(tmp_path, {})
     write_study(tmp_path / "sft", {"ten_seed0": ([1], 0.5), "all_seed0": ([1], 1.0)})
     curves = [("400", "7e0", "7c0", "7fe"), ("400", "780", "7e0", "7fe")]
     for seed, curve in enumerate(curves):
@@ -329,11 +363,11 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
     monkeypatch.setattr(table, "STUDIES", tmp_path / "experiments")
     monkeypatch.setattr(table, "ROOT", tmp_path)
     study = tmp_path / "experiments" / "a"
+    write_names(study.parent, {})
     write_study(study, {"base_seed0": ([1, 0], 0.5)})
-    (study / "run.sh").write_text("run --beta 0.04\n", "utf-8")
     page = tmp_path / "analysis.md"
     command = "    python experiments/table.py curve strict a/base"
-    prose = "At 0.04 (arXiv:2506.10947) 50.0 %.\n"
+    prose = "At `--beta 0.04` (arXiv:2506.10947) 50.0 %.\n"
     page.write_text(f"\n{command}\n\n| old |\n\n{prose}", "utf-8")
     with pytest.raises(ValueError, match="^analysis.md: a table is not what the logs say"):
         table.check()
@@ -341,7 +375,7 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
     assert "| a/base | 50.0 |\n\nAt" in page.read_text("utf-8")
     table.check()
     page.write_text(page.read_text("utf-8") + "But 49.9 %.\n", "utf-8")
-    with pytest.raises(ValueError, match="^analysis.md: 49.9 is in no table$"):
+    with pytest.raises(ValueError, match="^analysis.md: 49.9 has no source$"):
         table.check()
 
 
