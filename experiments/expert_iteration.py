@@ -91,6 +91,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         records = write_logs.completion_records(run.evaluator, examples, rollout, rewards)
         write_logs.write_transcript(args, "rollouts", ei_step, records)
 
+        accuracy = num_correct / len(examples)
         log = []
         if correct_examples:
             log = fine_tune_on_correct(args, run, correct_examples, ei_step)
@@ -100,6 +101,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
                 row["step"] = step
                 row["ei_step"] = ei_step
                 row["kept"] = num_correct
+                row["accuracy"] = accuracy  # of the sampled completions
                 row["total_tokens"] = run.total_tokens
                 row |= memory.in_force(args)
                 write_logs.append(args, "train_log.jsonl", row)

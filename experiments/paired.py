@@ -9,7 +9,7 @@ Shapes: S seeds.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -71,6 +71,10 @@ class Difference:
     def mean_cell(self) -> str:
         """The mean and its interval, for a table."""
         return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+    def reversed(self) -> "Difference":
+        """The difference of the other arm from the one."""
+        return replace(self, by_seed=-self.by_seed, mean=-self.mean, low=-self.high, high=-self.low)
 
     def cells(self) -> tuple[str, str, str]:
         """Each seed, the mean with its interval, and the verdict, for a table."""

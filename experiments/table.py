@@ -33,6 +33,10 @@
         the number of GRPO iterations that reach the accuracy at which SFT ends
     python experiments/table.py choices
         the comparisons of choices/comparisons.txt, by the rules of PROTOCOL.md, "The choices"
+    python experiments/table.py choice no_std base
+        one of them
+    python experiments/table.py response base no_std
+        how the outcome of its arms depends on the learning rate
     python experiments/table.py diagnose
         the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn
 
@@ -57,10 +61,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from experiments import archive, pages  # noqa: E402
+from experiments import archive, outcomes, pages  # noqa: E402
 from experiments.answers import correct_answers  # noqa: E402
-from experiments.paired import SIGNIFICANT, outcome_at_best_rate  # noqa: E402
-from experiments.paired import judge as judge_differences  # noqa: E402
+from experiments.paired import SIGNIFICANT  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
 from logs.diagnose import RULES, WARNING, Logs, diagnose  # noqa: E402
 from logs.read import has_number, read_args  # noqa: E402
@@ -305,95 +308,6 @@ def comparisons_of(studies):
             question = ""
 
 
-# --- The choices ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A comparison of two arms of the study `choices`."""
-
-    class_name: str  # of comparisons whose variances are pooled
-    first: str
-    second: str
-
-
-def choices_to_compare():
-    """The comparisons in choices/comparisons.txt.
-
-    The file starts with a line of explanation. Then it has a line "CLASS:" for each class, and
-    below it an indented line "ARM ARM" for each comparison.
-    """
-    comparisons = []
-    class_name = ""
-    for line in (STUDIES / "choices" / "comparisons.txt").read_text("utf-8").splitlines()[1:]:
-        if line.startswith(" "):
-            first, second = line.split()
-            comparisons.append(Choice(class_name, first, second))
-        else:
-            class_name = line.removesuffix(":")
-    return comparisons
-
-
-def runs_of_arm(arm):
-    """{(learning rate, seed): folder} of the finished runs of an arm of `choices`."""
-    runs = {}
-    for path in STUDIES.glob(f"choices/{arm}_rate*_seed*/answers.jsonl"):
-        run = path.parent
-        seed = int(run.name.rpartition("_seed")[2])
-        runs[float(learning_rate_of(run)), seed] = run
-    return runs
-
-
-def outcome_on_validation(run, run_of_base):
-    """Outcome A: the mean strict accuracy of the evaluations after step 0, in %.
-
-    A run with dynamic sampling samples more tokens in an iteration. Its accuracies are interpolated
-    at the numbers of tokens that the run of `base` had sampled at its evaluations.
-    """
-    rows = evaluations_of_log(run)
-    accuracies = [row["accuracy"] for row in rows[1:]]
-    if run.name.startswith("dynamic_sampling"):
-        tokens = [row["total_tokens"] for row in rows]
-        tokens_of_base = [row["total_tokens"] for row in evaluations_of_log(run_of_base)[1:]]
-        if tokens_of_base[-1] > tokens[-1]:
-            raise ValueError(f"{run}: fewer tokens than {run_of_base}")
-        accuracies = np.interp(tokens_of_base, tokens, [row["accuracy"] for row in rows])
-    return 100 * np.mean(accuracies)
-
-
-def outcome_in_training(run, _):
-    """Outcome B: the mean strict accuracy of the sampled completions, in %."""
-    return 100 * np.mean([row["accuracy"] for row in read(run / "train_log.jsonl")])
-
-
-def evaluations_of_log(run):
-    return read(run / "eval_log.jsonl", ("step", "accuracy", "total_tokens"))
-
-
-def outcomes_of_arm(arm, seeds, outcome):
-    """The learning rate that suits an arm best, and the outcome of each seed there."""
-    runs = runs_of_arm(arm)
-    runs_of_base = runs_of_arm("base")
-    by_rate = {}
-    for rate in sorted({rate for rate, _ in runs}):
-        values = [outcome(runs[rate, seed], runs_of_base.get((rate, seed))) for seed in seeds]
-        by_rate[rate] = np.array(values)
-    rate, outcomes = outcome_at_best_rate(by_rate)
-    return rate, outcomes.clip(0, 100)  # a parabola knows of no ceiling
-
-
-def seeds_of_arm(arm):
-    """The seeds with which an arm has all three of its learning rates.
-
-    Raises:
-        ValueError: there are runs of the second look, which has not been written yet.
-    """
-    num_rates = Counter(seed for _, seed in runs_of_arm(arm))
-    if max(num_rates, default=0) > 7:
-        raise ValueError(f"choices/{arm} has runs of a second look, which is not computed yet")
-    return {seed for seed, count in num_rates.items() if count == 3}
-
-
 # --- Names ---------------------------------------------------------------------------------------
 
 
@@ -488,34 +402,75 @@ def choices():
         "verdict",
         "mean in training [97.5 %]",
     )
-    finished = []
-    for choice in choices_to_compare():
-        seeds = sorted(seeds_of_arm(choice.first) & seeds_of_arm(choice.second))
-        if len(seeds) == 5:
-            finished.append((choice, seeds))
+    for choice in outcomes.choices_to_compare(STUDIES / "choices"):
+        names = [name_of(f"choices/{arm}") for arm in (choice.first, choice.second)]
+        if choice in finished_choices():
+            rates, difference, in_training = judged_choices()[choice]
+            sides = [f"{name} ({rate:.2g})" for name, rate in zip(names, rates, strict=True)]
+            yield choice.class_name, *sides, *difference.cells(), in_training.mean_cell()
         else:
-            names = [name_of(f"choices/{arm}") for arm in (choice.first, choice.second)]
-            state = f"not run yet ({len(seeds)} seeds)"
-            yield choice.class_name, *names, "", "", state, ""
+            yield choice.class_name, *names, "", "", "not run yet", ""
 
-    sides = []  # for each comparison the names of its sides, with their learning rates
-    on_validation = []  # differences within the seeds
-    in_training = []
-    for choice, seeds in finished:
-        first_rate, first = outcomes_of_arm(choice.first, seeds, outcome_on_validation)
-        second_rate, second = outcomes_of_arm(choice.second, seeds, outcome_on_validation)
-        first_name = f"{name_of(f'choices/{choice.first}')} ({first_rate:.2g})"
-        second_name = f"{name_of(f'choices/{choice.second}')} ({second_rate:.2g})"
-        sides.append((first_name, second_name))
-        on_validation.append(first - second)
-        _, first = outcomes_of_arm(choice.first, seeds, outcome_in_training)
-        _, second = outcomes_of_arm(choice.second, seeds, outcome_in_training)
-        in_training.append(first - second)
-    classes = [choice.class_name for choice, _ in finished]
-    judged = judge_differences(on_validation, confidence=0.975, classes=classes)
-    judged_in_training = judge_differences(in_training, confidence=0.975, classes=classes)
-    for i, class_name in enumerate(classes):
-        yield class_name, *sides[i], *judged[i].cells(), judged_in_training[i].mean_cell()
+
+def choice(first, second):
+    """One of the comparisons of `choices`, or the same with its sides exchanged."""
+    yield "one side", "other side", "each seed (points)", "mean [97.5 %]", "verdict", "in training"
+    names = [name_of(f"choices/{arm}") for arm in (first, second)]
+    for choice, (_, difference, in_training) in judged_choices().items():
+        if (choice.first, choice.second) == (first, second):
+            yield *names, *difference.cells(), in_training.mean_cell()
+        if (choice.first, choice.second) == (second, first):
+            yield *names, *difference.reversed().cells(), in_training.reversed().mean_cell()
+
+
+def finished_choices():
+    """The comparisons whose arms have all their runs of the first look."""
+    folder = STUDIES / "choices"
+    finished = []
+    for choice in outcomes.choices_to_compare(folder):
+        arms = (choice.first, choice.second)
+        if all(outcomes.num_finished_seeds(folder, arm) == 5 for arm in arms):
+            finished.append(choice)
+    return finished
+
+
+def judged_choices():
+    """{comparison: the rates of its two arms, their difference by outcome A and by outcome B}"""
+    choices = finished_choices()
+    arms = {}
+    arms_in_training = {}
+    for arm in {arm for choice in choices for arm in (choice.first, choice.second)}:
+        folder = STUDIES / "choices"
+        arms[arm] = outcomes.arm_at_its_best_rate(folder, arm, outcomes.outcome_on_validation)
+        arms_in_training[arm] = outcomes.arm_at_its_best_rate(
+            folder, arm, outcomes.outcome_in_training
+        )
+    differences = outcomes.compare_arms(choices, arms)
+    differences_in_training = outcomes.compare_arms(choices, arms_in_training)
+    judged = {}
+    for i, choice in enumerate(choices):
+        rates = (arms[choice.first].rate, arms[choice.second].rate)
+        judged[choice] = (rates, differences[i], differences_in_training[i])
+    return judged
+
+
+def response(*arms):
+    """How outcome A of the arms of `choices` depends on the learning rate."""
+    yield "arm", "rates", "mean of the seeds at each", "best rate", "mean there", "each seed there"
+    folder = STUDIES / "choices"
+    for name in arms:
+        if outcomes.num_finished_seeds(folder, name) < 5:
+            continue
+        arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
+        by_seed = list(arm.by_seed.values())
+        yield (
+            name_of(f"choices/{name}"),
+            ", ".join(f"{rate:.3g}" for rate in arm.means),
+            ", ".join(f"{mean:.1f}" for mean in arm.means.values()),
+            f"{arm.rate:.2g}",
+            f"{np.mean(by_seed):.1f}",
+            ", ".join(f"{value:.1f}" for value in by_seed),
+        )
 
 
 def rates(*studies):
@@ -940,6 +895,8 @@ TABLES = {
     "compare": compare,
     "difference": difference,
     "choices": choices,
+    "choice": choice,
+    "response": response,
     "rates": rates,
     "ends": ends,
     "curve": curve,

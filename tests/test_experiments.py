@@ -265,9 +265,9 @@ def test_a_comparison_waits_for_all_seeds(studies):
     assert table.table("compare").endswith(waiting), "one of three seeds is there"
 
 
-def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100):
-    """Runs of an arm with seeds 3 to 7, evaluated at steps 0, 10 and 20."""
-    for rate, seed in itertools.product(rates, range(3, 8)):
+def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 8)):
+    """Runs of an arm, evaluated at steps 0, 10 and 20."""
+    for rate, seed in itertools.product(rates, seeds):
         run = folder / "choices" / f"{arm}_rate{rate}_seed{seed}"
         mean = outcome_of(math.log2(float(rate)), seed)
         rows = []
@@ -304,8 +304,8 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     # last evaluation, and 20 % at those of the first: 30 % in the mean, where base has 50 %.
     write_choice(tmp_path, "dynamic_sampling", ["1", "2", "4"], base, tokens_per_step=200)
     rows = [line.strip("| ").split(" | ") for line in table.table("choices").splitlines()[2:]]
-    late, of_other, dynamic = rows
-    assert late[1:3] == ["choices/late", "the baseline"] and late[5] == "not run yet (0 seeds)"
+    of_other, late, dynamic = rows
+    assert late[1:3] == ["choices/late", "the baseline"] and late[5] == "not run yet"
     assert of_other[1:3] == ["choices/other (4)", "the baseline (2)"]
     assert of_other[3] == "+9.8, +9.9, +10.0, +10.1, +10.2"
     assert of_other[4] == of_other[6]
@@ -314,6 +314,50 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
         [-20] * 5, abs=0.15
     )
     assert dynamic[6] == "+0.0 [-inf, +inf]", "equal runs say nothing of an error"
+    assert "| -9.8, -9.9, -10.0, -10.1, -10.2 | -10.0 [" in table.table("choice base other")
+    assert "| +9.8, +9.9, +10.0, +10.1, +10.2 | +10.0 [" in table.table("choice other base")
+    response = (
+        "| the baseline | 1, 2, 4 | 48.0, 50.0, 48.0 | 2 | 50.0 | 49.8, 49.9, 50.0, 50.1, 50.2 |"
+    )
+    assert response in table.table("response late base")
+
+
+def test_a_second_look_at_an_undecided_comparison(tmp_path, monkeypatch):
+    """The top of the parabola is at a rate of 2 ** 1.25, and new seeds have the rates 2 and 4."""
+    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    write_names(tmp_path, {})
+    (tmp_path / "choices").mkdir()
+    lines = ["# explained", "class:", "    new    base", "    clear    base"]
+    (tmp_path / "choices" / "comparisons.txt").write_text("\n".join(lines))
+
+    def base(x, seed):
+        return 0.5 - 0.02 * (x - 1) ** 2 + 0.01 * (seed % 5 - 2)
+
+    def new(x, seed):
+        return 0.5 - 0.02 * (x - 1.25) ** 2 + (0.02 if seed > 4 else -0.02)
+
+    write_choice(tmp_path, "base", ["1", "2", "4"], base)
+    write_choice(
+        tmp_path, "clear", ["1", "2", "4"], lambda x, seed: base(x, seed) - 0.3 - seed / 1e4
+    )
+    write_choice(tmp_path, "new", ["1", "2", "4"], new)
+    undecided, clear = table.rows_of("choices")[1:]
+    assert undecided[5] == "undecided"
+    assert clear[5] == "significant"
+
+    write_choice(tmp_path, "new", ["2", "4"], new, seeds=range(8, 12))
+    assert table.rows_of("choices")[1:] == (undecided, clear), "the new seeds are not finished"
+    write_choice(tmp_path, "new", ["2", "4"], new, seeds=[12])
+    write_choice(tmp_path, "base", ["2", "4"], base, seeds=range(8, 13))
+    second_look, same = table.rows_of("choices")[1:]
+    assert second_look[3].split(", ") == [
+        *("-3.0", "-4.0", "+4.0", "+3.0", "+2.0"),  # base has seed % 5 - 2 points more
+        *("+1.0", "+0.0", "+4.0", "+3.0", "+2.0"),
+    ]
+    assert same == clear, "a verdict of the first look stays"
+    write_choice(tmp_path, "new", ["1"], new, seeds=range(8, 13))
+    with pytest.raises(ValueError, match="new: the second look needs two rates around 2.38"):
+        table.rows_of("choices")
 
 
 def test_a_run_is_what_its_name_says(tmp_path, monkeypatch):
@@ -665,7 +709,9 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
         rows = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
         assert len(rows) == 32
         num_right = sum(row["correct_strict"] for row in rows)
-        assert {row["kept"] for row in train if row["ei_step"] == step} == {num_right}
+        updates = [row for row in train if row["ei_step"] == step]
+        assert {row["kept"] for row in updates} == {num_right}
+        assert {row["accuracy"] for row in updates} == {num_right / 32}
     last_update = {row["ei_step"]: row["step"] for row in train}
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, last_update[2], last_update[3]]

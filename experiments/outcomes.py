@@ -1,0 +1,172 @@
+"""The outcomes of the arms of the study `choices`, and how they differ.
+
+The rules are those of PROTOCOL.md, "The choices", which were written before the runs. The runs of
+an arm are ARM_rateRATE_seedSEED in the folder of the study. The seeds of the first look have three
+learning rates. An arm of an undecided comparison has a second look, whose seeds have two of them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from experiments.paired import UNDECIDED, Difference, judge, outcome_at_best_rate
+from logs import jsonl
+
+FIRST_SEEDS = range(3, 8)
+SECOND_SEEDS = range(8, 13)
+
+# A run and the run of `base` with the same rate and seed, if there is one -> an outcome in %.
+Outcome = Callable[[Path, Path | None], float]
+read = cache(jsonl.read)
+
+
+# --- Outcomes of a run ----------------------------------------------------------------------------
+
+
+def outcome_on_validation(run: Path, run_of_base: Path | None) -> float:
+    """Outcome A: the mean strict accuracy of the evaluations after step 0, in %.
+
+    A run with dynamic sampling samples more tokens in an iteration. Its accuracies are interpolated
+    at the numbers of tokens that the run of `base` had sampled at its evaluations.
+
+    Raises:
+        ValueError: there is no run of `base` to compare the tokens with, or it sampled more.
+    """
+    rows = evaluations_of(run)
+    accuracies = [row["accuracy"] for row in rows]
+    if not run.name.startswith("dynamic_sampling"):
+        return 100 * float(np.mean(accuracies[1:]))
+    if run_of_base is None:
+        raise ValueError(f"{run}: no run of base with this rate and this seed")
+    tokens = [row["total_tokens"] for row in rows]
+    tokens_of_base = [row["total_tokens"] for row in evaluations_of(run_of_base)[1:]]
+    if tokens_of_base[-1] > tokens[-1]:
+        raise ValueError(f"{run}: fewer tokens than {run_of_base}")
+    return 100 * float(np.mean(np.interp(tokens_of_base, tokens, accuracies)))
+
+
+def outcome_in_training(run: Path, run_of_base: Path | None) -> float:
+    """Outcome B: the mean strict accuracy of the sampled completions, in %."""
+    return 100 * float(np.mean([row["accuracy"] for row in read(run / "train_log.jsonl")]))
+
+
+def evaluations_of(run):
+    return read(run / "eval_log.jsonl", ("step", "accuracy", "total_tokens"))
+
+
+# --- Outcomes of an arm ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What came out of an arm."""
+
+    name: str
+    means: dict[float, float]  # of the first seeds at each learning rate, in %
+    rate: float  # the learning rate that suits the arm best
+    by_seed: dict[int, float]  # the outcome of each seed at this rate, in %
+
+
+def runs_of_arm(folder: Path, arm: str) -> dict[tuple[float, int], Path]:
+    """{(learning rate, seed): folder of the finished run}"""
+    runs = {}
+    for path in folder.glob(f"{arm}_rate*_seed*/answers.jsonl"):
+        rate, _, seed = path.parent.name.removeprefix(f"{arm}_rate").partition("_seed")
+        runs[float(rate), int(seed)] = path.parent
+    return runs
+
+
+def num_finished_seeds(folder: Path, arm: str) -> int:
+    """How many seeds of the first look have runs at all three rates."""
+    runs = runs_of_arm(folder, arm)
+    rates_of_seed = {seed: [rate for rate, s in runs if s == seed] for seed in FIRST_SEEDS}
+    return sum(len(rates) == 3 for rates in rates_of_seed.values())
+
+
+def arm_at_its_best_rate(folder: Path, name: str, outcome: Outcome) -> Arm:
+    """The outcomes of an arm whose first look is finished, and of its second look if that is too.
+
+    Raises:
+        ValueError: the second look has other runs than the rules say.
+    """
+    runs = runs_of_arm(folder, name)
+    runs_of_base = runs_of_arm(folder, "base")
+    values = {key: outcome(run, runs_of_base.get(key)) for key, run in runs.items()}
+    first_rates = sorted({rate for rate, seed in runs if seed in FIRST_SEEDS})
+    first_values = {
+        rate: np.array([values[rate, seed] for seed in FIRST_SEEDS]) for rate in first_rates
+    }
+    best_rate, outcomes = outcome_at_best_rate(first_values)
+    means = {rate: float(values_of_rate.mean()) for rate, values_of_rate in first_values.items()}
+    # A parabola knows of no ceiling.
+    by_seed = dict(zip(FIRST_SEEDS, outcomes.clip(0, 100).tolist(), strict=True))
+
+    second_keys = [key for key in runs if key[1] in SECOND_SEEDS]
+    second_rates = sorted({rate for rate, _ in second_keys})
+    is_finished = len(second_keys) == len(SECOND_SEEDS) * len(second_rates)
+    if second_keys and is_finished:
+        if len(second_rates) != 2 or not second_rates[0] <= best_rate <= second_rates[1]:
+            raise ValueError(f"{name}: the second look needs two rates around {best_rate:.3g}")
+        low, high = second_rates
+        weight = math.log(best_rate / low) / math.log(high / low)
+        # The curve of the first seeds' means lies this far above the line between the two rates.
+        line = (1 - weight) * means[low] + weight * means[high]
+        height = float(outcomes.mean()) - line
+        for seed in SECOND_SEEDS:
+            line = (1 - weight) * values[low, seed] + weight * values[high, seed]
+            by_seed[seed] = min(max(line + height, 0.0), 100.0)
+    return Arm(name, means, best_rate, by_seed)
+
+
+# --- Comparisons ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A comparison of two arms."""
+
+    class_name: str  # of comparisons whose variances are pooled
+    first: str
+    second: str
+
+
+def choices_to_compare(folder: Path) -> list[Choice]:
+    """The comparisons in comparisons.txt.
+
+    The file starts with a line of explanation. Then it has a line "CLASS:" for each class, and
+    below it an indented line "ARM ARM" for each comparison.
+    """
+    comparisons = []
+    class_name = ""
+    for line in (folder / "comparisons.txt").read_text("utf-8").splitlines()[1:]:
+        if line.startswith(" "):
+            first, second = line.split()
+            comparisons.append(Choice(class_name, first, second))
+        else:
+            class_name = line.removesuffix(":")
+    return comparisons
+
+
+def compare_arms(choices: list[Choice], arms: dict[str, Arm]) -> list[Difference]:
+    """The differences of the second look, but where the first look decided, those of the first."""
+    classes = [choice.class_name for choice in choices]
+
+    def judge_seeds(*seeds):
+        differences = []
+        for choice in choices:
+            first = arms[choice.first].by_seed
+            second = arms[choice.second].by_seed
+            common_seeds = [seed for seed in seeds if seed in first and seed in second]
+            differences.append(np.array([first[seed] - second[seed] for seed in common_seeds]))
+        return judge(differences, confidence=0.975, classes=classes)
+
+    first_look = judge_seeds(*FIRST_SEEDS)
+    second_look = judge_seeds(*FIRST_SEEDS, *SECOND_SEEDS)
+    return [
+        second if first.verdict == UNDECIDED else first
+        for first, second in zip(first_look, second_look, strict=True)
+    ]
