@@ -147,6 +147,38 @@ def test_making_a_model_again_begins_with_its_recorded_losses():
         torch.set_num_threads(num_threads)
 
 
+def make_models(folder, *flags):
+    """Run the script, with a stage of the subject and one of habits of two updates each."""
+    num_threads = torch.get_num_threads()
+    command = ["make_tiny_models.py", "--sizes", "0.1m", "--output_dir", str(folder), *flags]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SUBJECT", "HABITS"):
+            stage = getattr(make_tiny_models, name)
+            config = dataclasses.replace(stage.config, num_updates=2, train_batch_size=4)
+            patch.setattr(make_tiny_models, name, dataclasses.replace(stage, config=config))
+        tokenizer = AutoTokenizer.from_pretrained(ROOT / "tiny" / "1m")
+        patch.setattr(make_tiny_models, "make_tokenizer", lambda: tokenizer)
+        patch.setattr(sys, "argv", command)
+        try:
+            make_tiny_models.main()
+        finally:
+            torch.set_num_threads(num_threads)
+    weights = {}
+    for path in folder.iterdir():
+        model, _ = llms.get_llm_tokenizer(str(path))
+        weights[path.name] = torch.cat([tensor.flatten() for tensor in model.parameters()])
+    return weights
+
+
+def test_models_that_use_the_careful_way_more_or_less_often(tmp_path):
+    """Each has its habits on top of the same subject, as if it had been made alone."""
+    several = make_models(tmp_path / "several", "--careful_shares", "0.9", "0.12")
+    assert several.keys() == {"0.1m_careful0.9", "0.1m_careful0.12"}
+    assert not torch.equal(several["0.1m_careful0.9"], several["0.1m_careful0.12"])
+    alone = make_models(tmp_path / "alone")
+    assert torch.equal(alone["0.1m"], several["0.1m_careful0.12"])
+
+
 def test_answer_styles_by_hand():
     def constant_rng(value):
         """A random.Random whose every draw is `value`, and whose choice is the first option."""

@@ -7,10 +7,13 @@ to do.
 
     python tiny/make_tiny_models.py                 # makes all sizes
     python tiny/make_tiny_models.py --sizes 1m      # makes one of them
+    python tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.05 --output_dir output/rare
+                                                    # models that use the careful way less often
     python main.py --eval_only --model_name tiny/1m --dataset_name arithmetic --eval_split test
 """
 
 import argparse
+import copy
 import json
 import random
 import re
@@ -232,32 +235,63 @@ def main():
         default=0,
         help="seed of the weights, the examples and their order (default: 0)",
     )
+    parser.add_argument(
+        "--careful_shares",
+        nargs="+",
+        type=share,
+        metavar="SHARE",
+        default=[HABITS.careful_share],
+        help="shares of the steps in the problems of the second stage that are careful; with "
+        "several shares, the first stage is trained once, and each model gets a folder such as "
+        f"1m_careful0.05 (default: {HABITS.careful_share})",
+    )
     args = parser.parse_args()
 
     # Several threads would sum in another order, and the weights would depend on their number.
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
-    stages = (SUBJECT, HABITS)
-    examples_of_stages = []
-    for number, stage in enumerate(stages):
-        num_examples = stage.config.num_updates * stage.config.train_batch_size
-        examples_of_stages.append(make_examples(tokenizer, num_examples, stage, args.seed + number))
+    subject_examples = examples_of_stage(tokenizer, SUBJECT, args.seed)
     for size in args.sizes:
         start = time.perf_counter()
         seed_everything(args.seed)
-        model = make_model(size, tokenizer)
-        log = []
-        for stage, examples in zip(stages, examples_of_stages, strict=True):
-            config = replace(stage.config, seed=args.seed)
-            log += sft.fine_tune(model, tokenizer, examples, config)
-        seconds = time.perf_counter() - start
-        model.save_pretrained(args.output_dir / size)
-        tokenizer.save_pretrained(args.output_dir / size)
-        # The test of this script makes a model again, and expects these losses.
-        first_losses = [round(row["loss"], 5) for row in log[:20]]
-        losses_path = args.output_dir / size / "losses.json"
-        losses_path.write_text(f"{json.dumps(first_losses)}\n", encoding="utf-8")
-        print(f"{size}: {model.num_parameters():,} parameters, {seconds:.0f} s")
+        subject_model = make_model(size, tokenizer)
+        subject_log = train_stage(subject_model, tokenizer, SUBJECT, subject_examples, args.seed)
+        for careful_share in args.careful_shares:
+            stage = replace(HABITS, careful_share=careful_share)
+            examples = examples_of_stage(tokenizer, stage, args.seed + 1)
+            model = copy.deepcopy(subject_model)
+            log = subject_log + train_stage(model, tokenizer, stage, examples, args.seed)
+            is_one_of_several = len(args.careful_shares) > 1
+            name = f"{size}_careful{careful_share:g}" if is_one_of_several else size
+            save(model, tokenizer, log, args.output_dir / name)
+            seconds = time.perf_counter() - start
+            print(f"{name}: {model.num_parameters():,} parameters, {seconds:.0f} s")
+
+
+def share(text):
+    """A flag's value between 0 and 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def examples_of_stage(tokenizer, stage, seed):
+    num_examples = stage.config.num_updates * stage.config.train_batch_size
+    return make_examples(tokenizer, num_examples, stage, seed)
+
+
+def train_stage(model, tokenizer, stage, examples, seed):
+    """Train the model in place. Returns the log, a row for each update."""
+    return sft.fine_tune(model, tokenizer, examples, replace(stage.config, seed=seed))
+
+
+def save(model, tokenizer, log, folder):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # The test of this script makes a model again, and expects these losses.
+    first_losses = [round(row["loss"], 5) for row in log[:20]]
+    (folder / "losses.json").write_text(f"{json.dumps(first_losses)}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
