@@ -19,8 +19,10 @@ if [ -n "$QUICK" ]; then
     validation="--eval_size 16"
     sixty="--num_train_iters 2 --eval_iterations 1 --save_iterations 2"
     hundred=$sixty
+    OFTEN=
     updates="--num_updates 4 --eval_updates 2"
     steps="--n_ei_steps 2"
+    small_steps=$steps
 else
     SEEDS="0 1 2"
     NUM_SEEDS=3
@@ -31,8 +33,10 @@ else
     validation="--eval_size 500"
     sixty="--num_train_iters 60 --eval_iterations 20 --save_iterations 60"
     hundred="--num_train_iters 100 --eval_iterations 20 --save_iterations 100"
+    OFTEN="--eval_iterations 10"
     updates="--num_updates 60 --eval_updates 20"
     steps="--n_ei_steps 5"
+    small_steps="--n_ei_steps 60 --eval_ei_steps 10"
     $PYTHON experiments/archive.py unpack
 fi
 # Flags of every model, of the demo, of GRPO with 60 iterations, of SFT and of expert iteration.
@@ -43,6 +47,8 @@ DEMO="$MODEL $hundred --rollout_batch_size 128 --group_size 16 --learning_rate 1
 GRPO="$MODEL $sixty --rollout_batch_size 64 --group_size 8 --max_kl 1000"
 SFT="$MODEL $updates --save_updates 1000 --log_entropy"
 EXPERT_ITERATION="$MODEL $steps"
+# Expert iteration with the samples and the updates of $GRPO.
+SMALL_STEPS="$small_steps --num_questions 8 --group_size 8 --epochs 1 --train_batch_size 64"
 # With one thread, all machines of one kind give the same numbers, and runs can go side by side.
 export OMP_NUM_THREADS=1
 mkdir -p "$OUT"

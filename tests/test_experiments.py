@@ -659,7 +659,11 @@ def test_packing_does_not_lose_runs_that_were_not_unpacked(packed_study, capsys)
 
 
 def test_every_study_has_an_archive_with_its_checksum():
-    studies = {path.parent.name for path in ROOT.glob("experiments/*/run.sh")}
+    studies = set()
+    for script in ROOT.glob("experiments/*/run.sh"):
+        page = (script.parent / "README.md").read_text("utf-8")
+        if "The runs have not been made yet." not in page:
+            studies.add(script.parent.name)
     checksums = archive.read_checksums()
     assert set(checksums) == studies
     for study, checksum in checksums.items():
