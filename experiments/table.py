@@ -30,7 +30,10 @@
     python experiments/table.py texts judge/beta0.4
         the most frequent completion of the last evaluation
     python experiments/table.py exchange exchange/grpo sft/direct10
-        the number of GRPO iterations that reach the accuracy at which SFT ends
+        the number of GRPO iterations that reach the accuracy at which SFT ends, in all and for each
+        example of SFT
+    python experiments/table.py steps sft/direct10 sft/careful10
+        the accuracy that follows from the steps that are right, if these are independent
     python experiments/table.py choices
         the comparisons of choices/comparisons.txt, by the rules of PROTOCOL.md, "The choices"
     python experiments/table.py choice no_std base
@@ -681,8 +684,17 @@ def exchange(grpo, *sides):
     Both accuracies are on validation, and GRPO's is averaged over seeds. The interval is a
     bootstrap that draws questions. Shapes: S seeds, E evaluations, Q questions, D draws; the first
     draw is the sample itself.
+
+    The iterations per example are an upper bound (<) if GRPO is there at its first evaluation after
+    the start, and a lower bound (>) if it never gets there.
     """
-    yield "side", "validation", "GRPO iterations to it [95 %, questions]", "by GRPO's seed"
+    yield (
+        "side",
+        "validation",
+        "GRPO iterations to it [95 %, questions]",
+        "by GRPO's seed",
+        "iterations per example",
+    )
     runs = runs_of(grpo)
     evaluations = [evaluations_of(run / "answers.jsonl") for run in runs]
     steps = [row["step"] for row in evaluations[0]]
@@ -721,7 +733,28 @@ def exchange(grpo, *sides):
             percent(side_ends.mean()),
             f"{iteration_cell(crossings[0])} {interval}",
             ", ".join(map(iteration_cell, by_seed)),
+            per_example_cell(crossings[0], steps, num_examples(runs_of(side)[0])),
         )
+
+
+def num_examples(run):
+    """The number of examples that a run of SFT learnt from.
+
+    Without --num_examples a run makes one epoch, so that it is the number of those it has seen.
+    """
+    chosen = read_args(run / "args.json")["num_examples"]
+    return chosen or read(run / "train_log.jsonl")[-1]["examples"]
+
+
+def per_example_cell(iterations, evaluated_steps, num_examples):
+    """GRPO's iterations divided by the examples, or the bound that the evaluations give."""
+    first = evaluated_steps[1]  # after the evaluation at step 0
+    last = evaluated_steps[-1]
+    if iterations <= first:
+        return f"< {first / num_examples:.2g}"
+    if iterations > last:
+        return f"> {last / num_examples:.2g}"
+    return f"{iterations / num_examples:.2g}"
 
 
 def rising(curves):
@@ -730,6 +763,49 @@ def rising(curves):
     np.interp needs values that rise, so 1e-9 is added from each evaluation to the next.
     """
     return np.maximum.accumulate(curves, 1) + 1e-9 * np.arange(curves.shape[1])
+
+
+def steps(*sides):
+    """How far the accuracy of a side follows from its steps.
+
+    A hard step can be split into easier pieces, and it counts however it is written. All others are
+    easy. Expected is the accuracy if the steps of an answer were right independently of each other.
+    The counts of all seeds are added up.
+    """
+    yield (
+        "side",
+        "answers with steps",
+        "hard steps in an answer",
+        "hard, right",
+        "easy steps in an answer",
+        "easy, right",
+        "expected",
+        "strict",
+    )
+    for side in sides:
+        rows = [evaluation_on_test(run) for run in runs_of(side)]
+        counts = {}  # {kind of step: (the number of right ones, the number of all)}
+        for kind in ("easy", "direct", "careful"):
+            counts[kind] = np.sum([row[kind] for row in rows], 0)
+        num_right, num_hard = counts["direct"] + counts["careful"]
+        num_easy_right, num_easy = counts["easy"]
+        with_steps = sum(row["with_steps"] for row in rows)
+        hard_per_answer = num_hard / with_steps
+        easy_per_answer = num_easy / with_steps
+        hard_right = share(num_right, num_hard)
+        easy_right = share(num_easy_right, num_easy)
+        share_with_steps = with_steps / sum(row["n"] for row in rows)
+        expected = share_with_steps * hard_right**hard_per_answer * easy_right**easy_per_answer
+        yield (
+            name_of(side),
+            percent(share_with_steps),
+            f"{hard_per_answer:.2f}",
+            percent(hard_right),
+            f"{easy_per_answer:.2f}",
+            percent(easy_right),
+            percent(expected),
+            percent(np.mean([measure(row, "strict") for row in rows])),
+        )
 
 
 # How a GRPO run ended, in the order of the columns of `diagnose_table`.
@@ -813,7 +889,6 @@ STUDIES_WITHOUT_SOURCES = (
     "baseline",
     "beta",
     "dynamics",
-    "exchange",
     "expert_iteration",
     "family",
     "filtered",
@@ -824,8 +899,6 @@ STUDIES_WITHOUT_SOURCES = (
     "prompts",
     "rates",
     "scaling",
-    "sft",
-    "sft_then_grpo",
     "std",
     "zero_shot",
 )
@@ -909,6 +982,7 @@ TABLES = {
     "cases": cases,
     "pass": pass_,
     "exchange": exchange,
+    "steps": steps,
     "diagnose": diagnose_table,
 }
 

@@ -383,12 +383,20 @@ def test_sides_have_names(studies):
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
     """Of the same ten questions one seed has 0, 5, 4 and 9 right, and the other 0, 3, 5 and 9.
 
-    Their mean is 0, 4, 4.5 and 9, so it reaches 5 at iteration 20 + 10 x 0.5 / 4.5.
+    Their mean is 0, 4, 4.5 and 9, so it reaches 5 at iteration 20 + 10 x 0.5 / 4.5. It has passed 3
+    when it is first evaluated, so that three examples are worth less than 10 iterations.
     """
     monkeypatch.setattr(table, "STUDIES", tmp_path)
     monkeypatch.setattr(table, "read", jsonl.read)
     write_names(tmp_path, {})
-    write_study(tmp_path / "sft", {"ten_seed0": ([1], 0.5), "all_seed0": ([1], 1.0)})
+    accuracies = {"three": 0.3, "ten": 0.5, "all": 1.0}
+    for side, accuracy in accuracies.items():
+        write_study(tmp_path / "sft", {f"{side}_seed0": ([1], accuracy)})
+    for side, num_examples in (("three", 3), ("ten", 10), ("all", None)):
+        flags = {"num_examples": num_examples}
+        jsonl.write_json(tmp_path / "sft" / f"{side}_seed0" / "args.json", {"args": flags})
+    # Without --num_examples all examples of the epoch count.
+    jsonl.write(tmp_path / "sft" / "all_seed0" / "train_log.jsonl", [{"examples": 300}])
     curves = [("400", "7e0", "7c0", "7fe"), ("400", "780", "7e0", "7fe")]
     for seed, curve in enumerate(curves):
         write_study(tmp_path / "rl", {f"grpo_seed{seed}": ([1], 0.5)})
@@ -398,9 +406,26 @@ def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypa
         for step, strict in zip((0, 10, 20, 30), curve, strict=True):
             rows.append(evaluation | {"step": step, "strict": strict})
         jsonl.write(path, rows)
-    _, _, ten, all_ = table.table("exchange rl/grpo sft/ten sft/all").splitlines()
-    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 21 \[\d+, \d+\] \| 10, 20 \|", ten)
-    assert re.fullmatch(r"\| sft/all \| 100.0 \| never \[\d+, never\] \| never, never \|", all_)
+    command = "exchange rl/grpo sft/three sft/ten sft/all"
+    _, _, three, ten, all_ = table.table(command).splitlines()
+    assert three.endswith("| < 3.3 |")
+    assert re.fullmatch(r"\| sft/ten \| 50.0 \| 21 \[\d+, \d+\] \| 10, 20 \| 2.1 \|", ten)
+    never = r"never \[\d+, never\] \| never, never"
+    assert re.fullmatch(rf"\| sft/all \| 100.0 \| {never} \| > 0.1 \|", all_)
+
+
+def test_an_expected_accuracy_is_the_product_over_the_steps(studies):
+    """Half of the answers have steps. Each of these has two hard steps and one easy step.
+
+    Of the hard ones 75 % are right, and of the easy ones 50 %: 0.5 x 0.75^2 x 0.5.
+    """
+    for run in studies.glob("a/base_rate1e-4_seed?"):
+        (evaluation,) = jsonl.read(run / "test.jsonl")
+        assert evaluation["n"] == 64
+        counts = {"with_steps": 32, "easy": [16, 32], "direct": [12, 24], "careful": [36, 40]}
+        jsonl.write(run / "test.jsonl", [evaluation | counts])
+    row = "| a/base | 50.0 | 2.00 | 75.0 | 1.00 | 50.0 | 14.1 | 50.0 |"
+    assert row in table.table("steps a/base")
 
 
 def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):
