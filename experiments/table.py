@@ -18,17 +18,23 @@
         means over the last 10 iterations of train_log.jsonl
     python experiments/table.py change entropy kl -- std/no_std
         means over the first 5 and over the last 5 iterations of train_log.jsonl
+    python experiments/table.py flags num_examples -- filtered/right
+        flags of the runs
     python experiments/table.py pass dynamics/pass_before dynamics/grpo
         pass@k
     python experiments/table.py categories zero_shot/r1_zero_1m
         how many completions have the required format and the right answer
     python experiments/table.py cases zero_shot/cases.jsonl
         completions to read
+    python experiments/table.py solutions filtered/teacher.jsonl
+        how many of a teacher's solutions are right and in the required format, and have steps
     python experiments/table.py judge judge/rating.json
     python experiments/table.py damages judge/rating.json
         a judge's report: on stories, and on damaged copies of them
     python experiments/table.py texts judge/beta0.4
         the most frequent completion of the last evaluation
+    python experiments/table.py completions creative/test/4 judge/beta0.4
+        the completions of one prompt at each evaluation
     python experiments/table.py exchange exchange/grpo sft/direct10
         the number of GRPO iterations that reach the accuracy at which SFT ends, in all and for each
         example of SFT
@@ -65,8 +71,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from experiments import archive, outcomes, pages  # noqa: E402
-from experiments.answers import correct_answers  # noqa: E402
+from experiments.answers import checked_steps, correct_answers  # noqa: E402
 from experiments.paired import SIGNIFICANT  # noqa: E402
+from grading.extraction import strict_format  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
 from logs.diagnose import RULES, WARNING, Logs, diagnose  # noqa: E402
 from logs.read import has_number, read_args  # noqa: E402
@@ -542,11 +549,7 @@ def change(*keys_and_sides):
 
 def metric_table(keys_and_sides, windows):
     """The means of metrics over one or more windows of the iterations, for each seed."""
-    if "--" not in keys_and_sides[1:-1]:  # it stands after a key and before a side
-        raise ValueError("the arguments are keys, then --, then sides")
-    dashes = keys_and_sides.index("--")
-    keys = keys_and_sides[:dashes]
-    sides = keys_and_sides[dashes + 1 :]
+    keys, sides = split_at_dashes(keys_and_sides)
     yield "side", *keys
     for side in sides:
         runs = runs_of(side)
@@ -555,6 +558,14 @@ def metric_table(keys_and_sides, windows):
             logs = [log_with(key, run) for run in runs]
             cells.append(", ".join(window_means(log, key, windows) for log in logs))
         yield name_of(side), *cells
+
+
+def split_at_dashes(keys_and_sides):
+    """The keys before --, and the sides after it."""
+    if "--" not in keys_and_sides[1:-1]:  # it stands after a key and before a side
+        raise ValueError("the arguments are keys, then --, then sides")
+    dashes = keys_and_sides.index("--")
+    return keys_and_sides[:dashes], keys_and_sides[dashes + 1 :]
 
 
 def log_with(key, run):
@@ -571,22 +582,83 @@ def window_means(log, key, windows):
     return " -> ".join(mean_cell(log[window], key) for window in windows)
 
 
-def texts(*sides):
-    yield "side", "its most frequent text in the last evaluation, each seed"
+def flags_table(*keys_and_sides):
+    """The values of flags; where all seeds have the same value, it stands once."""
+    keys, sides = split_at_dashes(keys_and_sides)
+    yield "side", *keys
     for side in sides:
-        text_of_seeds = []
-        for run in runs_of(side):
-            transcripts = sorted(run.glob("eval/step_*.jsonl"))
-            if not transcripts:
-                raise FileNotFoundError(f"{run}: no transcripts eval/step_*.jsonl in it")
-            # The numbers in the names are zero-padded, so that the last name has the last step.
-            rows = read(transcripts[-1], ("completion",))
+        flags_of_seeds = [read_args(run / "args.json") for run in runs_of(side)]
+        cells = []
+        for key in keys:
+            values = dict.fromkeys(str(flags_of_seed.get(key)) for flags_of_seed in flags_of_seeds)
+            cells.append(", ".join(values))
+        yield name_of(side), *cells
+
+
+def texts(*sides):
+    yield "side", "times", "of", "its most frequent text in the last evaluation"
+    for side in sides:
+        for seed, run in enumerate(runs_of(side)):
+            last_transcript = transcripts_of(run)[-1]
+            rows = read(last_transcript, ("completion",))
             if not rows:
-                raise ValueError(f"{transcripts[-1]}: no completion in it")
+                raise ValueError(f"{last_transcript}: no completion in it")
             counter = Counter(row["completion"].strip() for row in rows)
             text, count = counter.most_common(1)[0]
-            text_of_seeds.append(f"{count} of {len(rows)}: {text}")
-        yield name_of(side), "; ".join(text_of_seeds)
+            yield f"{name_of(side)}, seed {seed}", str(count), str(len(rows)), text_cell(text)
+
+
+def completions(prompt_id, *sides):
+    yield "side", "iteration", f"completion of {prompt_id}"
+    for side in sides:
+        for seed, run in enumerate(runs_of(side)):
+            for transcript in transcripts_of(run):
+                rows = read(transcript, ("id", "completion"))
+                found = [row["completion"] for row in rows if row["id"] == prompt_id]
+                if not found:
+                    raise ValueError(f"{transcript}: no completion of {prompt_id}")
+                iteration = int(transcript.stem.removeprefix("step_"))
+                yield f"{name_of(side)}, seed {seed}", str(iteration), text_cell(found[0])
+
+
+def transcripts_of(run):
+    """The files with the completions of each evaluation, in the order of the evaluations."""
+    # The numbers in the names are zero-padded, so that the last name has the last step.
+    transcripts = sorted(run.glob("eval/step_*.jsonl"))
+    if not transcripts:
+        raise FileNotFoundError(f"{run}: no transcripts eval/step_*.jsonl in it")
+    return transcripts
+
+
+def solutions(name):
+    """Solutions by generate_gold.py, by whether they are right and have the required format.
+
+    careful    of their steps that can be split into easier pieces, the share that is written with
+               them
+    """
+    yield "solutions", "number", "share [95 %]", "with steps", "with one step", "careful"
+    rows_of_kind = {"right, in the format": [], "wrong, in the format": [], "not in the format": []}
+    rows = read(STUDIES / name, ("completion", "correct"))
+    for row in rows:
+        if not strict_format(row["completion"]):
+            kind = "not in the format"
+        else:
+            kind = "right, in the format" if row["correct"] else "wrong, in the format"
+        rows_of_kind[kind].append(row)
+    for kind, rows_of_this_kind in rows_of_kind.items():
+        number = len(rows_of_this_kind)
+        steps_of_rows = [checked_steps(row["completion"]) for row in rows_of_this_kind]
+        numbers_of_steps = [len(steps) for steps in steps_of_rows]
+        num_steps = Counter(kind_of_step for steps in steps_of_rows for kind_of_step, _ in steps)
+        num_hard_steps = num_steps["careful"] + num_steps["direct"]
+        yield (
+            kind,
+            str(number),
+            percent_with_interval(number / len(rows), len(rows)),
+            str(sum(number_of_steps > 0 for number_of_steps in numbers_of_steps)),
+            str(numbers_of_steps.count(1)),
+            percent(num_steps["careful"] / num_hard_steps) if num_hard_steps else "none",
+        )
 
 
 def format_and_answer(category):
@@ -610,7 +682,7 @@ def categories(*sides):
         n = rows[-1]["n"]
         yield (
             name_of(side),
-            *(f"{count}: {percent_with_interval(count / n, n)}" for count in counts),
+            *(f"{percent_with_interval(count / n, n)} ({count})" for count in counts),
         )
 
 
@@ -891,16 +963,12 @@ STUDIES_WITHOUT_SOURCES = (
     "dynamics",
     "expert_iteration",
     "family",
-    "filtered",
     "groups",
-    "judge",
     "length",
     "off_policy",
     "prompts",
-    "rates",
     "scaling",
     "std",
-    "zero_shot",
 )
 
 
@@ -975,7 +1043,10 @@ TABLES = {
     "curve": curve,
     "metrics": metrics,
     "change": change,
+    "flags": flags_table,
     "texts": texts,
+    "completions": completions,
+    "solutions": solutions,
     "judge": judge,
     "damages": damages,
     "categories": categories,

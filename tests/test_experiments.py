@@ -206,6 +206,53 @@ def test_tables_of_a_study(studies):
     assert "| a/base | 3 -> 18, 3 -> 18, 3 -> 18 |" in table.table("change kl -- a/base")
 
 
+def test_flags_that_differ_between_seeds_are_all_in_the_table(studies, monkeypatch):
+    monkeypatch.setattr(table, "display_names", dict)
+    jsonl.write_json(studies / "a/base_rate1e-4_seed2/args.json", {"args": {"num_examples": 10}})
+    assert table.rows_of("flags learning_rate num_examples -- a/base")[1] == (
+        "a/base",
+        "0.0001, None",
+        "None, 10",
+    )
+
+
+def test_completions_of_one_prompt_and_the_most_frequent_one(studies, monkeypatch):
+    monkeypatch.setattr(table, "display_names", dict)
+    for seed, last in enumerate(["same", "other", "a | b"]):
+        transcripts = studies / f"a/base_rate1e-4_seed{seed}" / "eval"
+        first_rows = [{"id": "p/0", "completion": f"first {seed}"}]
+        last_rows = [{"id": f"p/{i}", "completion": text} for i, text in enumerate([last] * 2)]
+        jsonl.write(transcripts / "step_000000.jsonl", first_rows)
+        jsonl.write(transcripts / "step_000020.jsonl", [*last_rows, {"id": "q", "completion": "x"}])
+    side = "a/base_rate1e-4"
+    rows = table.rows_of(f"completions p/0 {side}")
+    assert rows[1:3] == ((f"{side}, seed 0", "0", "first 0"), (f"{side}, seed 0", "20", "same"))
+    assert rows[-1] == (f"{side}, seed 2", "20", "a &#124; b")
+    assert table.rows_of(f"texts {side}")[1] == (f"{side}, seed 0", "2", "3", "same")
+    with pytest.raises(ValueError, match="step_000000.jsonl: no completion of p/2"):
+        table.table(f"completions p/2 {side}")
+
+
+def test_solutions_of_a_teacher_are_counted_by_format_and_answer(studies):
+    """The right solution has two steps with easier pieces, and writes one of them carefully."""
+    in_format = "<reasoning>\n{}\n</reasoning>\n<answer>\n1\n</answer>"
+    steps = "33 * 4 = 120 + 12 = 132\n132 - 33 = 99"
+    rows = [
+        {"completion": in_format.format(steps), "correct": True},
+        {"completion": in_format.format("33 * 4 = 100"), "correct": False},
+        {"completion": "The answer is 1.", "correct": False},
+        {"completion": "1", "correct": False},
+    ]
+    jsonl.write(studies / "a" / "teacher.jsonl", rows)
+    _, right, wrong, outside = table.rows_of("solutions a/teacher.jsonl")
+    assert right[:2] == ("right, in the format", "1")
+    assert right[3:] == ("1", "0", "50.0")
+    assert wrong[3:] == ("1", "1", "0.0")
+    assert outside[1] == "2"
+    assert outside[2].startswith("50.0 [")
+    assert outside[3:] == ("0", "0", "none")
+
+
 @pytest.mark.parametrize(
     "command, message",
     [

@@ -9,6 +9,8 @@ if [ -n "$QUICK" ]; then problems=64; else problems=2048; fi
 TEACHER=$OUT/teacher.jsonl
 $PYTHON generate_gold.py --model_name tiny/3m --dataset_name arithmetic --num_problems $problems \
     --max_completion_length 160 --keep_incorrect --output $TEACHER
+mkdir -p $LOGS
+cp $TEACHER $LOGS # table.py counts them
 right=$(grep -c '"correct": true' $TEACHER)
 tuned --arm "all: sft.py --num_examples $problems
         --learning_rate $(rates 1e-6 3e-6 1e-5 3e-5 1e-4 3e-4)" \
