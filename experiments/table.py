@@ -14,6 +14,12 @@
         accuracy on the test problems, length, and how steps are written, after training
     python experiments/table.py curve careful rates/base
         one measure by iteration, on validation: strict, flexible, tokens, careful, ...
+    python experiments/table.py evaluations reward rates/base
+        one number of eval_log.jsonl by iteration, on validation: reward, elapsed, ...
+    python experiments/table.py levels scaling/0.3m dynamics/grpo
+        accuracy on validation by the number of steps of the problem, before and after training
+    python experiments/table.py expected scaling/0.3m dynamics/grpo
+        the accuracy on validation that the share of right steps leads one to expect
     python experiments/table.py metrics entropy kl -- std/no_std
         means over the last 10 iterations of train_log.jsonl
     python experiments/table.py change entropy kl -- std/no_std
@@ -57,6 +63,7 @@ something else. The program first unpacks the archives of the studies (experimen
 """
 
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -71,7 +78,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from experiments import archive, outcomes, pages  # noqa: E402
-from experiments.answers import checked_steps, correct_answers  # noqa: E402
+from experiments.answers import KINDS, checked_steps, correct_answers  # noqa: E402
 from experiments.paired import SIGNIFICANT  # noqa: E402
 from grading.extraction import strict_format  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
@@ -84,6 +91,8 @@ STUDIES = ROOT / "experiments"
 # What `measure` can measure, and the keys of a summary by answers.py.
 MEASURES = ("strict", "flexible", "tokens", "careful", "careful_right", "direct_right")
 SUMMARY_KEYS = ("step", "n", "samples", "questions", *MEASURES[:4], "direct")
+# The levels of the problems of `arithmetic`: a problem of level 3 is solved in 3 steps.
+LEVELS = (1, 2, 3, 4)
 # What is done to the stories that a judge should score lower.
 DAMAGES = ("shuffled words", "shuffled sentences", "cut", "repeated")
 # Runs that are known to go wrong whatever their accuracy says, by the beginning of their names.
@@ -131,6 +140,13 @@ def measure(row, key):
         _, num_direct = row["direct"]
         return share(num_careful, num_careful + num_direct)
     num_right, num_steps = row[key.removesuffix("_right")]
+    return share(num_right, num_steps)
+
+
+def share_of_right_steps(row):
+    """Of all the steps in the answers of an evaluation, easy ones too, the share that is right."""
+    num_right = sum(row[kind][0] for kind in KINDS)
+    num_steps = sum(row[kind][1] for kind in KINDS)
     return share(num_right, num_steps)
 
 
@@ -519,24 +535,71 @@ def ends(*sides):
 def curve(key, *sides):
     if key not in MEASURES:
         raise ValueError(f"curve {key}: the key is none of {', '.join(MEASURES)}")
-    evaluations_of_side = {}  # {side: one {step: row} for each seed}
-    steps = set()
+    cells_of_side = {}
     for side in sides:
-        evaluations_of_side[side] = [evaluations_by_step(run) for run in runs_of(side)]
-        for row_of_step in evaluations_of_side[side]:
-            steps.update(row_of_step)
-    steps = sorted(steps)
-    yield f"{key_heading(key)}, each seed, at", *map(str, steps)
-    for side, evaluations in evaluations_of_side.items():
+        cells_of_side[side] = []
+        for run in runs_of(side):
+            rows = evaluations_of(run / "answers.jsonl")
+            cells_of_side[side].append({row["step"]: measure_cell(row, key) for row in rows})
+    yield from table_by_iteration(key_heading(key), cells_of_side)
+
+
+def evaluations(key, *sides):
+    cells_of_side = {}
+    for side in sides:
+        cells_of_side[side] = []
+        for run in runs_of(side):
+            rows = read(run / "eval_log.jsonl", ("step", key))
+            cells_of_side[side].append({row["step"]: mean_cell([row], key) for row in rows})
+    yield from table_by_iteration(key, cells_of_side)
+
+
+def table_by_iteration(heading, cells_of_side):
+    """A row for each side, from {side: one {iteration: cell} for each seed}."""
+    all_cells = itertools.chain.from_iterable(cells_of_side.values())
+    iterations = sorted(set().union(*all_cells))
+    yield f"{heading}, each seed, at", *map(str, iterations)
+    for side, cells_of_seeds in cells_of_side.items():
         cells = []
-        for step in steps:
-            rows = [row_of_step[step] for row_of_step in evaluations if step in row_of_step]
-            cells.append(", ".join(measure_cell(row, key) for row in rows))
+        for iteration in iterations:
+            seeds = [by_iteration.get(iteration) for by_iteration in cells_of_seeds]
+            cells.append(", ".join(cell for cell in seeds if cell is not None))
         yield name_of(side), *cells
 
 
-def evaluations_by_step(run):
-    return {row["step"]: row for row in evaluations_of(run / "answers.jsonl")}
+def levels(*sides):
+    keys = [f"accuracy_level/{level}" for level in LEVELS]
+    yield "side", *(f"level {level}" for level in LEVELS)
+    for side in sides:
+        logs = [read(run / "eval_log.jsonl", tuple(keys)) for run in runs_of(side)]
+        cells = []
+        for key in keys:
+            ends = [f"{percent(log[0][key])} -> {percent(log[-1][key])}" for log in logs]
+            cells.append(", ".join(ends))
+        yield name_of(side), *cells
+
+
+def expected(*sides):
+    """The accuracy that there would be if nothing but wrong steps could make an answer wrong.
+
+    A problem of level k is solved in k steps. If each step is right with the chance p,
+    independently of the others, all of them are right with the chance p^k. Here p is the share of
+    all the steps that is right, and the levels have equal shares of the problems, as they nearly
+    have on validation. A step is right if its result is right for the numbers in it, even if the
+    problem asks for other numbers.
+
+    All values are means over the seeds, on validation.
+    """
+    headings = [f"level {level}, expected" for level in LEVELS]
+    yield "side and iteration", "steps, right", *headings, "strict, expected", "strict"
+    for side in sides:
+        seeds = [evaluations_of(run / "answers.jsonl") for run in runs_of(side)]
+        for rows in zip(*seeds, strict=True):  # the rows of one iteration
+            right_steps = np.array([share_of_right_steps(row) for row in rows])
+            by_level = [np.mean(right_steps**level) for level in LEVELS]
+            accuracy = np.mean([measure(row, "strict") for row in rows])
+            values = [np.mean(right_steps), *by_level, np.mean(by_level), accuracy]
+            yield f"{name_of(side)}, {rows[0]['step']}", *map(percent, values)
 
 
 def metrics(*keys_and_sides):
@@ -960,14 +1023,12 @@ def diagnose_table():
 STUDIES_WITHOUT_SOURCES = (
     "baseline",
     "beta",
-    "dynamics",
     "expert_iteration",
     "family",
     "groups",
     "length",
     "off_policy",
     "prompts",
-    "scaling",
     "std",
 )
 
@@ -1041,6 +1102,9 @@ TABLES = {
     "rates": rates,
     "ends": ends,
     "curve": curve,
+    "evaluations": evaluations,
+    "levels": levels,
+    "expected": expected,
     "metrics": metrics,
     "change": change,
     "flags": flags_table,

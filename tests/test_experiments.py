@@ -253,6 +253,31 @@ def test_solutions_of_a_teacher_are_counted_by_format_and_answer(studies):
     assert outside[3:] == ("0", "0", "none")
 
 
+def test_tables_of_the_levels_of_problems(studies):
+    """Of two seeds 9 of 18 and 6 of 8 steps are right, that is 50 and 75 %."""
+    steps = ({"easy": [1, 2], "direct": [0, 4], "careful": [8, 12]}, {"careful": [6, 8]})
+    for seed, kinds in enumerate(steps):
+        run = studies / "a" / f"base_rate1e-4_seed{seed}"
+        (evaluation,) = jsonl.read(run / "answers.jsonl")
+        row = evaluation | {"easy": [0, 0], "direct": [0, 0]} | kinds
+        jsonl.write(run / "answers.jsonl", [row | {"step": 0}, row | {"step": 20}])
+        levels = {f"accuracy_level/{level}": level / 10 for level in (1, 2, 3, 4)}
+        rows = [{"step": 0, "reward": 1} | levels]
+        rows += [{"step": 20, "reward": 2} | levels | {"accuracy_level/3": 0.9}]
+        jsonl.write(run / "eval_log.jsonl", rows)
+    shutil.rmtree(studies / "a" / "base_rate1e-4_seed2")
+    table.read.cache_clear()
+    assert "| a/base | 10.0 -> 10.0, 10.0 -> 10.0 |" in table.table("levels a/base")
+    assert "| 30.0 -> 90.0, 30.0 -> 90.0 |" in table.table("levels a/base")
+    head, _, row = table.table("evaluations reward a/base").splitlines()
+    assert head == "| reward, each seed, at | 0 | 20 |"
+    assert row == "| a/base | 1, 1 | 2, 2 |"
+    *_, last = table.table("expected a/base").splitlines()
+    # Both seeds have 5 of the 10 validation questions right. At level 2 we expect the mean of 50 %
+    # of 50 % and 75 % of 75 %, and so on.
+    assert last == "| a/base, 20 | 62.5 | 62.5 | 40.6 | 27.3 | 18.9 | 37.4 | 50.0 |"
+
+
 @pytest.mark.parametrize(
     "command, message",
     [
@@ -261,6 +286,7 @@ def test_solutions_of_a_teacher_are_counted_by_format_and_answer(studies):
         ("metrics kl a/base", "keys, then --, then sides"),
         ("curve", "curve: missing a required argument: 'key'"),
         ("curve a/base", "curve a/base: the key is none of strict, flexible"),
+        ("evaluations loss a/base", "No such file"),
         ("cases", "missing a required argument"),
         ("cases one two", "too many"),
         ("cases a/base_rate1e-4_seed0/train_log.jsonl", 'line 1: not an object with "category"'),
