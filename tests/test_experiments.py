@@ -206,8 +206,7 @@ def test_tables_of_a_study(studies):
     assert "| a/base | 3 -> 18, 3 -> 18, 3 -> 18 |" in table.table("change kl -- a/base")
 
 
-def test_flags_that_differ_between_seeds_are_all_in_the_table(studies, monkeypatch):
-    monkeypatch.setattr(table, "display_names", dict)
+def test_flags_that_differ_between_seeds_are_all_in_the_table(studies):
     jsonl.write_json(studies / "a/base_rate1e-4_seed2/args.json", {"args": {"num_examples": 10}})
     assert table.rows_of("flags learning_rate num_examples -- a/base")[1] == (
         "a/base",
@@ -216,8 +215,7 @@ def test_flags_that_differ_between_seeds_are_all_in_the_table(studies, monkeypat
     )
 
 
-def test_completions_of_one_prompt_and_the_most_frequent_one(studies, monkeypatch):
-    monkeypatch.setattr(table, "display_names", dict)
+def test_completions_of_one_prompt_and_the_most_frequent_one(studies):
     for seed, last in enumerate(["same", "other", "a | b"]):
         transcripts = studies / f"a/base_rate1e-4_seed{seed}" / "eval"
         first_rows = [{"id": "p/0", "completion": f"first {seed}"}]
