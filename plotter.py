@@ -607,7 +607,7 @@ def label_groups(ax, positions, runs):
 # ---- the command
 
 
-def save(figures, output):
+def save(figures, output, dpi=110):
     """Write the figures as PDF, or the first one as PNG. Equal logs give equal bytes.
 
     The file is written under a temporary name, so that an error leaves an existing file alone.
@@ -618,7 +618,7 @@ def save(figures, output):
     temporary = output.with_name(f"{output.stem}.{os.getpid()}.tmp{output.suffix}")
     try:
         if output.suffix == ".png":
-            next(iter(figures)).savefig(temporary, dpi=110, metadata={"Software": None})
+            next(iter(figures)).savefig(temporary, dpi=dpi, metadata={"Software": None})
         else:
             with PdfPages(temporary, metadata={"CreationDate": None}) as pdf:
                 for figure in figures:

@@ -1,6 +1,8 @@
 """What memory main.py needs on each GPU, computed from models' configs: a Markdown table in GB.
 
     python benchmarks/memory_table.py Qwen/Qwen2-0.5B-Instruct Qwen/Qwen2-1.5B-Instruct
+    python benchmarks/memory_table.py Qwen/Qwen2-0.5B-Instruct --output memory.png
+        also draws the peak of each row by what the memory is for
 
 A model has P parameters, and there are N processes. Each GPU always holds
 
@@ -30,16 +32,21 @@ more bytes for each token in the second model. The difference is what one layer 
 """
 
 import sys
+import textwrap
 from argparse import ArgumentTypeError
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import flags  # noqa: E402
+import plotter  # noqa: E402
 import utils  # noqa: E402
 from logs import markdown  # noqa: E402
 
@@ -81,8 +88,14 @@ def parse_args(argv=None):
     description = "The memory that main.py needs on each GPU. Other flags are main.py's."
     parser = flags.ArgumentParser(description=description)
     add_configs_and_processes(parser)
+    parser.add_argument("--output", type=Path, help="also draw the peaks into this file, FILE.png")
     table_args, main_argv = parser.parse_known_args(argv)
     main_args = flags.parse_args(main_argv)
+    if table_args.output:
+        try:
+            plotter.check_output(table_args.output)
+        except ValueError as error:
+            parser.error(str(error))
     return SimpleNamespace(**{**vars(main_args), **vars(table_args)})
 
 
@@ -224,36 +237,137 @@ def memory_by_purpose(config, processes, args, activation):
     }
 
 
-def peaks(memory, gpu_memory):
-    """{stage of main.py: bytes at its peak}, from memory_by_purpose and the bytes of a GPU."""
-    purposes = ("master weights", "gradients", "optimiser", "reference", "sampling copy")
-    always = sum(memory[purpose] for purpose in purposes)
+def memory_by_stage(memory, gpu_memory):
+    """{stage of main.py: {what the memory is for: bytes at the stage's peak}}.
+
+    Args:
+        memory: from memory_by_purpose.
+        gpu_memory: bytes of a GPU.
+    """
     # A cache that CUDA graphs read stays while the loss runs. sampling/decoding.py uses them only
     # if the cache takes at most an eighth of the GPU.
     uses_cuda_graphs = memory["cache"] <= gpu_memory / 8
-    lasting_cache = memory["cache"] if uses_cuda_graphs else 0
-    loss_purposes = ("activations", "logits", "weights at work")
-    return {
-        "sample": always + memory["cache"],
-        "loss": always + lasting_cache + sum(memory[purpose] for purpose in loss_purposes),
-        "step": always + lasting_cache + memory["step"],
+    always = ("master weights", "gradients", "optimiser", "reference", "sampling copy")
+    lasting_cache = ("cache",) if uses_cuda_graphs else ()
+    purposes_by_stage = {
+        "sample": (*always, "cache"),
+        "loss": (*always, *lasting_cache, "activations", "logits", "weights at work"),
+        "step": (*always, *lasting_cache, "step"),
     }
+    by_stage = {}
+    for stage, purposes in purposes_by_stage.items():
+        by_stage[stage] = {purpose: memory[purpose] for purpose in purposes}
+    return by_stage
+
+
+def peaks(memory, gpu_memory):
+    """{stage of main.py: bytes at its peak}; memory_by_stage explains the arguments."""
+    by_stage = memory_by_stage(memory, gpu_memory)
+    return {stage: sum(needed.values()) for stage, needed in by_stage.items()}
+
+
+def fits(memory, gpu_memory):
+    """Whether a tenth of the GPU is left at the peak."""
+    return max(peaks(memory, gpu_memory).values()) < 0.9 * gpu_memory
+
+
+# --- The figure -----------------------------------------------------------------------------------
+
+STYLE = plotter.STYLE | {"font.size": 10, "figure.titlesize": 12, "legend.fontsize": 10}
+# What the processes share is blue.
+COLORS = {
+    "master weights": "#003A5C",
+    "gradients": "#0072B2",
+    "optimiser": "#56B4E9",
+    "reference": "#A6CEE3",
+    "sampling copy": "#999999",
+    "cache": "#009E73",
+    "activations": "#D55E00",
+    "logits": "#E69F00",
+    "weights at work": "#F3CF80",
+    "step": "#CC79A7",
+}
+SIZES_OF_GPUS = (24, 48, 80)  # GB
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a number of GPUs."""
+
+    model: str
+    processes: int
+    memory: dict[str, float]  # from memory_by_purpose
+
+    @property
+    def label(self):
+        gpus = "GPU" if self.processes == 1 else "GPUs"
+        return f"{self.model}, {self.processes} {gpus}"
+
+
+def draw(rows, gpu_memory):
+    """A bar for each row: the memory at its peak, by what it is for."""
+    fig = Figure((6.5, 0.36 * len(rows) + 2.4), layout="constrained")
+    fig.suptitle(textwrap.fill(title_of(rows, gpu_memory), 58))
+    ax = fig.add_subplot(xlabel="GB on each GPU at the peak (computed)")
+    ax.set_yticks(range(len(rows)), [row.label for row in rows])
+    names_drawn = set()
+    for y, row in enumerate(rows):
+        by_stage = memory_by_stage(row.memory, gpu_memory)
+        needed = max(by_stage.values(), key=lambda by_purpose: sum(by_purpose.values()))
+        left = 0
+        for purpose, num_bytes in needed.items():
+            if num_bytes:
+                label = "" if purpose in names_drawn else purpose
+                names_drawn.add(purpose)
+                width = num_bytes / GB
+                ax.barh(y, width, left=left, color=COLORS[purpose], label=label)
+                left += width
+    for size in SIZES_OF_GPUS:
+        ax.axvline(size, color="black", linestyle="--", linewidth=1)
+        ax.text(size, 1.01, str(size), transform=ax.get_xaxis_transform(), ha="center", va="bottom")
+    ax.invert_yaxis()
+    ax.grid(False)
+    fig.legend(loc="outside lower center", ncols=3)
+    return fig
+
+
+def title_of(rows, gpu_memory):
+    """The least number of GPUs that each model needs."""
+    processes_by_model = {}  # {model: the numbers of GPUs that are enough}
+    for row in rows:
+        enough = processes_by_model.setdefault(row.model, [])
+        if fits(row.memory, gpu_memory):
+            enough.append(row.processes)
+    most = max(row.processes for row in rows)
+    needs = []
+    for model, enough in processes_by_model.items():
+        needs.append(f"{model}: {min(enough) if enough else f'more than {most}'}")
+    return f"GPUs of {gpu_memory / GB:g} GB that are needed by {', '.join(needs)}"
+
+
+# --- The command ----------------------------------------------------------------------------------
 
 
 def main(argv=None):
     args = parse_args(argv)
     gpu_memory = args.gpu_memory * GB
     rows = []
+    cells = []
     for config in args.configs:
         activation = activation_bytes(config, args.group_size, args.gradient_checkpointing)
         for processes in args.processes:
             memory = memory_by_purpose(config, processes, args, activation)
+            name = Path(config.name_or_path).name
+            rows.append(Row(name.removesuffix("-Instruct"), processes, memory))
             peak = max(peaks(memory, gpu_memory).values())
             in_gb = [f"{num_bytes / GB:.1f}" for num_bytes in [*memory.values(), peak]]
-            fits = "yes" if peak < 0.9 * gpu_memory else "**no**"
-            rows.append([Path(config.name_or_path).name, str(processes), *in_gb, fits])
+            has_room = "yes" if fits(memory, gpu_memory) else "**no**"
+            cells.append([name, str(processes), *in_gb, has_room])
     header = ["model", "GPUs", *memory, "peak", f"fits in {args.gpu_memory:g} GB"]
-    print(markdown.table(header, rows))
+    print(markdown.table(header, cells))
+    if args.output:
+        with matplotlib.rc_context(STYLE):
+            plotter.save([draw(rows, gpu_memory)], args.output, dpi=150)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,11 @@ def hexadecimal(flags):
     return f"{int('1' + bits, 2):x}"
 
 
+def checksum_of_questions(ids):
+    """A checksum of the sorted ids of all answers. It tells whether evaluations can be compared."""
+    return zlib.crc32("\n".join(ids).encode())
+
+
 def correct_answers(row, kind="strict"):
     """1 for each right answer of a summary, else 0: (questions, samples), from its bits."""
     bits = f"{int(row[kind], 16):b}"[1:]  # without the 1 that `hexadecimal` puts before them
@@ -108,7 +113,7 @@ def summary(path):
         "samples": len(ids) // len(set(ids)),
         "strict": hexadecimal(row["correct_strict"] for row in rows),
         "flexible": hexadecimal(row["correct_flexible"] for row in rows),
-        "questions": zlib.crc32("\n".join(ids).encode()),
+        "questions": checksum_of_questions(ids),
         "with_steps": sum(bool(row["steps"]) for row in rows),
         "tokens": round(sum(row["length"] for row in rows) / len(rows), 2),
     }

@@ -736,17 +736,19 @@ def categories(*sides):
         headings.append(f"format {has_format}, answer {is_right}")
     yield "side", *headings
     for side in sides:
-        path = runs_of(side)[0] / "eval_log.jsonl"
-        count_keys = [f"count/{name}" for name in CATEGORIES]
-        rows = read(path, ("n", *count_keys))
-        if not rows:
-            raise ValueError(f"{path}: no evaluation in it")
-        counts = [rows[-1][key] for key in count_keys]
-        n = rows[-1]["n"]
-        yield (
-            name_of(side),
-            *(f"{percent_with_interval(count / n, n)} ({count})" for count in counts),
-        )
+        n, counts = category_counts(side)
+        cells = [f"{percent_with_interval(count / n, n)} ({count})" for count in counts]
+        yield name_of(side), *cells
+
+
+def category_counts(side):
+    """The number of completions of the last evaluation, and how many are in each of CATEGORIES."""
+    path = runs_of(side)[0] / "eval_log.jsonl"
+    count_keys = [f"count/{name}" for name in CATEGORIES]
+    rows = read(path, ("n", *count_keys))
+    if not rows:
+        raise ValueError(f"{path}: no evaluation in it")
+    return rows[-1]["n"], [rows[-1][key] for key in count_keys]
 
 
 def cases(name):
@@ -830,14 +832,7 @@ def exchange(grpo, *sides):
         "by GRPO's seed",
         "iterations per example",
     )
-    runs = runs_of(grpo)
-    evaluations = [evaluations_of(run / "answers.jsonl") for run in runs]
-    steps = [row["step"] for row in evaluations[0]]
-    questions = evaluations[0][0]["questions"]
-    answers = []
-    for rows in evaluations:
-        answers.append([correct_answers(row)[:, 0] for row in rows])
-    answers = np.array(answers)  # (S, E, Q)
+    steps, answers = answers_by_step(grpo)  # (E,), (S, E, Q)
     num_questions = answers.shape[2]
     uniform = np.full(num_questions, 1 / num_questions)
     drawn_counts = np.random.default_rng(0).multinomial(num_questions, uniform, 2_000)
@@ -845,22 +840,17 @@ def exchange(grpo, *sides):
     mean_curves = rising(weights @ answers.mean(0).T)  # (D, E)
     seed_curves = rising(answers.mean(2))  # (S, E)
     for side in sides:
-        # The side can have another number of seeds than GRPO: (seeds of the side, Q).
-        last_rows = [evaluations_of(run / "answers.jsonl")[-1] for run in runs_of(side)]
-        if any(row["questions"] != questions for row in last_rows):
-            raise ValueError(f"{grpo} and {side} did not answer the same questions")
-        side_ends = np.array([correct_answers(row)[:, 0] for row in last_rows])
+        side_ends = last_answers(side, grpo)  # (seeds of the side, Q)
         levels = weights @ side_ends.mean(0)  # (D,)
-        # Where GRPO's curve does not reach the level, the crossing is infinite: "never".
         crossings = [
-            np.interp(level, mean_curve, steps, right=np.inf)
+            iteration_that_reaches(level, steps, mean_curve)
             for level, mean_curve in zip(levels, mean_curves, strict=True)
         ]
         # "nearest" takes one of the draws. Other methods interpolate, which fails next to infinity.
         low, high = np.quantile(crossings, [0.025, 0.975], method="nearest")
         interval = f"[{iteration_cell(low)}, {iteration_cell(high)}]"
         by_seed = [
-            np.interp(side_ends.mean(), seed_curve, steps, right=np.inf)
+            iteration_that_reaches(side_ends.mean(), steps, seed_curve)
             for seed_curve in seed_curves
         ]
         yield (
@@ -870,6 +860,40 @@ def exchange(grpo, *sides):
             ", ".join(map(iteration_cell, by_seed)),
             per_example_cell(crossings[0], steps, num_examples(runs_of(side)[0])),
         )
+
+
+def answers_by_step(side):
+    """The iterations at which a side was evaluated, and its answers: (E,), (S, E, Q).
+
+    Raises:
+        ValueError: its seeds were not evaluated at the same iterations.
+    """
+    evaluations = [evaluations_of(run / "answers.jsonl") for run in runs_of(side)]
+    steps_by_seed = [[row["step"] for row in rows] for rows in evaluations]
+    if any(steps != steps_by_seed[0] for steps in steps_by_seed):
+        raise ValueError(f"{side}: its seeds were not evaluated at the same iterations")
+    answers = []
+    for rows in evaluations:
+        answers.append([correct_answers(row)[:, 0] for row in rows])
+    return steps_by_seed[0], np.array(answers)
+
+
+def last_answers(side, grpo):
+    """The answers of a side in its last evaluation: (seeds of the side, Q).
+
+    Raises:
+        ValueError: these are not the questions that the side `grpo` answered.
+    """
+    questions = evaluations_of(runs_of(grpo)[0] / "answers.jsonl")[0]["questions"]
+    last_rows = [evaluations_of(run / "answers.jsonl")[-1] for run in runs_of(side)]
+    if any(row["questions"] != questions for row in last_rows):
+        raise ValueError(f"{grpo} and {side} did not answer the same questions")
+    return np.array([correct_answers(row)[:, 0] for row in last_rows])
+
+
+def iteration_that_reaches(level, steps, rising_curve):
+    """Where a curve reaches a level, between two evaluations on a straight line; inf: never."""
+    return np.interp(level, rising_curve, steps, right=np.inf)
 
 
 def num_examples(run):

@@ -1,5 +1,8 @@
 """What the tests of plots and reports share: rows of logs, runs on disk, the plotter's command."""
 
+import itertools
+import math
+
 import plotter
 from logs import jsonl
 
@@ -41,3 +44,17 @@ def write_answers(run, step, strict, flexible=None, gold=str):
 def plot(*paths, flags=""):
     """Run the plotter on these directories and return its exit code."""
     return plotter.main(["--log_dir", *map(str, paths), *flags.split()])
+
+
+def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 8)):
+    """Runs of an arm, evaluated at steps 0, 10 and 20."""
+    for rate, seed in itertools.product(rates, seeds):
+        run = folder / "choices" / f"{arm}_rate{rate}_seed{seed}"
+        mean = outcome_of(math.log2(float(rate)), seed)
+        rows = []
+        for step, accuracy in ((0, 0.0), (10, mean - 0.1), (20, mean + 0.1)):
+            tokens = step * tokens_per_step
+            rows.append({"step": step, "accuracy": accuracy, "total_tokens": tokens})
+        jsonl.write(run / "eval_log.jsonl", rows)
+        jsonl.write(run / "train_log.jsonl", [{"accuracy": mean}, {"accuracy": mean}])
+        jsonl.write(run / "answers.jsonl", [])

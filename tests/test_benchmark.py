@@ -109,6 +109,36 @@ def test_memory_table_by_hand(tmp_path, capsys):
         assert stages["loss"] == 22 * P + lasting_cache + at_work
 
 
+def test_the_figure_of_memory_is_the_table(tmp_path, capsys):
+    """A bar for each row, as long as its peak, in the parts that the stage of the peak needs."""
+    memory = {purpose: 0 for purpose in memory_table.COLORS}
+    memory |= {"master weights": 8e9, "cache": 4e9, "activations": 30e9, "step": 33e9}
+    small = memory | {"activations": 2e9, "step": 1e9}
+    rows = [memory_table.Row("big", 1, memory), memory_table.Row("big", 2, small)]
+    # Of 48 GB the cache takes less than an eighth, so that it stays while the step is taken.
+    fig = memory_table.draw(rows, gpu_memory=48e9)
+    (ax,) = fig.axes
+    parts = [
+        (bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in ax.patches
+    ]
+    assert parts == [
+        pytest.approx(part)
+        for part in ((0, 0, 8), (0, 8, 4), (0, 12, 33), (1, 0, 8), (1, 8, 4), (1, 12, 2))
+    ]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["big, 1 GPU", "big, 2 GPUs"]
+    assert [line.get_xdata()[0] for line in ax.lines] == [24, 48, 80]
+    assert fig.get_suptitle() == "GPUs of 48 GB that are needed by big: 2"
+    assert memory_table.title_of(rows[:1], 48e9).endswith("big: more than 1")
+
+    random_model().config.save_pretrained(tmp_path / "model")
+    figure = tmp_path / "memory.png"
+    memory_table.main([str(tmp_path / "model"), "--output", str(figure)])
+    assert figure.exists()
+    with pytest.raises(SystemExit):
+        memory_table.main([str(tmp_path / "model"), "--output", str(tmp_path / "absent/a.png")])
+    assert "there is no folder" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_activations_by_hand():
     """What a layer keeps for one token, counted from its modules.
 

@@ -2,8 +2,6 @@
 
 import hashlib
 import io
-import itertools
-import math
 import os
 import re
 import shutil
@@ -17,13 +15,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 from conftest import ROOT, run_flags, run_script
+from log_helpers import write_choice
 
 import generate_gold
 import main
 import plotter
 import sft
 import utils
-from experiments import archive
+from experiments import archive, figures
 from flags import LOSS_TYPES
 from logs import jsonl
 from rl_datasets import ArithmeticLoader
@@ -38,8 +37,10 @@ from answers import checked_steps
 PAGES = [ROOT / "analysis.md", ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
 TEXTS = {page: page.read_text("utf-8") for page in PAGES}
 COMMANDS = re.findall(
-    r"python plotter\.py (--log_dir .* --output \S+\.png)", "\n".join(TEXTS.values())
+    r"python ((?:plotter\.py --log_dir|experiments/figures\.py) .*--output \S+\.png)",
+    "\n".join(TEXTS.values()),
 )
+DRAWING_PROGRAMS = {"plotter.py": plotter.main, "experiments/figures.py": figures.main}
 FIGURES = [command.split()[-1] for command in COMMANDS]
 
 
@@ -77,10 +78,11 @@ def test_the_committed_figures_come_from_the_packed_logs(command, logs, tmp_path
     """
     monkeypatch.chdir(ROOT)
     shell = ["bash", "-c", f"printf '%s\\n' {command}"]
-    *arguments, figure = subprocess.run(shell, capture_output=True, text=True).stdout.split()
+    words = subprocess.run(shell, capture_output=True, text=True).stdout.split()
+    program, *arguments, figure = words
     assert arguments[-1] == "--output"
     drawn = tmp_path / "figure.png"
-    assert plotter.main([*arguments, str(drawn)]) == 0
+    assert DRAWING_PROGRAMS[program]([*arguments, str(drawn)]) == 0
     drawn_pixels = matplotlib.image.imread(drawn)[..., :3]
     committed_pixels = matplotlib.image.imread(figure)[..., :3]
     assert drawn_pixels.shape == committed_pixels.shape
@@ -334,20 +336,6 @@ def test_a_comparison_waits_for_all_seeds(studies):
     assert table.table("compare").endswith(waiting)
     write_study(studies / "c", {"new_seed0": ([1] * 64, 0.5)})
     assert table.table("compare").endswith(waiting), "one of three seeds is there"
-
-
-def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 8)):
-    """Runs of an arm, evaluated at steps 0, 10 and 20."""
-    for rate, seed in itertools.product(rates, seeds):
-        run = folder / "choices" / f"{arm}_rate{rate}_seed{seed}"
-        mean = outcome_of(math.log2(float(rate)), seed)
-        rows = []
-        for step, accuracy in ((0, 0.0), (10, mean - 0.1), (20, mean + 0.1)):
-            tokens = step * tokens_per_step
-            rows.append({"step": step, "accuracy": accuracy, "total_tokens": tokens})
-        jsonl.write(run / "eval_log.jsonl", rows)
-        jsonl.write(run / "train_log.jsonl", [{"accuracy": mean}, {"accuracy": mean}])
-        jsonl.write(run / "answers.jsonl", [])
 
 
 def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):

@@ -1,0 +1,633 @@
+"""The figures of the studies that plotter.py cannot draw, made from their logs.
+
+    python experiments/figures.py forest [STUDY ...] --output FILE.png
+        the comparisons of comparisons.txt: how far apart their two sides are
+    python experiments/figures.py forest_choices --output FILE.png
+        the same for the comparisons of choices/comparisons.txt that are finished
+    python experiments/figures.py sft_by_examples --output FILE.png
+        accuracy after SFT on more and more gold examples, beside GRPO
+    python experiments/figures.py exchange --output FILE.png
+        the iteration at which GRPO is as accurate as SFT is at its end
+    python experiments/figures.py levels --output FILE.png
+        accuracy on problems of one to four steps, by the size of the model
+    python experiments/figures.py careful_curves --output FILE.png
+        accuracy and the share of careful steps by iteration, for three rewards
+    python experiments/figures.py pass_at_k --output FILE.png
+        pass@k before and after training
+    python experiments/figures.py categories --output FILE.png
+        zero-shot completions by format and answer
+
+The numbers are those of table.py, which explains what a side is. names.json has the names and the
+colours of sides. The program first unpacks the archives of the studies (experiments/archive.py).
+The memory of a GPU is drawn by benchmarks/memory_table.py.
+
+Shapes: S seeds, E evaluations, Q questions.
+"""
+
+import argparse
+import inspect
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure  # without pyplot, nothing can open a window
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import PercentFormatter
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import plotter  # noqa: E402
+from experiments import archive, table  # noqa: E402
+from experiments.answers import checksum_of_questions, correct_answers  # noqa: E402
+from experiments.paired import SIGNIFICANT  # noqa: E402
+from logs.statistics import CATEGORIES, pass_at_k  # noqa: E402
+from rl_datasets import ArithmeticLoader  # noqa: E402
+
+STYLE = plotter.STYLE | {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "figure.titlesize": 12,
+    "legend.fontsize": 10,
+    "lines.markersize": 5,
+}
+DPI = 150
+WIDTH = 6.5  # of every figure, in inches
+TITLE_CHARACTERS = 58  # that fit into a line of a title
+GREY = "#777777"
+
+
+# --- What figures share ---------------------------------------------------------------------------
+
+
+def wrap(text, max_characters):
+    """The lines of a text: as few as hold it, and about equally long."""
+    num_lines = len(textwrap.wrap(text, max_characters))
+    width = max_characters
+    while len(textwrap.wrap(text, width - 1)) == num_lines:
+        width -= 1
+    return textwrap.wrap(text, width)
+
+
+def new_figure(title, height, num_panels=1):
+    """A figure with its message as title, and its panels side by side."""
+    fig = Figure((WIDTH, height), layout="constrained")
+    fig.suptitle("\n".join(wrap(title, TITLE_CHARACTERS)))
+    panels = fig.subplots(1, num_panels, squeeze=False)
+    return fig, panels[0]
+
+
+def add_legend(fig, handles, num_columns=1):
+    fig.legend(handles=handles, loc="outside lower center", ncols=num_columns)
+
+
+def color_of(side):
+    """The colour of a side in every figure. ValueError: names.json has none."""
+    names = json.loads((table.STUDIES / "names.json").read_text("utf-8"))
+    if side not in names:
+        raise ValueError(f"{side} has no colour in names.json")
+    _, color = names[side]
+    return color
+
+
+def measures_on_test(side, key="strict"):
+    """One measure of each seed on the test problems, after training: (S,)."""
+    return np.array(
+        [table.measure(table.evaluation_on_test(run), key) for run in table.runs_of(side)]
+    )
+
+
+def show_accuracy(axis):
+    """Let an axis show shares as percentages, from 0 to 100 %."""
+    axis.set_major_formatter(PercentFormatter(1))
+    if axis.axis_name == "y":
+        axis.axes.set_ylim(-0.02, 1.02)
+    else:
+        axis.axes.set_xlim(0, 1)
+
+
+def draw_mean_with_range(ax, x, values, style):
+    """Draw the mean over seeds, and a band from the lowest to the highest seed.
+
+    Args:
+        values: (S, number of points).
+    """
+    ax.fill_between(x, values.min(0), values.max(0), color=style["color"], alpha=0.2, linewidth=0)
+    ax.plot(x, values.mean(0), **style)
+
+
+# --- Comparisons ----------------------------------------------------------------------------------
+
+LABEL_INCHES = 1.75  # the columns with the names of the sides, left and right of a forest plot
+LABEL_CHARACTERS = 20  # that fit into such a column
+QUESTION_CHARACTERS = 70
+LINE_INCHES = 0.18  # the height of a line of text
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """A comparison: how much more accurate the first side is than the second, in points."""
+
+    question: str  # the heading above it; "" if it belongs to the row above
+    first: str  # names of the sides
+    second: str
+    by_seed: Sequence[float]
+    mean: float
+    low: float  # the interval of the mean
+    high: float
+    verdict: str
+
+    @property
+    def is_significant(self):
+        return self.verdict.startswith(SIGNIFICANT)
+
+    @property
+    def height(self):
+        """In inches, without the heading."""
+        num_lines = max(len(label_lines(name)) for name in (self.first, self.second))
+        return num_lines * LINE_INCHES + 0.14
+
+    @property
+    def heading_height(self):
+        if not self.question:
+            return 0
+        return len(heading_lines(self.question)) * LINE_INCHES + 0.22
+
+
+def label_lines(name):
+    return wrap(name, LABEL_CHARACTERS)
+
+
+def heading_lines(question):
+    return wrap(question, QUESTION_CHARACTERS)
+
+
+def forest(*studies):
+    rows = []
+    waiting_question = ""  # of a comparison that has not been run, and that had the heading
+    for question, first, second in table.comparisons_of(studies):
+        question = question or waiting_question
+        try:
+            difference = table.compare_sides(first, second)
+        except FileNotFoundError:  # not run yet
+            waiting_question = question
+            continue
+        waiting_question = ""
+        row = ForestRow(
+            question,
+            table.name_of(first),
+            table.name_of(second),
+            difference.by_seed,
+            difference.mean,
+            difference.mean - difference.half_width,
+            difference.mean + difference.half_width,
+            difference.verdict,
+        )
+        rows.append(row)
+    num_significant = sum(row.is_significant for row in rows)
+    title = f"{num_significant} of {len(rows)} differences are significant"
+    styles = {
+        "significant": {"color": "#0072B2", "marker": "o"},
+        "not significant": {"color": GREY, "marker": "o", "markerfacecolor": "white"},
+    }
+    style_names = ["significant" if row.is_significant else "not significant" for row in rows]
+    xlabel = "difference in strict accuracy on test (percentage points):\n"
+    xlabel += "mean with Student's 95 % interval over seeds"
+    return draw_forest(rows, title, xlabel, styles, style_names)
+
+
+def forest_choices():
+    rows = []
+    class_above = ""
+    for choice, (_, difference, _) in table.judged_choices().items():
+        row = ForestRow(
+            choice.class_name if choice.class_name != class_above else "",
+            table.name_of(f"choices/{choice.first}"),
+            table.name_of(f"choices/{choice.second}"),
+            difference.by_seed,
+            difference.mean,
+            difference.low,
+            difference.high,
+            difference.verdict,
+        )
+        rows.append(row)
+        class_above = choice.class_name
+    num_significant = sum(row.is_significant for row in rows)
+    num_equal = sum("equal" in row.verdict for row in rows)
+    title = (
+        f"Of {len(rows)} choices {num_significant} make a significant difference, "
+        f"and {num_equal} are equal within 3 points"
+    )
+    styles = {
+        "significant": {"color": "#0072B2", "marker": "o"},
+        "significant, equal within 3 points": {"color": "#0072B2", "marker": "s"},
+        "equal within 3 points": {"color": "#009E73", "marker": "s"},
+        "undecided": {"color": GREY, "marker": "o", "markerfacecolor": "white"},
+    }
+    style_names = [row.verdict for row in rows]
+    xlabel = "difference in strict accuracy on validation (percentage points):\n"
+    xlabel += "mean with 97.5 % interval over seeds"
+    return draw_forest(rows, title, xlabel, styles, style_names, margin=3)
+
+
+def draw_forest(rows, title, xlabel, styles, style_names, margin=0):
+    """A row for each comparison, under its question: each seed, the mean, and its interval.
+
+    The first side stands right, where differences are positive, and the second side left. The
+    higher one of a significant difference is bold.
+
+    Args:
+        styles: {name of a style: keyword arguments of `plot`}.
+        style_names: of each row.
+        margin: in points; a band shows where the sides are equal for practical purposes.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError("none of the comparisons has been run")
+    used_styles = {name: style for name, style in styles.items() if name in style_names}
+    handles = [Line2D([], [], **style, label=name) for name, style in used_styles.items()]
+    handles.append(Line2D([], [], color="black", marker=".", linestyle="", label="one seed"))
+    if margin:
+        handles.append(Patch(color="0.9", label=f"within {margin} points"))
+    title_lines = wrap(title, TITLE_CHARACTERS)
+    title_height = 0.25 * len(title_lines)  # inches, as all of these
+    num_legend_rows = math.ceil(len(handles) / 2)
+    top = title_height + 0.24 * num_legend_rows + 0.75
+    bottom = 0.75
+    rows_height = sum(row.heading_height + row.height for row in rows)
+    height = top + rows_height + bottom
+
+    fig = Figure((WIDTH, height))
+    fig.suptitle("\n".join(title_lines), y=1 - 0.12 / height)
+    fig.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1 - (title_height + 0.1) / height),
+        ncols=2,
+    )
+    axes_width = WIDTH - 2 * LABEL_INCHES
+    ax = fig.add_axes(
+        (LABEL_INCHES / WIDTH, bottom / height, axes_width / WIDTH, rows_height / height)
+    )
+    ax.set_ylim(rows_height, 0)  # so that y is in inches from the top
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(top=True, labeltop=True)
+    ax.set_xlabel(xlabel)
+    ax.axvline(0, color="black", linewidth=1)
+    if margin:
+        ax.axvspan(-margin, margin, color="0.9", zorder=0)
+    column_y = -0.42
+    write_label(ax, "left", column_y, "← this side is higher")
+    write_label(ax, "right", column_y, "this side is higher →")
+
+    y = 0
+    for row, style_name in zip(rows, style_names, strict=True):
+        if row.question:
+            heading = "\n".join(heading_lines(row.question))
+            write_heading(ax, y + row.heading_height / 2, heading, row.heading_height)
+            y += row.heading_height
+        draw_forest_row(ax, row, y + row.height / 2, styles[style_name])
+        y += row.height
+    return fig
+
+
+def write_heading(ax, y, text, height):
+    """Write a question on a strip as wide as the figure."""
+    axes_width = WIDTH - 2 * LABEL_INCHES
+    margin = LABEL_INCHES / axes_width
+    strip = Rectangle(
+        (-margin, y - height / 2 + 0.04),
+        1 + 2 * margin,
+        height - 0.08,
+        transform=ax.get_yaxis_transform(),
+        clip_on=False,
+        color="0.92",
+        zorder=3,
+    )
+    ax.add_patch(strip)
+    style = {"transform": ax.get_yaxis_transform(), "ha": "center", "va": "center", "zorder": 4}
+    ax.text(0.5, y, text, **style)
+
+
+def draw_forest_row(ax, row, y, style):
+    first_is_higher = row.is_significant and row.mean > 0
+    second_is_higher = row.is_significant and row.mean < 0
+    write_label(ax, "right", y, row.first, is_bold=first_is_higher)
+    write_label(ax, "left", y, row.second, is_bold=second_is_higher)
+    color = style["color"]
+    if np.isfinite([row.low, row.high]).all():
+        ax.plot([row.low, row.high], [y, y], color=color, linewidth=2)
+    ax.plot([row.mean], [y], **style, linestyle="", markersize=7)
+    ax.plot(row.by_seed, [y + 0.11] * len(row.by_seed), ".", color="black", markersize=4)
+
+
+def write_label(ax, place, y, name, is_bold=False):
+    """Write the name of a side left or right of the panel of a forest plot."""
+    gap = 0.06 / (WIDTH - 2 * LABEL_INCHES)
+    x = -gap if place == "left" else 1 + gap
+    ax.text(
+        x,
+        y,
+        "\n".join(label_lines(name)),
+        transform=ax.get_yaxis_transform(),
+        ha="right" if place == "left" else "left",
+        va="center",
+        linespacing=1.05,
+        weight="bold" if is_bold else "normal",
+    )
+
+
+# --- SFT ------------------------------------------------------------------------------------------
+
+# {kind of gold solutions: numbers of examples}; sft/direct10 is the side with 10 direct ones.
+SFT_EXAMPLES = {"careful": (10, 100, 1000), "direct": (10, 100, 1000, 10000)}
+BASELINE = "rates/base"
+GRPO_WITH_MORE_EVALUATIONS = "exchange/grpo"
+
+
+def sft_by_examples():
+    title = "SFT gets as far as GRPO with careful solutions, but not with direct ones"
+    fig, (ax,) = new_figure(title, 4.8)
+    handles = []
+    for (kind, numbers), marker in zip(SFT_EXAMPLES.items(), "so", strict=True):
+        color = color_of(f"sft/{kind}100")
+        accuracies = [measures_on_test(f"sft/{kind}{number}") for number in numbers]
+        ax.plot(numbers, [values.mean() for values in accuracies], color=color)
+        for number, values in zip(numbers, accuracies, strict=True):
+            x = plotter.spread_out(number, len(values), offset=0, is_log_scale=True)
+            ax.plot(x, values, color=color, marker=marker, linestyle="")
+        label = f"SFT on {kind} solutions: mean, and each seed"
+        handles.append(Line2D([], [], color=color, marker=marker, label=label))
+    baseline = measures_on_test(BASELINE)
+    band = ax.axhspan(
+        baseline.min(),
+        baseline.max(),
+        color=color_of(BASELINE),
+        alpha=0.25,
+        linewidth=0,
+        label=f"GRPO, {table.name_of(BASELINE)}: lowest to highest seed",
+    )
+    (before,) = measures_on_test("dynamics/before")
+    line = ax.axhline(before, color="black", linestyle=":", label=table.name_of("dynamics/before"))
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.set_xlabel("gold examples")
+    ax.set_ylabel("strict accuracy on test")
+    show_accuracy(ax.yaxis)
+    add_legend(fig, [*handles, band, line])
+    return fig
+
+
+def exchange():
+    title = "Few careful solutions are worth more iterations of GRPO than many direct ones"
+    fig, (ax,) = new_figure(title, 6.2)
+    show_accuracy(ax.yaxis)
+    steps, answers = table.answers_by_step(GRPO_WITH_MORE_EVALUATIONS)
+    curves = answers.mean(2)  # (S, E)
+    (rising_curve,) = table.rising(curves.mean(0, keepdims=True))
+    style = {"color": color_of(GRPO_WITH_MORE_EVALUATIONS), "linewidth": 2.5}
+    name = f"GRPO, {table.name_of(GRPO_WITH_MORE_EVALUATIONS)}: mean and range of seeds"
+    draw_mean_with_range(ax, steps, curves, style | {"label": name})
+    for kind, numbers in SFT_EXAMPLES.items():
+        for number in reversed(numbers):
+            side = f"sft/{kind}{number}"
+            level = table.last_answers(side, GRPO_WITH_MORE_EVALUATIONS).mean()
+            iteration = table.iteration_that_reaches(level, steps, rising_curve)
+            draw_exchange(ax, side, level, iteration, steps)
+    ax.set_xlim(0, steps[-1])
+    ax.set_xlabel("iteration of GRPO")
+    ax.set_ylabel("strict accuracy on validation")
+    add_legend(fig, ax.get_legend_handles_labels()[0])
+    return fig
+
+
+def draw_exchange(ax, side, level, iteration, steps):
+    """Draw an arrow from a side's accuracy to GRPO's curve, and down to the iteration.
+
+    If GRPO never gets there, a dashed line goes through the panel. If it is higher at its first
+    evaluation already, a triangle stands at the accuracy and no arrow goes down.
+    """
+    color = color_of(side)
+    name = table.name_of(side)
+    if iteration == np.inf:
+        label = f"{name}: not within {steps[-1]} iterations"
+        ax.plot([0, steps[-1]], [level, level], color=color, linestyle="--", label=label)
+    elif iteration <= steps[1]:
+        label = f"{name}: fewer than {steps[1]} iterations"
+        ax.plot([0], [level], ">", color=color, markersize=8, clip_on=False, zorder=4, label=label)
+    else:
+        label = f"{name}: {table.iteration_cell(iteration)} iterations"
+        ax.plot([0, iteration], [level, level], color=color, linewidth=2, label=label)
+        arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (iteration, ax.get_ylim()[0]), (iteration, level), arrowprops=arrow)
+
+
+# --- What training changes ------------------------------------------------------------------------
+
+# {the model after training: (the model before, name)}
+SIZES = {
+    "scaling/0.1m": ("scaling/0.1m_before", "0.1m"),
+    "scaling/0.3m": ("scaling/0.3m_before", "0.3m"),
+    "dynamics/grpo": ("dynamics/before", "1m, the demo"),
+    "scaling/3m": ("scaling/3m_before", "3m"),
+}
+LEVELS = (1, 2, 3, 4)
+REWARDS = ("dynamics/grpo", "dynamics/format", "dynamics/random")
+KS = (1, 2, 4, 8, 16)
+
+
+def levels():
+    title = "The larger models learn problems of all lengths, 0.3m only the shortest, 0.1m none"
+    fig, panels = new_figure(title, 4.2, num_panels=2)
+    for ax, panel_title in zip(panels, ("before training", "after training"), strict=True):
+        ax.set_title(panel_title)
+        ax.set_xticks(LEVELS)
+        ax.set_xlabel("steps of the solution")
+        show_accuracy(ax.yaxis)
+    panels[0].set_ylabel("strict accuracy on test")
+    for (after, (before, name)), marker in zip(SIZES.items(), "v^os", strict=True):
+        style = {"color": color_of(after), "marker": marker, "label": name}
+        draw_mean_with_range(panels[0], LEVELS, accuracies_by_level(before), style)
+        draw_mean_with_range(panels[1], LEVELS, accuracies_by_level(after), style)
+    add_legend(fig, panels[1].get_legend_handles_labels()[0], num_columns=4)
+    return fig
+
+
+def accuracies_by_level(side):
+    """Strict accuracy on the test problems of each of LEVELS: (S, levels).
+
+    Raises:
+        ValueError: a run was evaluated on other problems.
+    """
+    examples = sorted(ArithmeticLoader.read("test"), key=lambda example: example["id"])
+    level_of_question = np.array([example["level"] for example in examples])  # (Q,)
+    checksum = checksum_of_questions(example["id"] for example in examples)
+    accuracies = []
+    for run in table.runs_of(side):
+        row = table.evaluation_on_test(run)
+        if row["questions"] != checksum:
+            raise ValueError(f"{run}: not evaluated on the test problems")
+        is_right = correct_answers(row)[:, 0]  # (Q,), sorted by id
+        accuracies.append([is_right[level_of_question == level].mean() for level in LEVELS])
+    return np.array(accuracies)
+
+
+def careful_curves():
+    title = "Careful steps, and with them accuracy, keep rising only with rewards for right answers"
+    fig, panels = new_figure(title, 4.2, num_panels=2)
+    labels = {"strict": "strict accuracy on validation", "careful": "share of careful steps"}
+    for ax, (key, label) in zip(panels, labels.items(), strict=True):
+        for side, marker in zip(REWARDS, "os^", strict=True):
+            steps, values = measures_by_step(side, key)
+            style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
+            draw_mean_with_range(ax, steps, values, style)
+        ax.set_title(label)
+        ax.set_xlabel("iteration")
+        show_accuracy(ax.yaxis)
+    add_legend(fig, panels[0].get_legend_handles_labels()[0], num_columns=3)
+    return fig
+
+
+def measures_by_step(side, key):
+    """The iterations at which a side was evaluated, and a measure on validation: (E,), (S, E)."""
+    steps, _ = table.answers_by_step(side)
+    values = []
+    for run in table.runs_of(side):
+        rows = table.evaluations_of(run / "answers.jsonl")
+        values.append([table.measure(row, key) for row in rows])
+    return steps, np.array(values)
+
+
+def pass_at_k_figure():
+    title = "After GRPO the first sample solves more problems than sixteen samples did before"
+    fig, (ax,) = new_figure(title, 4.2)
+    for side, marker in (("dynamics/grpo", "o"), ("dynamics/pass_before", "s")):
+        style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
+        draw_mean_with_range(ax, KS, chances_of_side(side), style)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(KS, [str(k) for k in KS])
+    ax.set_xlabel("k")
+    ax.set_ylabel("pass@k, strict, on test")
+    show_accuracy(ax.yaxis)
+    add_legend(fig, ax.get_legend_handles_labels()[0], num_columns=2)
+    return fig
+
+
+def chances_of_side(side):
+    """pass@k for each of KS: (S, ks)."""
+    chances = []
+    for run in table.runs_of(side):
+        row = table.evaluation_on_test(run, "pass.jsonl")
+        num_correct = correct_answers(row).sum(1).tolist()  # for each question
+        chances.append([pass_at_k(num_correct, row["samples"], k) for k in KS])
+    return np.array(chances)
+
+
+# --- Without training -----------------------------------------------------------------------------
+
+ZERO_SHOT = (
+    "zero_shot/r1_zero_1m",
+    "zero_shot/question_only_1m",
+    "zero_shot/reasoning_answer_1m",
+    "zero_shot/r1_zero_3m",
+    "zero_shot/question_only_3m",
+    "zero_shot/reasoning_answer_3m",
+)
+# {a key of CATEGORIES: (its name, its colour)}
+CATEGORY_LOOKS = {
+    "format1_answer1": ("format and answer right", "#0072B2"),
+    "format1_answer0": ("format right, answer wrong", "#E69F00"),
+    "format0_answer0": ("neither", "#BBBBBB"),
+}
+
+
+def categories():
+    title = (
+        "Before training, most completions lack the required format, "
+        "at either size and with any prompt"
+    )
+    fig, (ax,) = new_figure(title, 4.2)
+    names = [table.name_of(side) for side in ZERO_SHOT]
+    shares = []  # for each side
+    for side in ZERO_SHOT:
+        n, counts = table.category_counts(side)
+        shares.append(np.array(counts) / n)
+    shares = np.array(shares)  # (sides, categories)
+    left = np.zeros(len(ZERO_SHOT))
+    for i, category in enumerate(CATEGORIES):
+        name, color = CATEGORY_LOOKS[category]
+        bars = ax.barh(names, shares[:, i], left=left, color=color, label=name)
+        text_color = "white" if i == 0 else "black"
+        labels = [f"{100 * share:.0f}%" for share in shares[:, i]]
+        ax.bar_label(bars, labels, label_type="center", color=text_color)
+        left += shares[:, i]
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.set_xlabel("share of completions")
+    show_accuracy(ax.xaxis)
+    add_legend(fig, ax.get_legend_handles_labels()[0], num_columns=2)
+    return fig
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+FIGURES = {
+    "forest": forest,
+    "forest_choices": forest_choices,
+    "sft_by_examples": sft_by_examples,
+    "exchange": exchange,
+    "levels": levels,
+    "careful_curves": careful_curves,
+    "pass_at_k": pass_at_k_figure,
+    "categories": categories,
+}
+
+
+def draw(name, *arguments):
+    """The figure of that name. ValueError: there is none, or it takes other arguments."""
+    if name not in FIGURES:
+        raise ValueError(f"{name} is none of {', '.join(FIGURES)}")
+    try:
+        inspect.signature(FIGURES[name]).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+    with matplotlib.rc_context(STYLE):
+        return FIGURES[name](*arguments)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Draw one figure of the studies.")
+    parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
+    add = parser.add_argument
+    add("name", help=f"which figure: {', '.join(FIGURES)}")
+    add("arguments", nargs="*", help="of `forest` the studies; without any it draws all of them")
+    add("--output", type=Path, required=True, help="the file to write, FILE.png")
+    args = parser.parse_args(argv)
+    try:
+        plotter.check_output(args.output)
+        figure = draw(args.name, *args.arguments)
+        with matplotlib.rc_context(STYLE):
+            plotter.save([figure], args.output, dpi=DPI)
+    except (ValueError, OSError, LookupError) as error:
+        print(f"error: {error} (the head of figures.py lists the figures)", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        archive.unpack_all()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(main())
