@@ -1,5 +1,7 @@
 """What the tests of plots and reports share: rows of logs, runs on disk, the plotter's command."""
 
+import shlex
+
 import plotter
 from logs import jsonl
 
@@ -40,4 +42,4 @@ def write_answers(run, step, strict, flexible=None, gold=str):
 
 def plot(*paths, flags=""):
     """Run the plotter on these directories and return its exit code."""
-    return plotter.main(["--log_dir", *map(str, paths), *flags.split()])
+    return plotter.main(["--log_dir", *map(str, paths), *shlex.split(flags)])
