@@ -10,6 +10,8 @@
         draws the last accuracy of every run against a flag, and prints its table
     python plotter.py --log_dir output/* --by group_size --metrics accuracy entropy
         draws these curves, with a colour per value of the flag
+    python plotter.py --log_dir a b --names names.json --title "B learns faster" --metrics accuracy
+        draws a figure for a page: methods have the names and colours of the file
     python plotter.py --diagnose output/run
         says what looks wrong in the logs of a run, why that matters, and what to change
 
@@ -23,7 +25,7 @@ import math
 import os
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -39,6 +41,7 @@ from logs.read import column
 # The colour-blind-safe palette of Okabe and Ito, without its yellow, which is too pale for paper.
 # In a greyscale print the markers tell runs apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
+SPARE_COLORS = ("#777777", "#8C564B", "#BCBD22")  # where --names gives all of these to others
 MARKERS = "os^Dv*XP"
 LINESTYLES = ("-", "--", ":", "-.")
 STYLE = {
@@ -55,10 +58,23 @@ STYLE = {
     "grid.color": "0.9",
     "lines.markersize": 3.5,
     "pdf.fonttype": 42,
+    "savefig.dpi": 110,
     "text.parse_math": False,
+}
+# The figures of --metrics and --by stand on pages, and are read on a phone too.
+FIGURE_STYLE = STYLE | {
+    "font.size": 10,
+    "figure.titlesize": 12,
+    "axes.titlesize": 11,
+    "legend.fontsize": 10,
+    "lines.markersize": 4.5,
+    "savefig.dpi": 150,
 }
 MAX_CURVES = 8  # in a panel; more are shared out among several panels
 PAGE_WIDTH = 11.69  # inches: A4, landscape
+MAX_PANELS = 4  # in a figure of --metrics; with more, nobody sees what it says
+FIGURE_WIDTH = 6  # inches: of a figure of --metrics with one panel in a row
+WIDE_FIGURE_WIDTH = 7.6  # with two
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ class Curve:
 
 
 AXES = {  # the choices of --x
-    "step": Axis("step", "step", 1),
+    "step": Axis("step", "iteration", 1),  # or "update": see choose_axis
     "tokens": Axis("total_tokens", "tokens, sampled or trained on", 1),
     "time": Axis("elapsed", "time (min)", 60),
 }
@@ -179,12 +195,15 @@ LABELS = {  # in the legends of panels with several metrics
 
 
 def choose_axis(runs, name):
-    """Return the x axis of that name.
+    """Return the x axis of that name. The label of steps says what they count in these runs.
 
     Raises:
         ValueError: a log lacks its key.
     """
     axis = AXES[name]
+    if name == "step":
+        units = sorted({read.unit_of_step(run) for run in runs})
+        axis = replace(axis, label=" or ".join(units))
     for run in runs:
         for rows in run.rows.values():
             if rows and not np.isfinite(column(rows, axis.key)).any():
@@ -230,6 +249,11 @@ def common_description(runs):
     return runs[0].description if is_common else ""
 
 
+def flags_of_labels(runs, flags):
+    """Return the flags whose values the labels of the groups show: none if all are names."""
+    return [] if all(run.color for run in runs) else flags
+
+
 def flags_in_words(flags):
     return ", ".join(flags).replace("_", " ")
 
@@ -242,34 +266,72 @@ def curve_style(i):
     }
 
 
+def styles_of_groups(runs):
+    """Return {group: the style of its curves}.
+
+    A group with a display name has the colour of that name. No other group has it too. Groups of
+    one colour differ in their lines.
+    """
+    first_runs = {group: group_runs[0] for group, group_runs in read.groups_of(runs).items()}
+    styles = {group: curve_style(run.color_index) for group, run in first_runs.items()}
+    named_colors = {run.color for run in first_runs.values() if run.color}
+    if not named_colors:
+        return styles
+    free_colors = [color for color in COLORS + SPARE_COLORS if color not in named_colors]
+    colors = {}
+    for group, run in first_runs.items():
+        usual_color = styles[group]["color"]
+        colors[group] = run.color or (usual_color if usual_color in free_colors else None)
+    unused_colors = [color for color in free_colors if color not in colors.values()]
+    for group, color in colors.items():
+        if color is None:
+            colors[group] = (unused_colors or free_colors or SPARE_COLORS)[0]
+            unused_colors = unused_colors[1:]
+    colors_so_far = []
+    for i, (group, color) in enumerate(colors.items()):
+        styles[group] = {
+            "color": color,
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": LINESTYLES[colors_so_far.count(color) % len(LINESTYLES)],
+        }
+        colors_so_far.append(color)
+    return styles
+
+
+def wrap(text, width, font_size):
+    """Wrap a text to `width` inches, by a rule of thumb. font_size: in points."""
+    return textwrap.fill(text, int(108 * width / font_size))
+
+
 def legend_columns(labels, width):
     """Return how many columns of a legend fit into `width` inches, by a rule of thumb."""
-    longest = max(map(len, labels))
-    return max(1, int(17 * width / (longest + 7)))
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    characters = 128 * width / matplotlib.rcParams["legend.fontsize"]
+    return max(1, int(characters / (longest + 7)))
 
 
 # ---- one panel
 
 
-def draw_panel(ax, runs, panel, color_by_group):
+def draw_panel(ax, runs, panel, styles):
     """Draw the metrics of a panel.
 
-    Of a training metric, a faint curve shows every iteration and a bold one the running mean. Of
+    Of a training metric, a faint curve shows every iteration and a bold one the running median. Of
     several runs in a group the mean is drawn, with a band from the least to the greatest; along
     tokens or time, at evenly spread points (see read.pool). Of one run, a band shows the interval
     of an evaluation.
 
-    color_by_group: whether a colour stands for a group of runs, or for a metric.
+    styles: {group: its style}, or {} if a colour stands for a metric.
     """
     values = []
-    for group_runs in read.groups_of(runs).values():
+    for group, group_runs in read.groups_of(runs).items():
         for i, key in enumerate(panel.keys):
             logs = logs_with_key(group_runs, panel, key)
             if not logs:
                 continue
             curve = make_curve(logs, panel, key)
             values += [*curve.y, *curve.high]
-            style = curve_style(group_runs[0].color_index if color_by_group else i)
+            style = styles.get(group) or curve_style(i)
             label = label_of(key, runs) if len(panel.keys) > 1 else None
             draw_curve(ax, curve, panel.log, key, style, label)
     finite_values = np.array([value for value in values if np.isfinite(value)])
@@ -349,39 +411,43 @@ def format_x_axis(ax, axis):
 # ---- one page of panels
 
 
-def draw_page(runs, title, panels, layout, flags=()):
+def draw_page(runs, family, panels, layout, flags=(), title=None):
     """Draw a page of panels. A panel of too many curves becomes several that share their y axis.
 
     The title of the page says what was trained, or its legend does where the runs differ.
+    family: the words for these metrics, or "".
     flags: those of --by.
+    title: that of --title, in place of the usual one.
     """
     groups = list(read.groups_of(runs).values())
     subplots = split_panels(panels, groups)
     num_rows = math.ceil(len(subplots) / layout.columns)
     fig = Figure((layout.width, layout.panel_height * num_rows + 0.9), layout="constrained")
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    fig.suptitle(page_title(runs, title, layout, groups))
-    color_by_group = len(runs) > 1 or bool(flags)
+    set_page_title(fig, title_lines(runs, family, groups, title), layout.width)
+    color_by_group = len(runs) > 1 or bool(flags) or runs[0].color
+    styles = styles_of_groups(runs) if color_by_group else {}
     if color_by_group:
-        add_run_legend(fig, runs, layout, flags)
+        add_run_legend(fig, runs, styles, layout, flags)
     first_ax = {}  # {panel: the first of the subplots that it is split into}
     for i, (panel, keys, subplot_runs) in enumerate(subplots, 1):
-        title = title_of(panel.keys, panel.log, runs)
+        panel_title = title_of(panel.keys, panel.log, runs)
         if len(subplot_runs) < len(runs):
-            title += f": {subplot_runs[0].label} to {subplot_runs[-1].label}"
+            panel_title += f": {subplot_runs[0].label} to {subplot_runs[-1].label}"
+        panel_width = layout.width / layout.columns
         ax = fig.add_subplot(
             num_rows,
             layout.columns,
             i,
-            title=textwrap.fill(title, int(12 * layout.width / layout.columns)),
+            title=wrap(panel_title, panel_width, matplotlib.rcParams["axes.titlesize"]),
             ylabel=unit_of(panel.keys[0], runs),
             sharey=first_ax.get(panel),
         )
         first_ax.setdefault(panel, ax)
-        draw_panel(ax, subplot_runs, Panel(panel.log, keys, panel.axis), color_by_group)
+        draw_panel(ax, subplot_runs, Panel(panel.log, keys, panel.axis), styles)
         labels = ax.get_legend_handles_labels()[1]
         if labels:
-            ncols = legend_columns(labels, 0.85 * layout.width / layout.columns)
+            ncols = legend_columns(labels, 0.85 * panel_width)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4, ncols=ncols)
     return fig
 
@@ -398,36 +464,47 @@ def split_panels(panels, groups):
     return subplots
 
 
-def page_title(runs, title, layout, groups):
+def title_lines(runs, family, groups, title):
     """Return the title of a page: what was trained, the family of metrics, and what lines mean.
+
+    With --title it has no explanation of the lines, since such a figure stands above a caption.
 
     groups: the runs of each curve.
     """
+    if title:
+        return [title, family]
     names = [runs[0].name if len(runs) == 1 else "", common_description(runs)]
-    caption = "faint: every iteration; bold: running mean; bands: 95 % intervals"
+    caption = "faint: every iteration; bold: running median; bands: 95 % intervals"
     sizes = [len(group_runs) for group_runs in groups]
     if max(sizes) > 1:
         caption = (
-            "lines: mean of a group's runs (training: running mean); "
+            "lines: mean of a group's runs (training: running median of it); "
             "bands: from their least to their greatest"
         )
         if min(sizes) == 1:
             caption += " (of a single run: 95 % interval)"
-    lines = [": ".join(name for name in names if name), title, caption]
-    return "\n".join(textwrap.fill(line, int(11 * layout.width)) for line in lines if line)
+    return [": ".join(name for name in names if name), family, caption]
 
 
-def add_run_legend(fig, runs, layout, flags):
+def set_page_title(fig, lines, width):
+    """Write the lines above the panels, wrapped to `width` inches."""
+    title = fig.suptitle("")
+    wrapped_lines = [wrap(line, width, title.get_fontsize()) for line in lines if line]
+    title.set_text("\n".join(wrapped_lines))
+
+
+def add_run_legend(fig, runs, styles, layout, flags):
     """Say below the page which colour stands for which group of runs."""
     needs_description = not common_description(runs) and not flags
     labels = []
     handles = []
-    for group_runs in read.groups_of(runs).values():
-        label = group_runs[0].label
-        if needs_description and group_runs[0].description:
-            label += f": {group_runs[0].description}"
-        labels.append(textwrap.fill(label, int(13 * layout.width)))
-        handles.append(Line2D([], [], **curve_style(group_runs[0].color_index)))
+    for group, group_runs in read.groups_of(runs).items():
+        first_run = group_runs[0]
+        label = first_run.label
+        if needs_description and first_run.description and not first_run.color:
+            label += f": {first_run.description}"
+        labels.append(wrap(label, layout.width, matplotlib.rcParams["legend.fontsize"]))
+        handles.append(Line2D([], [], **styles[group]))
     ncols = legend_columns(labels, layout.width)
     legend = fig.legend(handles, labels, ncols=ncols, loc="outside lower center")
     legend.set_title(flags_in_words(flags) or None)
@@ -436,8 +513,10 @@ def add_run_legend(fig, runs, layout, flags):
 # ---- the PDF without --by and --metrics
 
 
-def draw_pages(runs, axis):
+def draw_pages(runs, axis, title=None):
     """Yield the figures of the PDF: the dashboard, and a page per family of metrics.
+
+    title: that of --title.
 
     Raises:
         ValueError: there is no number in the logs.
@@ -446,14 +525,15 @@ def draw_pages(runs, axis):
     if not any(metrics.values()):
         raise ValueError("no number to plot in the logs")
     panels = dashboard_panels(metrics, axis, is_overlay=len(runs) > 1)
-    yield draw_page(runs, "", panels, Layout(4, PAGE_WIDTH, 2.4))
+    yield draw_page(runs, "", panels, Layout(4, PAGE_WIDTH, 2.4), title=title)
     panels_left = single_panels(metrics, ("train", "eval"), axis)
     for family, prefixes in FAMILIES.items():
         panels = [panel for panel in panels_left if panel.keys[0].startswith(prefixes)]
         if panels:
             panels_left = [panel for panel in panels_left if panel not in panels]
             columns = 2 if len(panels) < 5 else 3 if len(panels) < 10 else 4
-            yield draw_page(runs, family, panels, Layout(columns, PAGE_WIDTH, 7.2 / columns))
+            layout = Layout(columns, PAGE_WIDTH, 7.2 / columns)
+            yield draw_page(runs, family, panels, layout, title=title)
 
 
 def single_panels(metrics, logs, axis):
@@ -505,68 +585,130 @@ def logged_keys(names, metrics):
 # ---- --metrics and --by
 
 
-def draw_metrics(runs, keys, axes, flags):
+def draw_metrics(runs, keys, axes, flags, title):
     """Draw a panel for each metric and x axis on one page.
 
     Raises:
-        ValueError: no log has the metric.
+        ValueError: no log has the metric, or there are more than MAX_PANELS panels.
     """
     logs = {key: read.log_of(runs, key) for key in keys}
     panels = []
     for axis in axes:
         panels += [Panel(logs[key], (key,), axis) for key in keys]
-    if len(keys) > 1 and len(axes) > 1:
-        columns = len(keys)
-    elif len(panels) == 4:
-        columns = 2
+    groups = list(read.groups_of(runs).values())
+    num_panels = len(split_panels(panels, groups))
+    if num_panels > MAX_PANELS:
+        raise ValueError(
+            f"--metrics: this figure has {num_panels} panels, and at most {MAX_PANELS} are legible;"
+            f" name fewer metrics or x axes, or fewer runs if a panel has over {MAX_CURVES} curves"
+        )
+    if num_panels == 1:
+        layout = Layout(1, FIGURE_WIDTH, 3.2)
     else:
-        columns = min(len(panels), 3)
-    layout = Layout(columns, max(3.9 * columns, 6), 2.8)
-    return draw_page(runs, "", panels, layout, flags)
+        layout = Layout(2, WIDE_FIGURE_WIDTH, 3)
+    return draw_page(runs, "", panels, layout, flags, title)
 
 
-def draw_last_accuracies(runs, flags):
+def draw_last_accuracies(runs, by, flags, title):
     """Draw both accuracies at the end of every run against the flags, with intervals and means.
 
-    The x axis is logarithmic if there is one flag and its values are positive numbers. Otherwise
-    its values stand side by side.
+    If there is one flag in --by, and its values are positive numbers, the x axis is logarithmic. A
+    line then joins the means of runs that differ in nothing else. Otherwise the groups stand side
+    by side, and each mean is a dash of its own.
+
+    by: the flags of --by.
+    flags: those that group the runs, which are these and the flags that split their groups.
     """
-    rows_of_group = read.last_evaluations(runs)
-    title = f"{read.adapt_to_stories('Accuracy', runs)} at the end of each run"
-    if common_description(runs):
-        title += f": {common_description(runs)}"
-    fig = Figure((6.5, 4), layout="constrained")
-    ax = fig.add_subplot(title=title, xlabel=flags_in_words(flags), ylabel="share")
-    values = [group[0] for group in rows_of_group]
-    all_numbers = not any(isinstance(value, str) for value in values)
-    is_log_scale = len(flags) == 1 and all_numbers and min(values) > 0
-    positions = values if is_log_scale else range(len(values))
-    all_rows = sum(rows_of_group.values(), [])
-    # Along a logarithmic axis a line joins the means; otherwise each mean is a dash of its own.
-    mean_style = {"marker": ""}
-    if not is_log_scale:
-        mean_style = {"marker": "_", "markersize": 40, "linestyle": ""}
-    for i, (kind, key) in enumerate(read.ACCURACIES.items()):
-        style = curve_style(i)
-        means = [column(rows, key).mean() for rows in rows_of_group.values()]
-        ax.plot(positions, means, **(style | mean_style))
-        offset = (i - 0.5) / 4  # strict to the left, flexible to the right
-        x = []
-        for position, rows in zip(positions, rows_of_group.values(), strict=True):
-            x += spread_out(position, len(rows), offset, is_log_scale)
-        low = column(all_rows, f"{key}_low")
-        high = column(all_rows, f"{key}_high")
-        ax.vlines(x, low, high, color=style["color"], alpha=0.4, linewidth=1)
-        words = read.adapt_to_stories(kind, runs)
-        label = f"{words}: each run with its 95 % interval, and the mean"
-        ax.plot(x, column(all_rows, key), **(style | {"linestyle": ""}), label=label)
-    draw_first_accuracies(ax, positions, runs)
-    if is_log_scale:
+    is_along_numbers = read.has_number_axis(runs, by)
+    if is_along_numbers:
+        place_of_run = {run.path: read.value_of(run.args, by[0]) for run in runs}
+        # From here on a group is what one line shows: runs that differ only in the number.
+        runs = read.label_by_names(read.group_by(runs, flags[1:]), flags[1:])
+        x_flags = by
+    else:
+        order = list(read.groups_of(runs))
+        place_of_run = {run.path: order.index(run.group) for run in runs}
+        x_flags = flags_of_labels(runs, flags)
+    fig = Figure((FIGURE_WIDTH, 4.4), layout="constrained")
+    usual_title = f"{read.adapt_to_stories('Accuracy', runs)} at the end of each run"
+    lines = [title] if title else [usual_title, common_description(runs)]
+    set_page_title(fig, lines, FIGURE_WIDTH)
+    ax = fig.add_subplot(xlabel=flags_in_words(x_flags), ylabel="share")
+    styles = styles_of_groups(runs)
+    for group, group_runs in read.groups_of(runs).items():
+        runs_at = {}  # {x: runs}, in the order of x
+        for run in sorted(group_runs, key=lambda run: place_of_run[run.path]):
+            runs_at.setdefault(place_of_run[run.path], []).append(run)
+        draw_last_accuracies_of_group(ax, runs_at, styles[group], is_along_numbers)
+        draw_first_accuracies(ax, runs_at)
+    if is_along_numbers:
         ax.set_xscale("log")
-    label_groups(ax, positions, runs)
+        numbers = sorted(set(place_of_run.values()))
+        label_positions(ax, numbers, [read.in_words(by[0], x, numbers) for x in numbers])
+    else:
+        labels = [group_runs[0].label for group_runs in read.groups_of(runs).values()]
+        label_positions(ax, range(len(labels)), labels)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
-    fig.legend(loc="outside lower center")
+    has_several_lines = is_along_numbers and len(styles) > 1
+    legend = add_accuracy_legend(fig, ax, runs, styles if has_several_lines else {})
+    if has_several_lines:
+        legend.set_title(flags_in_words(flags[1:]))
     return fig
+
+
+def draw_last_accuracies_of_group(ax, runs_at, style, is_along_numbers):
+    """Draw each run with its interval, and the means, of the runs of one colour.
+
+    runs_at: {x: runs}, in the order of x.
+    """
+    for i, key in enumerate(read.ACCURACIES.values()):
+        style = style | accuracy_style(key)
+        mean_style = {"marker": ""}
+        if not is_along_numbers:
+            mean_style = {"marker": "_", "markersize": 40, "linestyle": ""}
+        means = []
+        for x, runs in runs_at.items():
+            rows = sum(read.last_evaluations(runs).values(), [])
+            accuracies = column(rows, key)
+            means.append(accuracies.mean())
+            offset = (i - 0.5) / 4  # strict to the left, flexible to the right
+            places = spread_out(x, len(rows), offset, is_along_numbers)
+            low = column(rows, f"{key}_low")
+            high = column(rows, f"{key}_high")
+            ax.vlines(places, low, high, color=style["color"], alpha=0.4, linewidth=1)
+            ax.plot(places, accuracies, **(style | {"linestyle": ""}))
+        ax.plot(list(runs_at), means, **(style | mean_style))
+
+
+def accuracy_style(key):
+    """Return how the strict or the flexible accuracy looks in every colour."""
+    if key == read.ACCURACIES["strict"]:
+        return {"linestyle": "-", "fillstyle": "full"}
+    return {"linestyle": "--", "fillstyle": "none"}
+
+
+def add_accuracy_legend(fig, ax, runs, styles):
+    """Say below the figure what lines and points mean, and return the legend.
+
+    styles: {group: its style}, for the groups whose label no axis shows.
+    """
+    handles = []
+    labels = []
+    for group, group_runs in read.groups_of(runs).items():
+        if group in styles:
+            handles.append(Line2D([], [], **styles[group]))
+            labels.append(group_runs[0].label)
+    for kind, key in read.ACCURACIES.items():
+        style = {"color": "0.2", "marker": "o"} | accuracy_style(key)
+        handles.append(Line2D([], [], **style))
+        words = read.adapt_to_stories(kind, runs)
+        labels.append(f"{words}: each run with its 95 % interval, and the mean")
+    first_handles, first_labels = ax.get_legend_handles_labels()
+    handles += first_handles[:1]
+    labels += first_labels[:1]
+    font_size = matplotlib.rcParams["legend.fontsize"]
+    labels = [wrap(label, 0.9 * FIGURE_WIDTH, font_size) for label in labels]
+    return fig.legend(handles, labels, loc="outside lower center")
 
 
 def spread_out(position, num_runs, offset, is_log_scale):
@@ -580,35 +722,41 @@ def spread_out(position, num_runs, offset, is_log_scale):
     return list(position + 3 * shifts)
 
 
-def draw_first_accuracies(ax, positions, runs):
-    """Draw the strict accuracy before training, if any run was evaluated then."""
-    first_rows = {}  # {group: its row of step 0}
-    for run in runs:
-        for row in run.rows["eval"]:
-            if row["step"] == 0:
-                first_rows[run.group] = row
+def draw_first_accuracies(ax, runs_at):
+    """Draw the strict accuracy before training, where a run was evaluated then.
+
+    runs_at: {x: runs}, in the order of x.
+    """
+    first_rows = {}  # {x: the row of step 0 of a run}
+    for x, runs in runs_at.items():
+        for run in runs:
+            for row in run.rows["eval"]:
+                if row["step"] == 0:
+                    first_rows[x] = row
     if first_rows:
-        rows = [first_rows.get(group, {}) for group in read.groups_of(runs)]
-        label = f"{read.adapt_to_stories('strict', runs)}, before training"
+        rows = [first_rows.get(x, {}) for x in runs_at]
+        all_runs = sum(runs_at.values(), [])
+        label = f"{read.adapt_to_stories('strict', all_runs)}, before training"
         style = {"color": "0.4", "linestyle": ":", "marker": "x"}
-        ax.plot(positions, column(rows, "accuracy"), **style, label=label)
+        ax.plot(list(runs_at), column(rows, "accuracy"), **style, label=label)
 
 
-def label_groups(ax, positions, runs):
-    """Write the label of each group below its position."""
-    groups = read.groups_of(runs).values()
-    labels = [textwrap.fill(group_runs[0].label, 30) for group_runs in groups]
-    would_overlap = sum(map(len, labels)) > 80
-    tilt = {"rotation": 20, "ha": "right"} if would_overlap else {}
-    ax.set_xticks(positions, labels, **tilt)
+def label_positions(ax, positions, labels):
+    """Write the labels below their positions."""
+    labels = [textwrap.fill(label, 40) for label in labels]
+    would_overlap = sum(map(len, labels)) > 56
+    tilt = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if would_overlap else {}
+    ax.set_xticks(list(positions), labels, **tilt)
     ax.set_xticks([], minor=True)
 
 
 # ---- the command
 
 
-def save(figures, output, dpi=110):
+def save(figures, output, dpi=None):
     """Write the figures as PDF, or the first one as PNG. Equal logs give equal bytes.
+
+    dpi: of a PNG; None: that of the style.
 
     The file is written under a temporary name, so that an error leaves an existing file alone.
 
@@ -663,15 +811,16 @@ def parse_args(argv=None):
         nargs="+",
         choices=AXES,
         default=["step"],
-        help="one or several x axes for the curves. step: the number of the iteration (`step` in "
-        "the logs). tokens: the tokens that were sampled or trained on. time: minutes since the "
-        "start (default: step)",
+        help="one or several x axes for the curves. step: the number of the iteration, or of the "
+        "update in runs of sft.py and expert_iteration.py (`step` in the logs). tokens: the tokens "
+        "that were sampled or trained on. time: minutes since the start (default: step)",
     )
     add(
         "--metrics",
         nargs="+",
         metavar="KEY",
-        help="draw only the curves of these keys of the logs, on one page",
+        help="draw only the curves of these keys of the logs, in one figure of at most "
+        f"{MAX_PANELS} panels: one for each metric and x axis",
     )
     add(
         "--by",
@@ -682,7 +831,24 @@ def parse_args(argv=None):
         "args.json, or `parameters` (the model's number of parameters), or `arm` (the directory's "
         "name without learning rate and seed). Groups whose runs differ in further flags that "
         "matter are split by these too. Without --metrics, draw the accuracies at the end of the "
-        "runs and print their table",
+        "runs and print their table. Against a flag of numbers, a line then joins only runs that "
+        "differ in nothing else",
+    )
+    add(
+        "--names",
+        type=Path,
+        metavar="FILE",
+        help='a JSON file {"STUDY/ARM": [display name, colour]}, with colours such as "#0072B2". '
+        "The runs in STUDY/ARM_seedN and STUDY/ARM_rateX_seedN get this name and colour in every "
+        "figure. An entry of STUDY/ARM_rateX goes before one of STUDY/ARM. Without --by, the runs "
+        "of one name are a group, and where their learning rates differ they are a group for each "
+        "rate. Runs without an entry keep their label and stay alone",
+    )
+    add(
+        "--title",
+        metavar="TEXT",
+        help="the message of the figure, in place of its usual title and of the words that explain "
+        "its lines",
     )
     add(
         "--show",
@@ -694,9 +860,12 @@ def parse_args(argv=None):
         "colours what its updates did to each token of some (default: the last one)",
     )
     args = parser.parse_args(argv)
-    draws = args.output or args.metrics or args.by or args.show is not None
-    if args.diagnose and draws:
-        parser.error("--diagnose draws nothing: leave out --output, --metrics, --by and --show")
+    flags_of_figures = (args.output, args.metrics, args.by, args.names, args.title)
+    if args.diagnose and (any(flags_of_figures) or args.show is not None):
+        parser.error(
+            "--diagnose draws nothing: leave out --output, --metrics, --by, --names, --title and "
+            "--show"
+        )
     return args
 
 
@@ -705,7 +874,8 @@ def main(argv=None):
     try:
         if args.output:
             check_output(args.output)
-        runs = read.load_runs(args.diagnose or args.log_dir)
+        names = read.load_names(args.names) if args.names else {}
+        runs = read.name_runs(read.load_runs(args.diagnose or args.log_dir), names)
         if args.diagnose:
             print("\n".join(diagnosis_of(run) for run in runs))
         elif args.show is not None:
@@ -738,25 +908,33 @@ def diagnosis_of(run):
 def plot(runs, args):
     """Write the plots that the flags ask for, and return the lines to print."""
     output = args.output or runs[0].path / "training_plots.pdf"
-    flags = read.flags_of_groups(runs, args.by) if args.by else []
-    runs = read.group_by(runs, flags)
+    flags = []
+    if args.by:
+        has_lines_along_flag = not args.metrics and read.has_number_axis(runs, args.by)
+        flags = read.flags_of_groups(runs, args.by, joined=has_lines_along_flag)
+        runs = read.label_by_names(read.group_by(runs, flags), flags)
+    elif args.names:
+        runs = read.group_by_name(runs)
+    label_flags = flags_of_labels(runs, flags)
     if args.metrics:
         axes = [choose_axis(runs, x) for x in args.x]
-        save([draw_metrics(runs, args.metrics, axes, flags)], output)
-        lines = [read.end_table(runs, flags, args.metrics)]
+        with matplotlib.rc_context(FIGURE_STYLE):
+            save([draw_metrics(runs, args.metrics, axes, label_flags, args.title)], output)
+        lines = [read.end_table(runs, label_flags, args.metrics)]
     elif args.by:
-        save([draw_last_accuracies(runs, flags)], output)
-        lines = [read.end_table(runs, flags, read.ACCURACIES.values())]
+        with matplotlib.rc_context(FIGURE_STYLE):
+            save([draw_last_accuracies(runs, args.by, flags, args.title)], output)
+        lines = [read.end_table(runs, label_flags, read.ACCURACIES.values())]
     else:
-        save(pages_of_axes(runs, args.x), output)
+        save(pages_of_axes(runs, args), output)
         lines = compare_and_report(runs, args)
     return [*lines, f"plots: {output}"]
 
 
-def pages_of_axes(runs, axis_names):
+def pages_of_axes(runs, args):
     """Yield all pages for one x axis after the other."""
-    for name in axis_names:
-        yield from draw_pages(runs, choose_axis(runs, name))
+    for name in args.x:
+        yield from draw_pages(runs, choose_axis(runs, name), args.title)
 
 
 def compare_and_report(runs, args):

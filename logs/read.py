@@ -43,12 +43,13 @@ STORY_WORDS = {
     "Response length correct": "Response length, scored",
     "Response length incorrect": "Response length, not scored",
 }
-# Runs that differ only in these flags are repeats, of which --by draws the mean. seed, arm and
-# output_dir differ between repeats of a run. "parameters" follows from the model. The others have
-# no effect on what is learnt by a given step.
+# Runs that differ only in these flags are repeats, of which --by draws the mean. seed, arm, name
+# and output_dir differ between repeats of a run. "parameters" follows from the model. The others
+# have no effect on what is learnt by a given step.
 MAY_DIFFER = {
     "seed",
     "arm",
+    "name",
     "output_dir",
     "resume",
     "device",
@@ -77,17 +78,27 @@ MAX_SPLIT_FLAGS = 4  # With more, the label of a line would be longer than anyon
 
 
 @dataclass(frozen=True)
+class DisplayName:
+    """How figures name and colour the runs of one training method."""
+
+    text: str
+    color: str  # "#RRGGBB"
+
+
+@dataclass(frozen=True)
 class RunLog:
     """The logs of one training run, and how plots and tables name and colour it."""
 
     name: str  # its path, without the folder that all loaded runs lie in
     path: Path
-    args: dict  # flags and "parameters", as far as args.json has them, and "arm" (see load_run)
+    args: dict  # flags, "parameters", "arm" (see load_run) and "name" (see name_runs), if known
     description: str  # model, data set and number of parameters, as far as args.json has them
     rows: dict[str, list[dict]]  # "train" and "eval": the rows of these logs
     group: tuple  # runs with equal groups share a colour: the name, or the values of the --by flags
     label: str  # the group in words, for legends and tables
     color_index: int  # the position of the group among all groups of the study
+    display_name: DisplayName | None = None  # of the run, by --names
+    color: str | None = None  # of the group, if it has a display name
 
 
 # ---- loading
@@ -198,11 +209,15 @@ def transcripts(run, folder):
 # ---- groups of runs and their labels
 
 
-def flags_of_groups(runs, flags):
-    """Return the flags of --by and, after them, those in which runs with equal values differ.
+def flags_of_groups(runs, flags, joined=False):
+    """Return the flags of --by and, after them, those that split the groups further.
 
-    The mean of runs that differ in such a flag would be a run that nobody made. So the flag takes
-    part in the grouping, and in the labels of the groups.
+    These are the flags in which runs with equal values differ. The mean of runs that differ in such
+    a flag would be a run that nobody made. So the flag takes part in the grouping, and in the
+    labels of the groups.
+
+    joined: whether a line joins the groups. Then a flag also splits them if it differs between runs
+        with different values: such a line would lead from one kind of run to another.
 
     Raises:
         ValueError: the args.json of a run lacks one of the flags, or too many others differ.
@@ -216,16 +231,32 @@ def flags_of_groups(runs, flags):
         args_of_group.setdefault(values_of(run.args, flags), []).append(run.args)
     split_flags = set()
     for group_args in args_of_group.values():
-        for flag in set().union(*group_args) - MAY_DIFFER - set(flags):
-            if len({value_of(args, flag) for args in group_args}) > 1:
-                split_flags.add(flag)
+        split_flags |= differing_flags(group_args, flags)
+    if joined:
+        # Models of different sizes have different names.
+        named_by_size = {"model_name"} if "parameters" in flags else set()
+        split_flags |= differing_flags([run.args for run in runs], flags) - named_by_size
     if len(split_flags) > MAX_SPLIT_FLAGS:
-        raise ValueError(
-            f"--by {' '.join(flags)}: runs with equal values differ in {len(split_flags)} other"
-            f" flags ({', '.join(sorted(split_flags))}); leave runs out, or add a flag that tells"
-            " them apart, such as arm"
-        )
+        raise ValueError(too_many_split_flags(flags, sorted(split_flags), joined))
     return [*flags, *sorted(split_flags)]
+
+
+def differing_flags(all_args, flags):
+    """Return the flags, other than these, in which runs differ that are not repeats."""
+    other_flags = set().union(*all_args) - MAY_DIFFER - set(flags)
+    return {flag for flag in other_flags if len({value_of(args, flag) for args in all_args}) > 1}
+
+
+def too_many_split_flags(flags, split_flags, joined):
+    """Return the message of the error for groups that too many further flags would split."""
+    difference = f"differ in {len(split_flags)} other flags ({', '.join(split_flags)})"
+    if flags == ["name"]:
+        return f"--names: runs of one name {difference}; leave runs out, or give them other names"
+    runs = "the runs" if joined else "runs with equal values"
+    return (
+        f"--by {' '.join(flags)}: {runs} {difference}; leave runs out, or add a flag that tells"
+        " them apart, such as arm"
+    )
 
 
 def group_by(runs, flags):
@@ -234,15 +265,13 @@ def group_by(runs, flags):
     The colour of a group is chosen among all runs that lie in the same folders, so that a group
     keeps its colour whichever runs are drawn.
     """
-    if not flags:
-        return runs
     runs = [replace(run, group=values_of(run.args, flags)) for run in runs]
     study_groups = groups_of_study(runs, flags)
     labelled_runs = []
     for run in runs:
         label = group_label(run.group, flags, study_groups)
         color_index = study_groups.index(run.group)
-        labelled_runs.append(replace(run, label=label, color_index=color_index))
+        labelled_runs.append(replace(run, label=label, color_index=color_index, color=None))
     return sorted(labelled_runs, key=lambda run: run.color_index)
 
 
@@ -321,6 +350,14 @@ def components_from_end(value):
     return str(value).rstrip("/").split("/")[::-1]
 
 
+def rate_in_words(rate):
+    """Return a learning rate as the pages write it: 2e-4."""
+    if isinstance(rate, str):
+        return rate
+    mantissa, exponent = f"{rate:e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
 def parameters_in_words(number):
     return f"{number / 1e6:.2f} M" if number < 1e9 else f"{number / 1e9:.2f} B"
 
@@ -338,7 +375,134 @@ def adapt_to_stories(words, runs):
     return STORY_WORDS.get(usual, words)
 
 
+def has_number_axis(runs, flags):
+    """Return whether the values of --by are places on an axis: one flag of positive numbers."""
+    if len(flags) != 1:
+        return False
+    values = [value_of(run.args, flags[0]) for run in runs]
+    return all(not isinstance(value, str | bool) and value > 0 for value in values)
+
+
+# ---- display names
+
+
+def load_names(path):
+    """Return {"STUDY/ARM": DisplayName}, as the JSON file of --names has them.
+
+    Raises:
+        ValueError: the file cannot be read, or has something else.
+    """
+    try:
+        entries = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"--names {path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--names {path}: not valid JSON ({error})") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f'--names {path}: not an object {{"STUDY/ARM": [display name, colour]}}')
+    names = {}
+    for side, entry in entries.items():
+        is_pair_of_texts = (
+            isinstance(entry, list)
+            and len(entry) == 2
+            and all(isinstance(value, str) and value for value in entry)
+        )
+        if not is_pair_of_texts:
+            raise ValueError(f"--names {path}: {side!r} needs [display name, colour], two texts")
+        text, color = entry
+        if not re.fullmatch("#[0-9A-Fa-f]{6}", color):
+            raise ValueError(
+                f"--names {path}: {side!r} has the colour {color!r}; write it as '#0072B2'"
+            )
+        names[side] = DisplayName(text, color.upper())
+    return names
+
+
+def name_runs(runs, names):
+    """Give each run that has an entry in the names its display name, also as "name" in its args.
+
+    The directory of a run is STUDY/ARM_seedN or STUDY/ARM_rateX_seedN. An entry of STUDY/ARM_rateX
+    goes before one of STUDY/ARM.
+    """
+    named_runs = []
+    for run in runs:
+        study = run.path.parent.name
+        arm_and_rate = re.sub(r"_seed\d+$", "", run.path.name)
+        arm, *rate = re.split(r"_rate(?=[^_]+$)", arm_and_rate)
+        name = names.get(f"{study}/{arm_and_rate}") or names.get(f"{study}/{arm}")
+        if name:
+            args = run.args | {"name": name.text}
+            if rate:  # An args.json without the learning rate must not hide that rates differ.
+                args.setdefault("learning_rate", rate[0])
+            run = replace(run, args=args, display_name=name)
+        named_runs.append(run)
+    return named_runs
+
+
+def group_by_name(runs):
+    """Group the runs that share a display name. Every other run stays alone."""
+    flags = flags_of_groups([run for run in runs if run.display_name], ["name"])
+    grouped_runs = []
+    for run in runs:
+        # The path of a run is never equal to the display name of others.
+        group = values_of(run.args, flags) if run.display_name else (run.path,)
+        grouped_runs.append(replace(run, group=group))
+    return label_by_names(grouped_runs, flags)
+
+
+def label_by_names(runs, flags):
+    """Label and colour each group whose runs share a display name by that name.
+
+    flags: those whose values are the groups. Where several groups have one name, their labels also
+        say the values in which they differ.
+    """
+    groups_of_name = {}  # {display name: its groups}
+    for group, group_runs in groups_of(runs).items():
+        names = {run.args.get("name") for run in group_runs}
+        if len(names) == 1:
+            groups_of_name.setdefault(names.pop(), []).append(group)
+    groups_of_name.pop(None, None)  # None: the groups of runs without a display name
+    labels = {}
+    for name, groups in groups_of_name.items():
+        for group in groups:
+            labels[group] = name + difference_in_words(group, groups, flags)
+    labelled_runs = []
+    for run in runs:
+        if run.group in labels:
+            run = replace(run, label=labels[run.group], color=run.display_name.color)
+        labelled_runs.append(run)
+    return labelled_runs
+
+
+def difference_in_words(group, groups, flags):
+    """Return the values that tell a group from others of the same name, to stand after the name."""
+    words = ""
+    for i, flag in enumerate(flags):
+        values = {other_group[i] for other_group in groups}
+        if len(values) == 1:
+            continue
+        value = group[i]
+        if flag == "learning_rate":
+            words += f" at {rate_in_words(value)}"
+        elif isinstance(value, bool):
+            words += f", {in_words(flag, value, values)}"
+        else:
+            words += f", {flag.replace('_', ' ')} {in_words(flag, value, values)}"
+    return words
+
+
 # ---- metrics and curves
+
+
+def unit_of_step(run):
+    """Return what `step` counts in the logs of a run.
+
+    main.py counts iterations, which are rollout batches. sft.py and expert_iteration.py count
+    updates, and they log how many examples these were trained on.
+    """
+    is_fine_tuning = not run.args.keys().isdisjoint({"train_file", "n_ei_steps"})
+    has_examples = any("examples" in row for row in run.rows["train"])
+    return "update" if is_fine_tuning or has_examples else "iteration"
 
 
 def to_float(value):
@@ -405,12 +569,17 @@ def log_of(runs, key):
 
 
 def smooth(values):
-    """Return a centred running mean over about a fifteenth of the points. A gap stays a gap."""
+    """Return a centred running median over about a fifteenth of the points. A gap stays a gap.
+
+    A mean would turn a spike into a plateau as wide as its window.
+    """
+    half_width = len(values) // 30
     finite = np.isfinite(values)
-    window = np.ones(2 * (len(values) // 30) + 1)
-    total = np.convolve(np.where(finite, values, 0.0), window, "same")
-    count = np.convolve(finite, window, "same")
-    return np.where(finite, total / np.maximum(count, 1), np.nan)
+    medians = np.full(len(values), np.nan)
+    for i in np.flatnonzero(finite):
+        window = slice(max(0, i - half_width), i + half_width + 1)
+        medians[i] = np.median(values[window][finite[window]])
+    return medians
 
 
 def pool(logs, x_key, y_key):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shlex
 
 import plotter
 from logs import jsonl
@@ -43,7 +44,7 @@ def write_answers(run, step, strict, flexible=None, gold=str):
 
 def plot(*paths, flags=""):
     """Run the plotter on these directories and return its exit code."""
-    return plotter.main(["--log_dir", *map(str, paths), *flags.split()])
+    return plotter.main(["--log_dir", *map(str, paths), *shlex.split(flags)])
 
 
 def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 8)):

@@ -78,7 +78,7 @@ def test_the_committed_figures_come_from_the_packed_logs(command, logs, tmp_path
     """
     monkeypatch.chdir(ROOT)
     shell = ["bash", "-c", f"printf '%s\\n' {command}"]
-    words = subprocess.run(shell, capture_output=True, text=True).stdout.split()
+    words = subprocess.run(shell, capture_output=True, text=True).stdout.splitlines()
     program, *arguments, figure = words
     assert arguments[-1] == "--output"
     drawn = tmp_path / "figure.png"

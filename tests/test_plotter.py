@@ -2,6 +2,7 @@
 
 import math
 import re
+import struct
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ import pytest
 from conftest import ROOT
 from log_helpers import eval_row, plot, write_answers, write_run
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import plotter
 from logs import jsonl, read
@@ -152,21 +154,24 @@ def test_shares_of_clipped_tokens_are_no_interval(tmp_path, draw):
             assert all(len(path.vertices) == 0 for path in band.get_paths()), title
 
 
-def test_smoothing_is_a_centred_mean_of_the_finite_neighbours():
+def test_smoothing_is_a_centred_median_of_the_finite_neighbours():
+    """A running mean once drew a spike as a plateau as wide as its window."""
     values = np.arange(30.0)  # 30 points: a window of 3
     values[10] = np.nan
+    values[20] = 900
     smooth = read.smooth(values)
     assert smooth[5] == 5
     assert (smooth[0], smooth[29]) == (0.5, 28.5)
     assert math.isnan(smooth[10])
     assert (smooth[9], smooth[11]) == (8.5, 11.5)
+    assert list(smooth[18:23]) == [18, 19, 21, 22, 22], "medians of (19, 900, 21) and the like"
     np.testing.assert_array_equal(read.smooth(values[:29]), values[:29], "too short to smooth")
 
 
 @pytest.mark.parametrize(
     "x, last_x, label",
     [
-        ("step", 90, "step"),
+        ("step", 90, "iteration"),
         ("tokens", 450_000, "tokens, sampled or trained on"),
         ("time", 3, "time (min)"),
     ],
@@ -176,6 +181,19 @@ def test_x_axis(tmp_path, draw, x, last_x, label):
     ax = axes_of(figures, "Loss")[0]
     assert ax.lines[-1].get_xdata()[-1] == last_x
     assert ax.get_xlabel() == label
+
+
+def test_the_axis_says_what_the_steps_of_these_runs_count(tmp_path, draw):
+    """All were once called steps, and a figure of GRPO and SFT had no word for the difference."""
+    grpo = write_run(tmp_path / "grpo", train_rows(3), num_train_iters=3)
+    just_begun = write_run(tmp_path / "sft", None, [eval_row(0)], train_file="gold.jsonl")
+    expert_iteration = write_run(tmp_path / "ei", train_rows(3), n_ei_steps=5)
+    without_args = write_run(tmp_path / "old_sft", train_rows(3, examples=32))
+    (without_args / "args.json").unlink()
+    for path in (just_begun, expert_iteration, without_args):
+        assert draw(path)[0].axes[0].get_xlabel() == "update"
+        assert draw(path, grpo)[0].axes[0].get_xlabel() == "iteration or update"
+    assert draw(grpo)[0].axes[0].get_xlabel() == "iteration"
 
 
 def test_many_keys_of_a_judged_run_are_ten_pages_at_most(tmp_path, draw):
@@ -354,6 +372,17 @@ def four_runs(tmp_path):
 FLEXIBLE = "0.4 [0.36, 0.44]"  # of every evaluation
 
 
+def means_of(ax):
+    """Return the strict means of each group or line, as [(x, y), ...], in the order of drawing."""
+    means = []
+    for line in ax.lines:
+        is_mean = line.get_marker() in ("", "_") and line.get_fillstyle() == "full"
+        if is_mean:
+            points = zip(line.get_xdata(), np.round(line.get_ydata(), 6), strict=True)
+            means.append([(float(x), float(y)) for x, y in points])
+    return means
+
+
 @pytest.mark.parametrize(
     "flags, rows, means, scale",
     [
@@ -364,8 +393,8 @@ FLEXIBLE = "0.4 [0.36, 0.44]"  # of every evaluation
                 f"| 16, a | 0.4 [0.36, 0.44] | {FLEXIBLE} |",
                 f"| 16, b | 0.7 [0.66, 0.74] | {FLEXIBLE} |",
             ],
-            [0.55, 0.4, 0.7],
-            "linear",
+            [[(4, 0.55), (16, 0.4)], [(16, 0.7)]],
+            "log",
         ),
         (
             "loss_type group_size",
@@ -374,7 +403,7 @@ FLEXIBLE = "0.4 [0.36, 0.44]"  # of every evaluation
                 f"| a, 16 | 0.4 [0.36, 0.44] | {FLEXIBLE} |",
                 f"| b, 16 | 0.7 [0.66, 0.74] | {FLEXIBLE} |",
             ],
-            [0.55, 0.4, 0.7],
+            [[(0, 0.55)], [(1, 0.4)], [(2, 0.7)]],
             "linear",
         ),
     ],
@@ -387,12 +416,16 @@ def test_last_accuracies_by_flags(four_runs, draw, capsys, flags, rows, means, s
     assert header == f"| {all_flags.replace(' ', ', ')} | accuracy | accuracy_flexible |"
     assert table_rows == rows
     (ax,) = figure.axes
-    curves = [line.get_ydata() for line in ax.lines if len(line.get_ydata()) == len(means)]
-    assert any(np.allclose(curve, means) for curve in curves)
-    assert [label.get_text() for label in ax.get_xticklabels()] == [
-        row.split(" | ")[0].removeprefix("| ") for row in rows
-    ]
+    assert means_of(ax) == means
     assert ax.get_xscale() == scale
+    tick_labels = [label.get_text() for label in ax.get_xticklabels()]
+    (legend,) = figure.legends
+    if scale == "log":
+        assert tick_labels == ["4", "16"]
+        assert texts(legend)[:2] == ["a", "b"]
+        assert legend.get_title().get_text() == "loss type"
+    else:
+        assert tick_labels == [row.split(" | ")[0].removeprefix("| ") for row in rows]
 
 
 def test_last_accuracies_along_numbers(four_runs, draw):
@@ -401,7 +434,38 @@ def test_last_accuracies_along_numbers(four_runs, draw):
     (ax,) = figure.axes
     assert ax.get_xscale() == "log"
     assert list(ax.get_xticks()) == [4, 16]
-    assert any(np.allclose(line.get_ydata(), [0.55, 0.4]) for line in ax.lines[:1])
+    assert means_of(ax) == [[(4, 0.55), (16, 0.4)]]
+    assert texts(figure.legends[0])[0].startswith("strict"), "a single line needs no label"
+
+
+def test_no_line_leads_from_one_kind_of_run_to_another(tmp_path, draw, capsys):
+    """10 direct and 100 careful solutions once were the ends of one line, labelled 10 and 100.
+
+    No two runs had equal numbers of examples, so that nothing asked in what else they differed.
+    """
+    paths = []
+    for kind, num_examples, accuracy in (("direct", 10, 0.4), ("careful", 100, 0.9)):
+        flags = {"num_examples": num_examples, "train_file": f"gold_{kind}.jsonl"}
+        for seed in (0, 1):
+            path = tmp_path / f"{kind}_seed{seed}"
+            evaluations = [eval_row(0), eval_row(5, accuracy)]
+            paths.append(write_run(path, None, evaluations, seed=seed, **flags))
+    (figure,) = draw(*paths, flags="--by num_examples")
+    (ax,) = figure.axes
+    assert sorted(means_of(ax)) == [[(10, 0.4)], [(100, 0.9)]]
+    assert set(texts(figure.legends[0])) >= {"gold_direct.jsonl", "gold_careful.jsonl"}
+    assert "\n| 10, gold_direct.jsonl | " in capsys.readouterr().out
+
+
+def test_models_of_several_sizes_are_one_line(tmp_path, draw):
+    """Their names differ because their sizes do."""
+    paths = []
+    for name, parameters, accuracy in (("small", 1000, 0.2), ("large", 5000, 0.8)):
+        evaluations = [eval_row(5, accuracy)]
+        flags = {"model_name": name, "parameters": parameters}
+        paths.append(write_run(tmp_path / name, None, evaluations, **flags))
+    (figure,) = draw(*paths, flags="--by parameters")
+    assert means_of(figure.axes[0]) == [[(1000, 0.2), (5000, 0.8)]]
 
 
 def test_repeats_are_pooled_whatever_their_paths_and_memory(tmp_path, draw, capsys):
@@ -546,6 +610,178 @@ def test_training_metrics_at_the_end_are_means_of_the_last_tenth(tmp_path, draw,
     run = write_run(tmp_path / "run", rows, [eval_row(0), eval_row(25, 0.5)])
     draw(run, flags="--metrics loss kl accuracy")
     assert "\n| run | 24 | 1 | 0.5 [0.46, 0.54] |\n" in capsys.readouterr().out
+
+
+# ---- figures for pages
+
+
+@pytest.fixture
+def studies(tmp_path):
+    """A function that writes runs into folders STUDY/RUN, and a file of three names."""
+    entries = {
+        "rates/base": ["the baseline", "#0072b2"],
+        "rates/base_rate1e-3": ["a rate that is too high", "#999999"],
+        "sft/direct10": ["SFT on 10 solutions", "#CC79A7"],
+    }
+    jsonl.write_json(tmp_path / "names.json", entries)
+
+    def write(*folders, **flags):
+        paths = []
+        for folder in folders:
+            rate = re.search(r"_rate([^_]+)", folder)
+            flags_of_run = flags | ({"learning_rate": float(rate[1])} if rate else {})
+            flags_of_run["seed"] = int(folder[-1])
+            path = tmp_path / folder
+            paths.append(write_run(path, train_rows(5), [eval_row(0)], **flags_of_run))
+        return paths
+
+    return write
+
+
+def colors_of(figure):
+    """Return {label: colour} as the legend has them."""
+    (legend,) = figure.legends
+    handles = [line.get_color() for line in legend.get_lines()]
+    return dict(zip(texts(legend), handles, strict=True))
+
+
+def test_a_method_has_its_name_and_colour_in_every_figure(studies, tmp_path, draw, capsys):
+    base = studies("rates/base_rate2e-4_seed0", "rates/base_rate2e-4_seed1")
+    too_high = studies("rates/base_rate1e-3_seed0")
+    sft = studies("sft/direct10_rate1e-5_seed0", "sft/direct10_rate1e-5_seed1")
+    flags = f"--names {tmp_path}/names.json --metrics accuracy loss"
+    baseline = {"the baseline": "#0072B2"}
+    names_of_both = baseline | {"SFT on 10 solutions": "#CC79A7"}
+    (figure,) = draw(*base, *sft, flags=flags)
+    assert colors_of(figure) == names_of_both
+    accuracy_panel, loss_panel = figure.axes
+    assert len(accuracy_panel.lines) == len(loss_panel.lines) == 2, "a mean over seeds for each"
+    assert [line.get_color() for line in loss_panel.lines] == ["#0072B2", "#CC79A7"]
+    table = capsys.readouterr().out
+    assert "\n| the baseline | 0.3 [0.26, 0.34], 0.3 [0.26, 0.34] | " in table
+    (figure,) = draw(*sft, *base, *too_high, flags=flags)
+    assert colors_of(figure) == names_of_both | {"a rate that is too high": "#999999"}
+    (figure,) = draw(base[1], flags=flags)
+    assert colors_of(figure) == baseline
+    (figure,) = draw(*base, *sft, flags=flags + " --by learning_rate")
+    assert colors_of(figure) == names_of_both
+    (figure,) = draw(*base, *sft, flags=f"--names {tmp_path}/names.json --by arm")
+    assert {label.get_text() for label in figure.axes[0].get_xticklabels()} == set(names_of_both)
+    dots = {line.get_color() for line in figure.axes[0].lines}
+    assert dots - {"0.4"} == set(names_of_both.values())
+
+
+@pytest.mark.parametrize("has_args", [True, False])
+def test_two_rates_of_a_method_are_told_apart(studies, tmp_path, draw, has_args):
+    paths = studies(
+        "rates/base_rate2e-4_seed0",
+        "rates/base_rate2e-4_seed1",
+        "rates/base_rate4e-4_seed0",
+        "sft/direct10_rate1e-5_seed0",
+    )
+    if not has_args:
+        for path in paths:
+            (path / "args.json").unlink()
+    (figure,) = draw(*paths, flags=f"--names {tmp_path}/names.json --metrics accuracy")
+    assert colors_of(figure) == {
+        "the baseline at 2e-4": "#0072B2",
+        "the baseline at 4e-4": "#0072B2",
+        "SFT on 10 solutions": "#CC79A7",
+    }
+    assert len({line.get_linestyle() for line in figure.axes[0].lines[:2]}) == 2
+
+
+def test_a_run_without_a_name_has_no_colour_of_a_name(studies, tmp_path, draw):
+    """The usual colours of the first five are those of COLORS, and the fifth belongs to a name."""
+    folders = [f"other/run{i}_seed0" for i in range(5)]
+    paths = studies(*folders)
+    usual = {folder.removeprefix("other/"): plotter.COLORS[i] for i, folder in enumerate(folders)}
+    (figure,) = draw(*paths, flags=f"--names {tmp_path}/names.json --metrics loss")
+    assert colors_of(figure) == usual, "no name is drawn"
+    (sft,) = studies("sft/direct10_seed0")
+    (figure,) = draw(*paths, sft, flags=f"--names {tmp_path}/names.json --metrics loss")
+    colors = colors_of(figure)
+    assert colors.pop("SFT on 10 solutions") == "#CC79A7" == plotter.COLORS[4]
+    moved_color = colors.pop("other/run4_seed0")
+    for folder, color in colors.items():
+        assert color == usual[folder.removeprefix("other/")]
+    assert moved_color not in {"#CC79A7", *colors.values()}
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (None, "cannot be read"),
+        ("{", "not valid JSON"),
+        ("[]", "not an object"),
+        ('{"a/b": "name"}', "'a/b' needs [display name, colour]"),
+        ('{"a/b": ["name", 3]}', "'a/b' needs [display name, colour]"),
+        ('{"a/b": ["name", "#12345"]}', "'a/b' has the colour '#12345'"),
+        ('{"a/b": ["name", "bleu"]}', "'a/b' has the colour 'bleu'"),
+    ],
+)
+def test_a_wrong_file_of_names_is_one_line(tmp_path, capsys, text, message):
+    run = write_run(tmp_path / "run", train_rows(1))
+    names = tmp_path / "names.json"
+    if text is not None:
+        names.write_text(text)
+    assert plot(run, flags=f"--names {names} --metrics loss") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --names {names}: ")
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", ["--metrics loss accuracy", "--by group_size", ""])
+def test_a_title_is_the_message_of_a_figure(four_runs, draw, flags):
+    message = "Larger groups end a little lower than small ones, " * 4 + "all runs agree."
+    (figure, *_) = draw(*four_runs, flags=f"{flags} --title '{message}'")
+    title = figure.get_suptitle()
+    assert title.split() == message.split(), "nothing else stands there"
+    assert "\n" in title
+    figure.draw_without_rendering()
+    (drawn_title,) = (text for text in figure.texts if text.get_text() == title)
+    box = drawn_title.get_window_extent()
+    assert 0 <= box.x0 and box.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize(
+    "flags, num_columns",
+    [
+        ("--metrics loss", 1),
+        ("--metrics loss kl reward", 2),
+        ("--metrics loss kl --x step tokens", 2),
+        ("--metrics accuracy --x step tokens time --by group_size", 2),
+        ("--by loss_type group_size", 1),
+    ],
+)
+def test_a_figure_of_a_page_can_be_read_on_a_phone(four_runs, tmp_path, flags, num_columns):
+    """Texts once had 7 points, and panels stood in rows of three."""
+    drawn = []
+    save = plotter.save
+
+    def keep(figures, output):
+        drawn.extend(figures)
+        save(drawn, output)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plotter, "save", keep)
+        assert plot(*four_runs, flags=f"{flags} --output {tmp_path}/figure.png") == 0
+    (figure,) = drawn
+    assert len({ax.get_position().x0.round(2) for ax in figure.axes}) == num_columns
+    words = [text for text in figure.findobj(Text) if text.get_text().strip()]
+    assert len(words) > 10
+    assert min(text.get_fontsize() for text in words) >= 10
+    width, height = struct.unpack(">II", (tmp_path / "figure.png").read_bytes()[16:24])
+    np.testing.assert_allclose([width, height], 150 * figure.get_size_inches(), atol=1)
+
+
+def test_more_than_four_panels_are_refused(four_runs, tmp_path, capsys):
+    output = tmp_path / "figure.png"
+    flags = f"--metrics loss kl reward entropy grad_norm --output {output}"
+    assert plot(four_runs[0], flags=flags) == 2
+    error = capsys.readouterr().err
+    assert "5 panels" in error and "at most 4" in error and error.count("\n") == 1
+    assert not output.exists()
 
 
 # ---- runs in progress and bad input
