@@ -68,7 +68,7 @@ NVLINK_BYTES_PER_SECOND = 376e9
 PROMPT_TOKENS = 105
 EVALUATION_PROBLEMS = 1319
 # Assumed: lengths of completions are spread evenly up to --max_completion_length. With 512 that is
-# 256 on average; verl logged 279 for Qwen2.5-0.5B-Instruct on GSM8K (docs/gpus.md).
+# 256 on average; verl logged 279 for Qwen2.5-0.5B-Instruct on GSM8K (docs/qwen2.md).
 
 # Bytes that an update moves for each weight of this process. Clipping reads the gradient for its
 # norm, and reads and writes it to scale it: 12. Fused AdamW reads weight, gradient and two moments,

@@ -73,7 +73,7 @@ def run_in(folder, *command, **options):
 def test_readmes_accuracies_are_those_of_the_study():
     """That the study's page is right, `experiments/table.py check` says."""
     study = (ROOT / "experiments" / "dynamics" / "README.md").read_text("utf-8")
-    results = README[README.index("## Results") : README.index("`tiny/1m`, 16 prompts")]
+    results = README[README.index("## Results") : README.index("## Speed")]
     numbers = re.findall(r"\d+\.\d+", results)
     assert len(numbers) > 20
     assert set(numbers) <= set(re.findall(r"\d+\.\d+", study))
@@ -87,6 +87,13 @@ def test_links_lead_somewhere(page):
         assert target.exists(), link
         if anchor:
             assert anchor in anchors_of(target), link
+
+
+def test_the_index_of_the_pages_names_each_page():
+    folder = ROOT / "docs"
+    links = local_links(folder / "README.md")
+    pages = {path.name for path in folder.glob("*.md")}
+    assert pages - {"README.md"} <= set(links)
 
 
 def test_the_tree_is_there():
