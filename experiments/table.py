@@ -41,6 +41,8 @@
         the most frequent completion of the last evaluation
     python experiments/table.py completions creative/test/4 judge/beta0.4
         the completions of one prompt at each evaluation
+    python experiments/table.py planning scaling/0.3m_seed0
+        how many answers are wrong although each of their steps is right
     python experiments/table.py exchange exchange/grpo sft/direct10
         the number of GRPO iterations that reach the accuracy at which SFT ends, in all and for each
         example of SFT
@@ -355,6 +357,14 @@ def name_of(side):
     return side
 
 
+def named_runs(side):
+    """(name, folder) for each run of a side, such as ("the demo, seed 0", ...)."""
+    side_without_seed = re.sub(r"_seed\d+$", "", side)
+    for run in runs_of(side):
+        seed = re.search(r"_seed(\d+)$", run.name)
+        yield f"{name_of(side_without_seed)}, seed {seed[1]}" if seed else name_of(side), run
+
+
 # --- Cells ----------------------------------------------------------------------------------------
 
 
@@ -661,27 +671,51 @@ def flags_table(*keys_and_sides):
 def texts(*sides):
     yield "side", "times", "of", "its most frequent text in the last evaluation"
     for side in sides:
-        for seed, run in enumerate(runs_of(side)):
+        for name, run in named_runs(side):
             last_transcript = transcripts_of(run)[-1]
             rows = read(last_transcript, ("completion",))
             if not rows:
                 raise ValueError(f"{last_transcript}: no completion in it")
             counter = Counter(row["completion"].strip() for row in rows)
             text, count = counter.most_common(1)[0]
-            yield f"{name_of(side)}, seed {seed}", str(count), str(len(rows)), text_cell(text)
+            yield name, str(count), str(len(rows)), text_cell(text)
 
 
 def completions(prompt_id, *sides):
     yield "side", "iteration", f"completion of {prompt_id}"
     for side in sides:
-        for seed, run in enumerate(runs_of(side)):
+        for name, run in named_runs(side):
             for transcript in transcripts_of(run):
                 rows = read(transcript, ("id", "completion"))
                 found = [row["completion"] for row in rows if row["id"] == prompt_id]
                 if not found:
                     raise ValueError(f"{transcript}: no completion of {prompt_id}")
-                iteration = int(transcript.stem.removeprefix("step_"))
-                yield f"{name_of(side)}, seed {seed}", str(iteration), text_cell(found[0])
+                yield name, iteration_of(transcript), text_cell(found[0])
+
+
+def planning(*sides):
+    """How many answers are right if each of their steps is, to problems of several steps.
+
+    A step is right if its result is right for the numbers in it. So an answer whose steps are all
+    right is wrong if the steps are not those that the problem needs, or have wrong numbers.
+    """
+    yield "side and iteration", "answers with all steps right", "of these right"
+    for side in sides:
+        for name, run in named_runs(side):
+            for transcript in transcripts_of(run):
+                num_answers = 0
+                num_right = 0
+                for row in read(transcript, ("level", "completion", "correct_flexible")):
+                    steps = checked_steps(row["completion"])
+                    if row["level"] > 1 and steps and all(is_right for _, is_right in steps):
+                        num_answers += 1
+                        num_right += row["correct_flexible"]
+                row_name = f"{name}, {iteration_of(transcript)}"
+                yield row_name, str(num_answers), str(num_right)
+
+
+def iteration_of(transcript):
+    return str(int(transcript.stem.removeprefix("step_")))
 
 
 def transcripts_of(run):
@@ -1134,6 +1168,7 @@ TABLES = {
     "flags": flags_table,
     "texts": texts,
     "completions": completions,
+    "planning": planning,
     "solutions": solutions,
     "judge": judge,
     "damages": damages,

@@ -233,6 +233,23 @@ def test_completions_of_one_prompt_and_the_most_frequent_one(studies):
         table.table(f"completions p/2 {side}")
 
 
+def test_answers_that_are_wrong_although_each_step_is_right(studies):
+    """Of four answers with right steps one is to a problem of one step, and one has no step."""
+    answers = [
+        (2, "33 * 4 = 132\n132 - 33 = 99", True),
+        (3, "33 * 4 = 132\n132 - 32 = 100", False),  # with a number that is not the question's
+        (2, "33 * 4 = 131", False),
+        (1, "33 * 4 = 132", True),
+        (2, "The answer is 7.", True),
+    ]
+    rows = []
+    for level, completion, is_right in answers:
+        rows.append({"level": level, "completion": completion, "correct_flexible": is_right})
+    jsonl.write(studies / "a/base_rate1e-4_seed1/eval/step_000020.jsonl", rows)
+    row = ("a/base_rate1e-4, seed 1, 20", "2", "1")
+    assert table.rows_of("planning a/base_rate1e-4_seed1")[1:] == (row,)
+
+
 def test_solutions_of_a_teacher_are_counted_by_format_and_answer(studies):
     """The right solution has two steps with easier pieces, and writes one of them carefully."""
     in_format = "<reasoning>\n{}\n</reasoning>\n<answer>\n1\n</answer>"
