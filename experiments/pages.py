@@ -30,7 +30,8 @@ from logs import markdown
 
 # A command on a page, an empty line, and the table that the command printed.
 COMMAND_AND_TABLE = re.compile(
-    r"^    python experiments/table\.py (?P<command>.*)\n\n(?P<table>(?:\|.*\n)*)", re.MULTILINE
+    r"^    python experiments/table\.py (?P<command>.*)\n(?:\n|\Z)(?P<table>(?:\|.*\n)*)",
+    re.MULTILINE,
 )
 NUMBER = r"(?<![\w.-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])"
 NUMBER_IN_CELL = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]\d+)?")
@@ -67,7 +68,8 @@ def fill_in_tables(text: str, rows_of: Table) -> str:
         command = match["command"]
         head, *rows = rows_of(command)
         # A table that is new on the page needs an empty line before the text that follows.
-        end = "\n" if match["table"] else "\n\n"
+        is_new = not match["table"] and match.end() < len(text)
+        end = "\n\n" if is_new else "\n"
         return f"    python experiments/table.py {command}\n\n{markdown.table(head, rows)}{end}"
 
     return COMMAND_AND_TABLE.sub(command_and_new_table, text)

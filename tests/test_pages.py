@@ -132,6 +132,18 @@ def test_writing_puts_numbers_right_and_leaves_all_else(tmp_path):
     assert pages.check([page], rows_of, tmp_path, write=False) == []
 
 
+def test_a_command_at_the_end_of_a_page_has_a_table_too(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n\n    python experiments/table.py ends a/all\n", "utf-8")
+    (problem,) = pages.check([page], rows_of, tmp_path, write=False)
+    assert "a table is not what the logs say" in problem
+    assert pages.check([page], rows_of, tmp_path, write=True) == []
+    assert page.read_text("utf-8").endswith(
+        "ends a/all\n\n| side | mean |\n| --- | --- |\n| new | 80.4 |\n| base | 35.6 |\n"
+    )
+    assert pages.check([page], rows_of, tmp_path, write=False) == []
+
+
 def test_a_number_of_others_stands_in_the_file_that_is_named(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "others.md").write_text("| 82.3 |", "utf-8")
