@@ -438,7 +438,7 @@ def draw_exchange(ax, side, level, iteration, steps):
 SIZES = {
     "scaling/0.1m": ("scaling/0.1m_before", "0.1m"),
     "scaling/0.3m": ("scaling/0.3m_before", "0.3m"),
-    "dynamics/grpo": ("dynamics/before", "1m, the demo"),
+    "dynamics/grpo": ("dynamics/before", "1m (the demo)"),
     "scaling/3m": ("scaling/3m_before", "3m"),
 }
 LEVELS = (1, 2, 3, 4)
@@ -509,7 +509,7 @@ def measures_by_step(side, key):
 
 
 def pass_at_k_figure():
-    title = "After GRPO the first sample solves more problems than sixteen samples did before"
+    title = "In the required format, one sample after GRPO solves more than sixteen before"
     fig, (ax,) = new_figure(title, 4.2)
     for side, marker in (("dynamics/grpo", "o"), ("dynamics/pass_before", "s")):
         style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
@@ -547,7 +547,7 @@ ZERO_SHOT = (
 CATEGORY_LOOKS = {
     "format1_answer1": ("format and answer right", "#0072B2"),
     "format1_answer0": ("format right, answer wrong", "#E69F00"),
-    "format0_answer0": ("neither", "#BBBBBB"),
+    "format0_answer0": ("no format", "#BBBBBB"),
 }
 
 

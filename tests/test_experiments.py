@@ -512,7 +512,8 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
     write_study(study, {"base_seed0": ([1, 0], 0.5)})
     page = tmp_path / "analysis.md"
     command = "    python experiments/table.py curve strict a/base"
-    prose = "At `--beta 0.04` (arXiv:2506.10947) 50.0 %.\n"
+    source = "<!--curve strict a/base: 4-->"
+    prose = f"At `--beta 0.04` (arXiv:2506.10947) 50.0 %{source}.\n"
     page.write_text(f"\n{command}\n\n| old |\n\n{prose}", "utf-8")
     with pytest.raises(ValueError, match="^analysis.md: a table is not what the logs say"):
         table.check()

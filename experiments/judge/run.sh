@@ -39,4 +39,3 @@ for seed in $SEEDS; do
     done
     report likelihood_seed$seed.json 80 --judge_score likelihood --seed $seed
 done
-report rating.json 10 --judge_score rating
