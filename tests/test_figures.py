@@ -220,7 +220,7 @@ def test_accuracy_by_level_is_that_of_the_problems_of_the_level(studies, monkeyp
         write_seeds(studies, side, [[learnt], [learnt], [nothing]])
 
     before, after = figures.draw("levels").axes
-    assert {line.get_label() for line in after.lines} == {"0.1m", "0.3m", "1m, the demo", "3m"}
+    assert {line.get_label() for line in after.lines} == {"0.1m", "0.3m", "1m (the demo)", "3m"}
     expected = [[1, 0], [2, 2 / 3], [3, 2 / 3], [4, 0]]
     assert line_with_label(after, "3m").get_xydata() == pytest.approx(np.array(expected))
     assert line_with_label(after, "0.3m").get_ydata().tolist() == [0, 0, 0, 0]

@@ -183,6 +183,7 @@ def test_x_axis(tmp_path, draw, x, last_x, label):
     assert ax.get_xlabel() == label
 
 
+@pytest.mark.slow
 def test_the_axis_says_what_the_steps_of_these_runs_count(tmp_path, draw):
     """All were once called steps, and a figure of GRPO and SFT had no word for the difference."""
     grpo = write_run(tmp_path / "grpo", train_rows(3), num_train_iters=3)
@@ -196,6 +197,7 @@ def test_the_axis_says_what_the_steps_of_these_runs_count(tmp_path, draw):
     assert draw(grpo)[0].axes[0].get_xlabel() == "iteration"
 
 
+@pytest.mark.slow
 def test_many_keys_of_a_judged_run_are_ten_pages_at_most(tmp_path, draw):
     """A run of ten iterations once had 53 pages."""
     keys = """
@@ -229,6 +231,7 @@ def test_a_spike_is_not_hidden(tmp_path, draw):
         assert ax.get_ylim()[1] > top
 
 
+@pytest.mark.slow
 def test_stories_are_not_called_right_or_wrong(tmp_path, draw, capsys):
     """The strict verdict on a story, above the floor and scored, was once called accuracy."""
     rows = train_rows(3, accuracy=0.9, accuracy_flexible=0.9, response_length_incorrect=3)
@@ -262,6 +265,7 @@ def test_stories_are_not_called_right_or_wrong(tmp_path, draw, capsys):
 # ---- several runs
 
 
+@pytest.mark.slow
 def test_many_runs_and_many_parts_become_small_multiples(tmp_path, draw):
     """21 lines once stood in one panel."""
     paths = [write_run(tmp_path / f"run{i:02}", train_rows(2)) for i in range(21)]
@@ -338,6 +342,7 @@ def test_of_several_samples_of_a_question_the_first_is_compared(tmp_path):
     assert "strict: 1 fixed, 0 broken of 1 questions" in lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_runs, num_rewards", [(1, 9), (3, 1), (12, 0)])
 def test_the_layout_finds_room_for_long_names(tmp_path, num_runs, num_rewards):
     """A layout that fails says so in a warning. What looks like TeX in a name is no TeX."""
