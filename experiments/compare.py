@@ -37,6 +37,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -268,8 +269,9 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
         with bar:
             while waiting or active:
                 while waiting and len(active) < num_processes:
-                    active.append(waiting.pop(0))
-                    active[-1].start()
+                    with signals_held_back():  # else they could find a run that nobody stops
+                        active.append(waiting.pop(0))
+                        active[-1].start()
                 time.sleep(0.2)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
@@ -295,6 +297,23 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
             " command again (--max_kl 1000 after -- lets diverged runs go on)",
             exit_code=1,
         )
+
+
+@contextmanager
+def signals_held_back():
+    """Signals that come inside take effect at the end of the block."""
+    held_back = []
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: held_back.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in held_back:
+        signal.raise_signal(number)
 
 
 def stop(jobs: list[Job]) -> None:

@@ -246,6 +246,25 @@ def test_a_run_that_diverges_does_not_keep_others_from_being_made(tmp_path):
     assert "job0: it has diverged" in str(failed.value)
 
 
+def test_a_signal_while_a_run_is_started_stops_this_run_too(tmp_path, monkeypatch):
+    """Whoever asks to stop must find no run that goes on alone, as its folder would be in use."""
+    (job,) = jobs_that_end_with([0], tmp_path)
+    processes = []
+    start_process = subprocess.Popen
+
+    def start_and_signal(command, **options):
+        sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+        processes.append(start_process(sleeper, **options))
+        signal.raise_signal(signal.SIGTERM)
+        return processes[-1]
+
+    monkeypatch.setattr(compare.subprocess, "Popen", start_and_signal)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        compare.run_side_by_side([job], 1, pytest.fail, "training")
+    assert processes[0].poll() == -signal.SIGTERM
+
+
 def test_a_run_that_refuses_its_flags_ends_all(tmp_path):
     with pytest.raises(compare.Failed) as failed:
         jobs = jobs_that_end_with([2, 0], tmp_path)
