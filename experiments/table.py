@@ -1125,7 +1125,9 @@ def check(*flags):
         ValueError: something is not as the logs say. The message has a line for each problem.
     """
     checked = [
+        ROOT / "README.md",
         ROOT / "analysis.md",
+        STUDIES / "comparisons.md",
         *ROOT.glob("docs/tuning.md"),
         *sorted(STUDIES.glob("*/README.md")),
     ]

@@ -70,15 +70,6 @@ def run_in(folder, *command, **options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
 
 
-def test_readmes_accuracies_are_those_of_the_study():
-    """That the study's page is right, `experiments/table.py check` says."""
-    study = (ROOT / "experiments" / "dynamics" / "README.md").read_text("utf-8")
-    results = README[README.index("## Results") : README.index("## Speed")]
-    numbers = re.findall(r"\d+\.\d+", results)
-    assert len(numbers) > 20
-    assert set(numbers) <= set(re.findall(r"\d+\.\d+", study))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in local_links(page):
