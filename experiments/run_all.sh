@@ -34,13 +34,17 @@ printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash # two studies a
 
 # The figures are drawn by the commands that stand on the pages.
 figure_commands() {
-    grep -h '^    python plotter\.py .* --output experiments/' analysis.md experiments/*/README.md \
-        | sed "s#^    python#$PYTHON#"
+    grep -Eh '^    python (plotter|experiments/figures)\.py .*--output experiments/' \
+        analysis.md experiments/*/README.md | sed "s#^    python#$PYTHON#"
 }
-# A quick study has its logs in output/quick. It has one learning rate, which can be another than
-# the one in the command, so that the pattern _rate*_ takes its place.
+# A quick study has its logs and figures in output/quick. It has one learning rate, which can be another
+# than the one in the command, so that the pattern _rate*_ takes its place. The figures of figures.py
+# need the runs of several studies in full.
 quick_commands() {
-    figure_commands | sed "s#experiments/#output/quick/#g; s/_rate[0-9.e-]*_/_rate*_/g"
+    figure_commands | grep ' plotter\.py ' | sed "
+        s#experiments/\([a-z_]*\)/#output/quick/\1/#g
+        s#--output experiments/#--output output/quick/#
+        s/_rate[0-9.e-]*_/_rate*_/g"
 }
 if [ -n "$QUICK" ]; then quick_commands; else figure_commands; fi | while read -r command; do
     # Is there a folder for each pattern of the command? With failglob bash fails if there is none.
