@@ -1132,7 +1132,6 @@ def check(*flags):
         *sorted(STUDIES.glob("*/README.md")),
     ]
     old_pages = [STUDIES / name / "README.md" for name in STUDIES_WITHOUT_SOURCES]
-    old_pages.append(ROOT / "docs" / "tuning.md")
     problems = pages.check(checked, cache(rows_of), ROOT, "--write" in flags, old_pages)
     problems += misnamed_runs()
     if problems:
