@@ -44,8 +44,11 @@ CLAIM = re.compile(
     rf"|(?P<number>{NUMBER})(?P<unit>[^<\d\[]*)(?P<interval>{INTERVAL})?(?P<words>[^<\d]*)"
     rf"(?<!significant)(?<!undecided)){SOURCE}"
 )
-# What a sentence may say without a source: code, links, and the commands of figures and tables.
-NOT_PROSE = re.compile(r"^    .*$|`[^`\n]*`|\]\(\S+\)|arXiv:\S+|https?://\S+", re.MULTILINE)
+# What a sentence may say without a source: code, links, and the commands of figures and tables. Lines
+# that are indented are code after an empty line; otherwise they go on with a list.
+NOT_PROSE = re.compile(
+    r"(?:(?<=\n\n)|\A)(?:    .*(?:\n|\Z))+|`[^`\n]*`|\]\(\S+\)|arXiv:\S+|https?://\S+"
+)
 # A verdict, a number with a decimal point, or one with the unit of a result. Settings such as 2e-4
 # and a 95 % interval are none of these.
 MEASURED = re.compile(

@@ -80,6 +80,7 @@ def test_a_sentence_that_says_what_its_source_says(sentence, tmp_path):
         ("With 1,243 tokens<!--ends a/new: tokens-->.", "1,243 tokens should be 1,234 tokens"),
         ("It ends at 80.4 %.", "80.4 has no source"),
         ("It gains 5 points.", "5 has no source"),
+        ("- A list in a list:\n  - It ends\n    at 80.4 %.", "80.4 has no source"),
         ("It is **24.8** of them.", "24.8 has no source"),
         ("| by hand | 24.8 |", "24.8 has no source"),
         ("It ends at 35.6 %<!--ends a/all: mean-->.", "which of 80.4, 35.6?"),
