@@ -8,6 +8,10 @@
         accuracy after SFT on more and more gold examples, beside GRPO
     python experiments/figures.py exchange --output FILE.png
         the iteration at which GRPO is as accurate as SFT is at its end
+    python experiments/figures.py expert_iterations --output FILE.png
+        accuracy and the share of careful steps by expert iteration, beside GRPO and SFT
+    python experiments/figures.py entropy_of_samples --output FILE.png
+        the entropy at what expert iteration keeps, beside that at all samples of GRPO
     python experiments/figures.py levels --output FILE.png
         accuracy on problems of one to four steps, by the size of the model
     python experiments/figures.py careful_curves --output FILE.png
@@ -432,6 +436,84 @@ def draw_exchange(ax, side, level, iteration, steps):
         ax.annotate("", (iteration, ax.get_ylim()[0]), (iteration, level), arrowprops=arrow)
 
 
+# --- Expert iteration -----------------------------------------------------------------------------
+
+EXPERT_ITERATION = (
+    "expert_iteration/questions96_group8_epochs1",
+    "expert_iteration/questions96_group8_epochs4",
+    "expert_iteration/questions192_group4_epochs4",
+    "expert_iteration/questions512_group8_epochs4",
+)
+# So many iterations of GRPO, of 8 prompts x 8, have as many samples as one expert iteration of 96
+# questions x 8.
+GRPO_ITERATIONS = 12
+
+
+def expert_iterations():
+    title = "Five expert iterations end below GRPO, even with five times the samples"
+    fig, panels = new_figure(title, 5.2, num_panels=2)
+    labels = {"strict": "strict accuracy on validation", "careful": "share of careful steps"}
+    for ax, (key, label) in zip(panels, labels.items(), strict=True):
+        for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
+            style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
+            finished, values = measures_by_expert_iteration(side, key)
+            draw_mean_with_range(ax, finished, values, style)
+        style = {"color": color_of(BASELINE), "label": f"GRPO, {table.name_of(BASELINE)}"}
+        steps, values = measures_by_step(GRPO_WITH_MORE_EVALUATIONS, key)
+        draw_mean_with_range(ax, np.array(steps) / GRPO_ITERATIONS, values, style)
+        _, values = measures_by_step("filtered/right", key)
+        after_sft = values[:, -1].mean()
+        sft_label = f"{table.name_of('filtered/right')}, at its end"
+        ax.axhline(after_sft, color="black", linestyle=":", label=sft_label)
+        ax.set_title(label)
+        ax.set_xlabel("expert iterations,\nor dozens of iterations of GRPO")
+        show_accuracy(ax.yaxis)
+    add_legend(fig, panels[0].get_legend_handles_labels()[0], num_columns=2)
+    return fig
+
+
+def measures_by_expert_iteration(side, key):
+    """The numbers of finished expert iterations, and a measure on validation: (E,), (S, E)."""
+    seeds = [table.evaluations_by_expert_iteration(run) for run in table.runs_of(side)]
+    values = []
+    for evaluations in seeds:
+        values.append([table.measure(row, key) for row in evaluations.values()])
+    return list(seeds[0]), np.array(values)
+
+
+def entropy_of_samples():
+    title = "Expert iteration makes the policy surer of its answers, as GRPO does"
+    fig, (ax,) = new_figure(title, 4.8)
+    for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
+        entropies = np.array([entropies_before_training(run) for run in table.runs_of(side)])
+        finished = range(entropies.shape[1])
+        label = f"{table.name_of(side)}: right samples"
+        style = {"color": color_of(side), "marker": marker, "label": label}
+        draw_mean_with_range(ax, finished, entropies, style)
+    logs = [table.read(run / "train_log.jsonl") for run in table.runs_of(BASELINE)]
+    entropies = np.array([[row["entropy"] for row in log] for log in logs])
+    finished = np.arange(entropies.shape[1]) / GRPO_ITERATIONS
+    label = f"GRPO, {table.name_of(BASELINE)}: all samples"
+    style = {"color": color_of(BASELINE), "label": label}
+    draw_mean_with_range(ax, finished, entropies, style)
+    ax.set_xlabel("finished expert iterations, or dozens of iterations of GRPO")
+    ax.set_ylabel("entropy (nats)")
+    ax.set_ylim(bottom=0)
+    add_legend(fig, ax.get_legend_handles_labels()[0])
+    return fig
+
+
+def entropies_before_training(run):
+    """The entropy in the first update of each expert iteration.
+
+    It is that of the policy that has sampled, at the tokens of the right samples in the update.
+    """
+    first_updates = {}
+    for row in table.read(run / "train_log.jsonl"):
+        first_updates.setdefault(row["ei_step"], row)
+    return [row["entropy"] for row in first_updates.values()]
+
+
 # --- What training changes ------------------------------------------------------------------------
 
 # {the model after training: (the model before, name)}
@@ -586,6 +668,8 @@ FIGURES = {
     "forest_choices": forest_choices,
     "sft_by_examples": sft_by_examples,
     "exchange": exchange,
+    "expert_iterations": expert_iterations,
+    "entropy_of_samples": entropy_of_samples,
     "levels": levels,
     "careful_curves": careful_curves,
     "pass_at_k": pass_at_k_figure,

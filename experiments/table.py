@@ -48,6 +48,11 @@
         example of SFT
     python experiments/table.py steps sft/direct10 sft/careful10
         the accuracy that follows from the steps that are right, if these are independent
+    python experiments/table.py expert_iterations expert_iteration/questions96_group8_epochs4
+        accuracy on validation after each expert iteration, what was kept, and its entropy
+    python experiments/table.py selection expert_iteration/questions96_group8_epochs4
+        the share of careful steps after each expert iteration, and the one that selection of right
+        steps leads one to expect
     python experiments/table.py choices
         the comparisons of choices/comparisons.txt, by the rules of PROTOCOL.md, "The choices"
     python experiments/table.py choice no_std base
@@ -1001,6 +1006,88 @@ def steps(*sides):
         )
 
 
+def evaluations_by_expert_iteration(run):
+    """{expert iteration: the evaluation after it}; 0 is before the first one."""
+    updates = read(run / "train_log.jsonl", ("step", "ei_step"))
+    expert_iteration_of_update = {row["step"]: row["ei_step"] for row in updates}
+    evaluations = {}
+    for row in evaluations_of(run / "answers.jsonl"):
+        evaluations[expert_iteration_of_update.get(row["step"], 0)] = row
+    return evaluations
+
+
+def updates_of_expert_iteration(run, expert_iteration):
+    updates = read(run / "train_log.jsonl", ("step", "ei_step"))
+    return [row for row in updates if row["ei_step"] == expert_iteration]
+
+
+def expert_iterations(*sides):
+    """The accuracy after each expert iteration, on validation, and what it trained on.
+
+    kept        how many completions were right, so that it trained on them
+    entropy     of the policy at the tokens of what was kept, in the first and in the last update,
+                mean over seeds; before the first update it is the policy that has sampled them
+    """
+    yield (
+        "side and expert iteration",
+        "strict, each seed",
+        "mean",
+        "kept, each seed",
+        "updates, each seed",
+        "entropy",
+    )
+    for side in sides:
+        runs = runs_of(side)
+        evaluations_of_seeds = [evaluations_by_expert_iteration(run) for run in runs]
+        for expert_iteration in evaluations_of_seeds[0]:
+            accuracies = [
+                measure(evaluations[expert_iteration], "strict")
+                for evaluations in evaluations_of_seeds
+            ]
+            logs = [updates_of_expert_iteration(run, expert_iteration) for run in runs]
+            cells = ["", "", ""]
+            if all(logs):  # before training there are no updates
+                first_entropy = np.mean([log[0]["entropy"] for log in logs])
+                last_entropy = np.mean([log[-1]["entropy"] for log in logs])
+                cells = [
+                    ", ".join(str(log[0]["kept"]) for log in logs),
+                    ", ".join(str(len(log)) for log in logs),
+                    f"{first_entropy:.3f} -> {last_entropy:.3f}",
+                ]
+            strict = ", ".join(map(percent, accuracies))
+            row_name = f"{name_of(side)}, {expert_iteration}"
+            yield row_name, strict, percent(np.mean(accuracies)), *cells
+
+
+def selection(*sides):
+    """How far the share of careful steps follows from keeping right answers.
+
+    All are means over the seeds, of greedy answers on validation.
+
+    careful     of the hard steps, the share that is careful
+    expected    the same share among the hard steps that were right one evaluation before. So it is
+                what a model would write that does just what it is shown.
+    """
+    yield "side and expert iteration", "careful, right", "direct, right", "careful", "expected"
+    for side in sides:
+        evaluations_of_seeds = [evaluations_by_expert_iteration(run) for run in runs_of(side)]
+        expected_cell = ""
+        for expert_iteration in evaluations_of_seeds[0]:
+            rows = [evaluations[expert_iteration] for evaluations in evaluations_of_seeds]
+            cells = []
+            for key in ("careful_right", "direct_right", "careful"):
+                mean = np.mean([measure(row, key) for row in rows])
+                cells.append("none" if np.isnan(mean) else percent(mean))
+            yield f"{name_of(side)}, {expert_iteration}", *cells, expected_cell
+            expected_cell = percent(np.mean([careful_share_of_right_steps(row) for row in rows]))
+
+
+def careful_share_of_right_steps(row):
+    num_careful = row["careful"][0]
+    num_direct = row["direct"][0]
+    return share(num_careful, num_careful + num_direct)
+
+
 # How a GRPO run ended, in the order of the columns of `diagnose_table`.
 KINDS_OF_RUNS = ("made to go wrong", "failed otherwise", "in between", "healthy")
 
@@ -1081,7 +1168,6 @@ def diagnose_table():
 STUDIES_WITHOUT_SOURCES = (
     "baseline",
     "beta",
-    "expert_iteration",
     "family",
     "groups",
     "length",
@@ -1178,6 +1264,8 @@ TABLES = {
     "pass": pass_,
     "exchange": exchange,
     "steps": steps,
+    "expert_iterations": expert_iterations,
+    "selection": selection,
     "diagnose": diagnose_table,
 }
 

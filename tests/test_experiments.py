@@ -316,6 +316,7 @@ def test_tables_of_the_levels_of_problems(studies):
         ("ends a/empty", "empty_seed0/test.jsonl: no evaluation in it"),
         ("curve strict a/empty", 'empty_seed0/answers.jsonl, line 1: not an object with "n"'),
         ("exchange a/empty a/base", 'not an object with "n"'),
+        ("expert_iterations a/base", 'train_log.jsonl, line 1: not an object with "ei_step"'),
     ],
 )
 def test_a_mistake_in_a_tables_arguments_is_one_clear_line(studies, command, message):
@@ -502,6 +503,37 @@ def test_an_expected_accuracy_is_the_product_over_the_steps(studies):
         jsonl.write(run / "test.jsonl", [evaluation | counts])
     row = "| a/base | 50.0 | 2.00 | 75.0 | 1.00 | 50.0 | 14.1 | 50.0 |"
     assert row in table.table("steps a/base")
+
+
+def test_tables_of_expert_iteration(studies):
+    """Two expert iterations of 2 updates and 1. Steps are those of greedy answers on validation.
+
+    At the start 9 of 10 careful steps are right, and 9 of 30 direct ones, so that half of the right
+    ones are careful. After the first expert iteration 3 of 12 right steps are careful.
+    """
+    steps = (
+        {"step": 0, "careful": [9, 10], "direct": [9, 30]},
+        {"step": 2, "careful": [3, 4], "direct": [9, 12]},
+        {"step": 3, "careful": [0, 0], "direct": [8, 8]},
+    )
+    updates = [
+        {"step": 1, "ei_step": 1, "kept": 7, "entropy": 0.4},
+        {"step": 2, "ei_step": 1, "kept": 7, "entropy": 0.3},
+        {"step": 3, "ei_step": 2, "kept": 5, "entropy": 0.2},
+    ]
+    for run in studies.glob("a/base_rate1e-4_seed?"):
+        (evaluation,) = jsonl.read(run / "answers.jsonl")
+        jsonl.write(run / "answers.jsonl", [evaluation | counts for counts in steps])
+        jsonl.write(run / "train_log.jsonl", updates)
+    table.read.cache_clear()
+    before, first, second = table.rows_of("expert_iterations a/base")[1:]
+    assert before == ("a/base, 0", "50.0, 50.0, 50.0", "50.0", "", "", "")
+    assert first[3:] == ("7, 7, 7", "2, 2, 2", "0.400 -> 0.300")
+    assert second[3:] == ("5, 5, 5", "1, 1, 1", "0.200 -> 0.200")
+    before, first, second = table.rows_of("selection a/base_rate1e-4")[1:]
+    assert before == ("a/base_rate1e-4, 0", "90.0", "30.0", "25.0", "")
+    assert first[3:] == ("25.0", "50.0")
+    assert second[1:] == ("none", "100.0", "0.0", "25.0")
 
 
 def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):

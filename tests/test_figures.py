@@ -200,6 +200,56 @@ def test_an_arrow_leads_from_sft_to_the_iteration_of_grpo(studies):
     assert band.get_datalim(ax.transData).y0 == pytest.approx(0.2)
 
 
+# --- Expert iteration -----------------------------------------------------------------------------
+
+
+def write_expert_iteration(studies):
+    """Two expert iterations of each setting, which seed 0 ends at 60 % and seed 1 at 80 %.
+
+    Iteration 12 of GRPO is at 40 and 60 %, and SFT ends at 50 %.
+    """
+    updates = [
+        {"step": 1, "ei_step": 1, "entropy": 0.4},
+        {"step": 2, "ei_step": 1, "entropy": 0.3},
+        {"step": 3, "ei_step": 2, "entropy": 0.2},
+    ]
+    start = evaluation(right(20), careful=[0, 1], direct=[0, 3])
+    for side in figures.EXPERT_ITERATION:
+        seeds = []
+        for end in (60, 80):
+            seeds.append([start, start | {"step": 2}, evaluation(right(end), step=3)])
+        write_seeds(studies, side, seeds, file="answers.jsonl")
+        for run in table.runs_of(side):
+            jsonl.write(run / "train_log.jsonl", updates)
+    for side, ends in (("exchange/grpo", (40, 60)), ("filtered/right", (50, 50))):
+        seeds = [[start, evaluation(right(end), step=12, careful=[0, 1])] for end in ends]
+        write_seeds(studies, side, seeds, file="answers.jsonl")
+    jsonl.write(studies / "rates/base_seed0/train_log.jsonl", [{"entropy": 0.9}] * 24)
+    jsonl.write(studies / "rates/base_seed1/train_log.jsonl", [{"entropy": 0.7}] * 24)
+
+
+def test_expert_iteration_is_laid_beside_grpo_by_its_samples(studies):
+    write_expert_iteration(studies)
+    accuracy, careful = figures.draw("expert_iterations").axes
+    one_epoch = line_with_label(accuracy, "expert iteration, one epoch").get_xydata()
+    assert one_epoch == pytest.approx(np.array([[0, 0.2], [1, 0.2], [2, 0.7]]))
+    grpo = line_with_label(accuracy, "GRPO, the 60-iteration baseline").get_xydata()
+    assert grpo == pytest.approx(np.array([[0, 0.2], [1, 0.5]]))
+    sft = line_with_label(accuracy, "SFT on the right samples, at its end")
+    assert sft.get_ydata()[0] == 0.5
+    one_epoch = line_with_label(careful, "expert iteration, one epoch").get_ydata()
+    assert one_epoch[:2].tolist() == [0.25, 0.25]
+
+
+def test_entropy_of_samples_is_that_before_training_on_them(studies):
+    write_expert_iteration(studies)
+    (ax,) = figures.draw("entropy_of_samples").axes
+    one_epoch = line_with_label(ax, "expert iteration, one epoch: right samples").get_xydata()
+    assert one_epoch == pytest.approx(np.array([[0, 0.4], [1, 0.2]]))
+    grpo = line_with_label(ax, "GRPO, the 60-iteration baseline: all samples").get_xydata()
+    assert grpo[[0, 12]] == pytest.approx(np.array([[0, 0.8], [1, 0.8]]))
+
+
 # --- What training changes ------------------------------------------------------------------------
 
 
