@@ -44,8 +44,8 @@ CLAIM = re.compile(
     rf"|(?P<number>{NUMBER})(?P<unit>[^<\d\[]*)(?P<interval>{INTERVAL})?(?P<words>[^<\d]*)"
     rf"(?<!significant)(?<!undecided)){SOURCE}"
 )
-# What a sentence may say without a source: code, links, and the commands of figures and tables. Lines
-# that are indented are code after an empty line; otherwise they go on with a list.
+# What a sentence may say without a source: code, links, and the commands of figures and tables.
+# Indented lines are code after an empty line, and otherwise they go on with a list.
 NOT_PROSE = re.compile(
     r"(?:(?<=\n\n)|\A)(?:    .*(?:\n|\Z))+|`[^`\n]*`|\]\(\S+\)|arXiv:\S+|https?://\S+"
 )

@@ -1211,10 +1211,10 @@ def check(*flags):
         ValueError: something is not as the logs say. The message has a line for each problem.
     """
     checked = [
-        ROOT / "README.md",
         ROOT / "analysis.md",
-        STUDIES / "comparisons.md",
+        *ROOT.glob("README.md"),
         *ROOT.glob("docs/tuning.md"),
+        *STUDIES.glob("comparisons.md"),
         *sorted(STUDIES.glob("*/README.md")),
     ]
     old_pages = [STUDIES / name / "README.md" for name in STUDIES_WITHOUT_SOURCES]
