@@ -336,8 +336,9 @@ def assert_close(actual, expected, message, tolerance=1e-5):
         assert relative_distance(actual, expected) < tolerance, message
 
 
-# Two processes make fewer cases, so that the test is quick.
-@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+# Two processes make fewer cases, so that the test takes less time.
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_give_the_numbers_of_one(
     num_processes, made_by_one, model_folder, tmp_path, capsys
 ):

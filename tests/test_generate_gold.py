@@ -435,14 +435,14 @@ def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys):
     with FakeOpenAIServer([ok("x")] * 5 + [status(500)]) as server:
         assert run_gold_with(server, folder, "--max_retries", 0, "--concurrency", 4) == 2
     # Besides the replies that are counted, some requests are under way.
-    assert len(server.requests) <= 5 + 20 + 2 * 4
+    assert len(server.requests) <= 5 + 19 + 20 + 2 * 4 < 60
     streams = capsys.readouterr()
     assert streams.err.endswith("error: 20 problems in a row got no reply (HTTP 500): stopped\n")
     assert reported(streams.out, "rejected")[0] == 5
-    # Of 4 requests under way, an "ok" may be read after 3 failures and start the count anew, and
-    # 3 may end after the 20th.
+    # The last "ok" may be read late, after up to 19 failures, and starts the count anew. 3 of the 4
+    # requests under way may end after the 20th.
     num_failed, _ = reported(streams.out, "no reply")
-    assert 20 <= num_failed <= 20 + 2 * 3
+    assert 20 <= num_failed <= 19 + 20 + 3
 
 
 @pytest.mark.parametrize("refused_request", ["list of models", "completion"])

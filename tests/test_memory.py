@@ -347,9 +347,15 @@ def assert_same_work(folder, expected_folder):
     [
         pytest.param("main", 1, dict(eval_samples=2, eval_temperature=1.0), id="evaluation"),
         pytest.param("main", 2, {}, id="sampling"),
-        pytest.param("main", 3, dict(dynamic_sampling=2, evaluator="gsm8k"), id="replacement"),
-        pytest.param("sft", 2, dict(eval_temperature=1.0), id="sft"),
-        pytest.param("expert iteration", 2, {}, id="expert iteration"),
+        pytest.param(
+            "main",
+            3,
+            dict(dynamic_sampling=2, evaluator="gsm8k"),
+            id="replacement",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("sft", 2, dict(eval_temperature=1.0), id="sft", marks=pytest.mark.slow),
+        pytest.param("expert iteration", 2, {}, id="expert iteration", marks=pytest.mark.slow),
     ],
 )
 def test_sampling_in_smaller_turns_changes_nothing_in_a_run(
@@ -384,8 +390,8 @@ def test_sampling_in_smaller_turns_changes_nothing_in_a_run(
             id="off-policy",
             marks=pytest.mark.slow,
         ),
-        pytest.param("sft", 1000, {}, id="sft"),
-        pytest.param("expert iteration", 300, {}, id="expert iteration"),
+        pytest.param("sft", 1000, {}, id="sft", marks=pytest.mark.slow),
+        pytest.param("expert iteration", 300, {}, id="expert iteration", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_short_of_memory_is_one_with_smaller_micro_batches(
@@ -419,7 +425,7 @@ def test_a_run_short_of_memory_is_one_with_smaller_micro_batches(
     assert_same_work(short_of_memory, tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("program", ["main", "sft"])
+@pytest.mark.parametrize("program", ["main", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_resumed_run_goes_on_with_the_lower_values(program, command, tmp_path, monkeypatch):
     """The run has room again when it goes on: it would otherwise begin with the flags anew."""
     run = PROGRAMS[program]
@@ -508,6 +514,7 @@ def run_short_of_memory_in_one(flags, module_name, name, call):
     return main.main(flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module_name", "name", "call"),
     [("main", "compute_loss", 3), ("generation", "_run_prompts", 3)],
