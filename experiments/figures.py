@@ -33,7 +33,6 @@ import inspect
 import json
 import math
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,19 +70,10 @@ GREY = "#777777"
 # --- What figures share ---------------------------------------------------------------------------
 
 
-def wrap(text, max_characters):
-    """The lines of a text: as few as hold it, and about equally long."""
-    num_lines = len(textwrap.wrap(text, max_characters))
-    width = max_characters
-    while len(textwrap.wrap(text, width - 1)) == num_lines:
-        width -= 1
-    return textwrap.wrap(text, width)
-
-
 def new_figure(title, height, num_panels=1):
     """A figure with its message as title, and its panels side by side."""
     fig = Figure((WIDTH, height), layout="constrained")
-    fig.suptitle("\n".join(wrap(title, TITLE_CHARACTERS)))
+    fig.suptitle("\n".join(plotter.even_lines(title, TITLE_CHARACTERS)))
     panels = fig.subplots(1, num_panels, squeeze=False)
     return fig, panels[0]
 
@@ -166,11 +156,11 @@ class ForestRow:
 
 
 def label_lines(name):
-    return wrap(name, LABEL_CHARACTERS)
+    return plotter.even_lines(name, LABEL_CHARACTERS)
 
 
 def heading_lines(question):
-    return wrap(question, QUESTION_CHARACTERS)
+    return plotter.even_lines(question, QUESTION_CHARACTERS)
 
 
 def forest(*studies):
@@ -262,7 +252,7 @@ def draw_forest(rows, title, xlabel, styles, style_names, margin=0):
     handles.append(Line2D([], [], color="black", marker=".", linestyle="", label="one seed"))
     if margin:
         handles.append(Patch(color="0.9", label=f"within {margin} points"))
-    title_lines = wrap(title, TITLE_CHARACTERS)
+    title_lines = plotter.even_lines(title, TITLE_CHARACTERS)
     title_height = 0.25 * len(title_lines)  # inches, as all of these
     num_legend_rows = math.ceil(len(handles) / 2)
     top = title_height + 0.24 * num_legend_rows + 0.75
