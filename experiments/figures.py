@@ -21,16 +21,15 @@
     python experiments/figures.py categories --output FILE.png
         zero-shot completions by format and answer
 
-The numbers are those of table.py, which explains what a side is. names.json has the names and the
-colours of sides. The program first unpacks the archives of the studies (experiments/archive.py).
-The memory of a GPU is drawn by benchmarks/memory_table.py.
+The numbers are those of the tables of table.py. study_logs.py explains what a side is. names.json
+has the names and the colours of sides. The program first unpacks the archives of the studies
+(experiments/archive.py). The memory of a GPU is drawn by benchmarks/memory_table.py.
 
 Shapes: S seeds, E evaluations, Q questions.
 """
 
 import argparse
 import inspect
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -47,9 +46,10 @@ from matplotlib.ticker import PercentFormatter
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import plotter  # noqa: E402
-from experiments import archive, table  # noqa: E402
+from experiments import archive, differences, outcomes, study_logs  # noqa: E402
 from experiments.answers import checksum_of_questions, correct_answers  # noqa: E402
 from experiments.paired import SIGNIFICANT  # noqa: E402
+from experiments.study_logs import LEVELS, color_of, name_of, runs_of  # noqa: E402
 from logs.statistics import CATEGORIES, pass_at_k  # noqa: E402
 from rl_datasets import ArithmeticLoader  # noqa: E402
 
@@ -82,20 +82,10 @@ def add_legend(fig, handles, num_columns=1):
     fig.legend(handles=handles, loc="outside lower center", ncols=num_columns)
 
 
-def color_of(side):
-    """The colour of a side in every figure. ValueError: names.json has none."""
-    names = json.loads((table.STUDIES / "names.json").read_text("utf-8"))
-    if side not in names:
-        raise ValueError(f"{side} has no colour in names.json")
-    _, color = names[side]
-    return color
-
-
 def measures_on_test(side, key="strict"):
     """One measure of each seed on the test problems, after training: (S,)."""
-    return np.array(
-        [table.measure(table.evaluation_on_test(run), key) for run in table.runs_of(side)]
-    )
+    summaries = [study_logs.summary_on_test(run) for run in runs_of(side)]
+    return np.array([study_logs.measure(summary, key) for summary in summaries])
 
 
 def show_accuracy(axis):
@@ -166,18 +156,18 @@ def heading_lines(question):
 def forest(*studies):
     rows = []
     waiting_question = ""  # of a comparison that has not been run, and that had the heading
-    for question, first, second in table.comparisons_of(studies):
+    for question, first, second in differences.comparisons_of(studies):
         question = question or waiting_question
         try:
-            difference = table.compare_sides(first, second)
+            difference = differences.compare_sides(first, second)
         except FileNotFoundError:  # not run yet
             waiting_question = question
             continue
         waiting_question = ""
         row = ForestRow(
             question,
-            table.name_of(first),
-            table.name_of(second),
+            name_of(first),
+            name_of(second),
             difference.by_seed,
             difference.mean,
             difference.mean - difference.half_width,
@@ -200,11 +190,13 @@ def forest(*studies):
 def forest_choices():
     rows = []
     class_above = ""
-    for choice, (_, difference, _) in table.judged_choices().items():
+    judged_choices = outcomes.judged_choices(study_logs.STUDIES / "choices")
+    for choice, judged in judged_choices.items():
+        difference = judged.on_validation
         row = ForestRow(
             choice.class_name if choice.class_name != class_above else "",
-            table.name_of(f"choices/{choice.first}"),
-            table.name_of(f"choices/{choice.second}"),
+            name_of(f"choices/{choice.first}"),
+            name_of(f"choices/{choice.second}"),
             difference.by_seed,
             difference.mean,
             difference.low,
@@ -369,10 +361,10 @@ def sft_by_examples():
         color=color_of(BASELINE),
         alpha=0.25,
         linewidth=0,
-        label=f"GRPO, {table.name_of(BASELINE)}: lowest to highest seed",
+        label=f"GRPO, {name_of(BASELINE)}: lowest to highest seed",
     )
     (before,) = measures_on_test("dynamics/before")
-    line = ax.axhline(before, color="black", linestyle=":", label=table.name_of("dynamics/before"))
+    line = ax.axhline(before, color="black", linestyle=":", label=name_of("dynamics/before"))
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("gold examples")
@@ -386,18 +378,16 @@ def exchange():
     title = "Few careful solutions are worth more iterations of GRPO than many direct ones"
     fig, (ax,) = new_figure(title, 6.2)
     show_accuracy(ax.yaxis)
-    steps, answers = table.answers_by_step(GRPO_WITH_MORE_EVALUATIONS)
+    steps, answers = study_logs.answers_by_step(GRPO_WITH_MORE_EVALUATIONS)
     curves = answers.mean(2)  # (S, E)
-    (rising_curve,) = table.rising(curves.mean(0, keepdims=True))
     style = {"color": color_of(GRPO_WITH_MORE_EVALUATIONS), "linewidth": 2.5}
-    name = f"GRPO, {table.name_of(GRPO_WITH_MORE_EVALUATIONS)}: mean and range of seeds"
+    name = f"GRPO, {name_of(GRPO_WITH_MORE_EVALUATIONS)}: mean and range of seeds"
     draw_mean_with_range(ax, steps, curves, style | {"label": name})
     for kind, numbers in SFT_EXAMPLES.items():
         for number in reversed(numbers):
             side = f"sft/{kind}{number}"
-            level = table.last_answers(side, GRPO_WITH_MORE_EVALUATIONS).mean()
-            iteration = table.iteration_that_reaches(level, steps, rising_curve)
-            draw_exchange(ax, side, level, iteration, steps)
+            exchange_of_side = differences.exchange_for_grpo(side, GRPO_WITH_MORE_EVALUATIONS)
+            draw_exchange(ax, side, exchange_of_side, steps)
     ax.set_xlim(0, steps[-1])
     ax.set_xlabel("iteration of GRPO")
     ax.set_ylabel("strict accuracy on validation")
@@ -405,14 +395,16 @@ def exchange():
     return fig
 
 
-def draw_exchange(ax, side, level, iteration, steps):
+def draw_exchange(ax, side, exchange_of_side, steps):
     """Draw an arrow from a side's accuracy to GRPO's curve, and down to the iteration.
 
     If GRPO never gets there, a dashed line goes through the panel. If it is higher at its first
     evaluation already, a triangle stands at the accuracy and no arrow goes down.
     """
     color = color_of(side)
-    name = table.name_of(side)
+    name = name_of(side)
+    level = exchange_of_side.accuracy
+    iteration = exchange_of_side.iteration
     if iteration == np.inf:
         label = f"{name}: not within {steps[-1]} iterations"
         ax.plot([0, steps[-1]], [level, level], color=color, linestyle="--", label=label)
@@ -420,7 +412,7 @@ def draw_exchange(ax, side, level, iteration, steps):
         label = f"{name}: fewer than {steps[1]} iterations"
         ax.plot([0], [level], ">", color=color, markersize=8, clip_on=False, zorder=4, label=label)
     else:
-        label = f"{name}: {table.iteration_cell(iteration)} iterations"
+        label = f"{name}: {iteration:.0f} iterations"
         ax.plot([0, iteration], [level, level], color=color, linewidth=2, label=label)
         arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", (iteration, ax.get_ylim()[0]), (iteration, level), arrowprops=arrow)
@@ -445,15 +437,15 @@ def expert_iterations():
     labels = {"strict": "strict accuracy on validation", "careful": "share of careful steps"}
     for ax, (key, label) in zip(panels, labels.items(), strict=True):
         for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
-            style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
+            style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
             finished, values = measures_by_expert_iteration(side, key)
             draw_mean_with_range(ax, finished, values, style)
-        style = {"color": color_of(BASELINE), "label": f"GRPO, {table.name_of(BASELINE)}"}
+        style = {"color": color_of(BASELINE), "label": f"GRPO, {name_of(BASELINE)}"}
         steps, values = measures_by_step(GRPO_WITH_MORE_EVALUATIONS, key)
         draw_mean_with_range(ax, np.array(steps) / GRPO_ITERATIONS, values, style)
         _, values = measures_by_step("filtered/right", key)
         after_sft = values[:, -1].mean()
-        sft_label = f"{table.name_of('filtered/right')}, at its end"
+        sft_label = f"{name_of('filtered/right')}, at its end"
         ax.axhline(after_sft, color="black", linestyle=":", label=sft_label)
         ax.set_title(label)
         ax.set_xlabel("expert iterations,\nor dozens of iterations of GRPO")
@@ -464,26 +456,26 @@ def expert_iterations():
 
 def measures_by_expert_iteration(side, key):
     """The numbers of finished expert iterations, and a measure on validation: (E,), (S, E)."""
-    seeds = [table.evaluations_by_expert_iteration(run) for run in table.runs_of(side)]
+    summaries_of_seeds = [study_logs.summaries_by_expert_iteration(run) for run in runs_of(side)]
     values = []
-    for evaluations in seeds:
-        values.append([table.measure(row, key) for row in evaluations.values()])
-    return list(seeds[0]), np.array(values)
+    for summaries in summaries_of_seeds:
+        values.append([study_logs.measure(summary, key) for summary in summaries.values()])
+    return list(summaries_of_seeds[0]), np.array(values)
 
 
 def entropy_of_samples():
     title = "Expert iteration makes the policy surer of its answers, as GRPO does"
     fig, (ax,) = new_figure(title, 4.8)
     for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
-        entropies = np.array([entropies_before_training(run) for run in table.runs_of(side)])
+        entropies = np.array([entropies_before_training(run) for run in runs_of(side)])
         finished = range(entropies.shape[1])
-        label = f"{table.name_of(side)}: right samples"
+        label = f"{name_of(side)}: right samples"
         style = {"color": color_of(side), "marker": marker, "label": label}
         draw_mean_with_range(ax, finished, entropies, style)
-    logs = [table.read(run / "train_log.jsonl") for run in table.runs_of(BASELINE)]
+    logs = [study_logs.read(run / "train_log.jsonl") for run in runs_of(BASELINE)]
     entropies = np.array([[row["entropy"] for row in log] for log in logs])
     finished = np.arange(entropies.shape[1]) / GRPO_ITERATIONS
-    label = f"GRPO, {table.name_of(BASELINE)}: all samples"
+    label = f"GRPO, {name_of(BASELINE)}: all samples"
     style = {"color": color_of(BASELINE), "label": label}
     draw_mean_with_range(ax, finished, entropies, style)
     ax.set_xlabel("finished expert iterations, or dozens of iterations of GRPO")
@@ -499,7 +491,7 @@ def entropies_before_training(run):
     It is that of the policy that has sampled, at the tokens of the right samples in the update.
     """
     first_updates = {}
-    for row in table.read(run / "train_log.jsonl"):
+    for row in study_logs.read(run / "train_log.jsonl"):
         first_updates.setdefault(row["ei_step"], row)
     return [row["entropy"] for row in first_updates.values()]
 
@@ -513,7 +505,6 @@ SIZES = {
     "dynamics/grpo": ("dynamics/before", "1m (the demo)"),
     "scaling/3m": ("scaling/3m_before", "3m"),
 }
-LEVELS = (1, 2, 3, 4)
 REWARDS = ("dynamics/grpo", "dynamics/format", "dynamics/random")
 KS = (1, 2, 4, 8, 16)
 
@@ -545,11 +536,11 @@ def accuracies_by_level(side):
     level_of_question = np.array([example["level"] for example in examples])  # (Q,)
     checksum = checksum_of_questions(example["id"] for example in examples)
     accuracies = []
-    for run in table.runs_of(side):
-        row = table.evaluation_on_test(run)
-        if row["questions"] != checksum:
+    for run in runs_of(side):
+        summary = study_logs.summary_on_test(run)
+        if summary["questions"] != checksum:
             raise ValueError(f"{run}: not evaluated on the test problems")
-        is_right = correct_answers(row)[:, 0]  # (Q,), sorted by id
+        is_right = correct_answers(summary)[:, 0]  # (Q,), sorted by id
         accuracies.append([is_right[level_of_question == level].mean() for level in LEVELS])
     return np.array(accuracies)
 
@@ -561,7 +552,7 @@ def careful_curves():
     for ax, (key, label) in zip(panels, labels.items(), strict=True):
         for side, marker in zip(REWARDS, "os^", strict=True):
             steps, values = measures_by_step(side, key)
-            style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
+            style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
             draw_mean_with_range(ax, steps, values, style)
         ax.set_title(label)
         ax.set_xlabel("iteration")
@@ -572,11 +563,11 @@ def careful_curves():
 
 def measures_by_step(side, key):
     """The iterations at which a side was evaluated, and a measure on validation: (E,), (S, E)."""
-    steps, _ = table.answers_by_step(side)
+    steps, _ = study_logs.answers_by_step(side)
     values = []
-    for run in table.runs_of(side):
-        rows = table.evaluations_of(run / "answers.jsonl")
-        values.append([table.measure(row, key) for row in rows])
+    for run in runs_of(side):
+        summaries = study_logs.read_summaries(run / "answers.jsonl")
+        values.append([study_logs.measure(summary, key) for summary in summaries])
     return steps, np.array(values)
 
 
@@ -584,7 +575,7 @@ def pass_at_k_figure():
     title = "In the required format, one sample after GRPO solves more than sixteen before"
     fig, (ax,) = new_figure(title, 4.2)
     for side, marker in (("dynamics/grpo", "o"), ("dynamics/pass_before", "s")):
-        style = {"color": color_of(side), "marker": marker, "label": table.name_of(side)}
+        style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
         draw_mean_with_range(ax, KS, chances_of_side(side), style)
     ax.set_xscale("log", base=2)
     ax.set_xticks(KS, [str(k) for k in KS])
@@ -598,10 +589,10 @@ def pass_at_k_figure():
 def chances_of_side(side):
     """pass@k for each of KS: (S, ks)."""
     chances = []
-    for run in table.runs_of(side):
-        row = table.evaluation_on_test(run, "pass.jsonl")
-        num_correct = correct_answers(row).sum(1).tolist()  # for each question
-        chances.append([pass_at_k(num_correct, row["samples"], k) for k in KS])
+    for run in runs_of(side):
+        summary = study_logs.summary_on_test(run, "pass.jsonl")
+        num_correct = correct_answers(summary).sum(1).tolist()  # for each question
+        chances.append([pass_at_k(num_correct, summary["samples"], k) for k in KS])
     return np.array(chances)
 
 
@@ -629,10 +620,10 @@ def categories():
         "at either size and with any prompt"
     )
     fig, (ax,) = new_figure(title, 4.2)
-    names = [table.name_of(side) for side in ZERO_SHOT]
+    names = [name_of(side) for side in ZERO_SHOT]
     shares = []  # for each side
     for side in ZERO_SHOT:
-        n, counts = table.category_counts(side)
+        n, counts = study_logs.category_counts(side)
         shares.append(np.array(counts) / n)
     shares = np.array(shares)  # (sides, categories)
     left = np.zeros(len(ZERO_SHOT))

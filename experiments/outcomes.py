@@ -6,6 +6,7 @@ learning rates. An arm of an undecided comparison has a second look, whose seeds
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -80,11 +81,10 @@ def runs_of_arm(folder: Path, arm: str) -> dict[tuple[float, int], Path]:
     return runs
 
 
-def num_finished_seeds(folder: Path, arm: str) -> int:
-    """How many seeds of the first look have runs at all three rates."""
-    runs = runs_of_arm(folder, arm)
-    rates_of_seed = {seed: [rate for rate, s in runs if s == seed] for seed in FIRST_SEEDS}
-    return sum(len(rates) == 3 for rates in rates_of_seed.values())
+def first_look_is_finished(folder: Path, arm: str) -> bool:
+    """Whether all seeds of the first look have runs at three rates."""
+    num_rates = Counter(seed for _, seed in runs_of_arm(folder, arm))  # of each seed
+    return all(num_rates[seed] == 3 for seed in FIRST_SEEDS)
 
 
 def arm_at_its_best_rate(folder: Path, name: str, outcome: Outcome) -> Arm:
@@ -134,6 +134,16 @@ class Choice:
     second: str
 
 
+@dataclass(frozen=True)
+class JudgedChoice:
+    """How far apart the two arms of a comparison are."""
+
+    first_rate: float  # the learning rate that suits the first arm best by outcome A
+    second_rate: float
+    on_validation: Difference  # by outcome A, each arm at its best rate
+    in_training: Difference  # by outcome B, each arm at the rate that suits it best by B
+
+
 def choices_to_compare(folder: Path) -> list[Choice]:
     """The comparisons in comparisons.txt.
 
@@ -170,3 +180,42 @@ def compare_arms(choices: list[Choice], arms: dict[str, Arm]) -> list[Difference
         second if first.verdict == UNDECIDED else first
         for first, second in zip(first_look, second_look, strict=True)
     ]
+
+
+def judged_choices(folder: Path) -> dict[Choice, JudgedChoice]:
+    """The comparisons in comparisons.txt whose arms have finished their first look, judged.
+
+    Raises:
+        ValueError: the second look of an arm has other runs than the rules say, or an outcome
+            cannot be compared with that of `base`.
+    """
+    choices = finished_choices(folder)
+    names_of_arms = set()
+    for choice in choices:
+        names_of_arms |= {choice.first, choice.second}
+    on_validation = {}
+    in_training = {}
+    for arm in names_of_arms:
+        on_validation[arm] = arm_at_its_best_rate(folder, arm, outcome_on_validation)
+        in_training[arm] = arm_at_its_best_rate(folder, arm, outcome_in_training)
+    differences = compare_arms(choices, on_validation)
+    differences_in_training = compare_arms(choices, in_training)
+    judged = {}
+    for i, choice in enumerate(choices):
+        judged[choice] = JudgedChoice(
+            on_validation[choice.first].rate,
+            on_validation[choice.second].rate,
+            differences[i],
+            differences_in_training[i],
+        )
+    return judged
+
+
+def finished_choices(folder: Path) -> list[Choice]:
+    """The comparisons whose two arms have all their runs of the first look."""
+    finished = []
+    for choice in choices_to_compare(folder):
+        arms = (choice.first, choice.second)
+        if all(first_look_is_finished(folder, arm) for arm in arms):
+            finished.append(choice)
+    return finished

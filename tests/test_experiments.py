@@ -22,7 +22,7 @@ import main
 import plotter
 import sft
 import utils
-from experiments import archive, figures
+from experiments import archive, differences, figures, study_logs, table
 from flags import LOSS_TYPES
 from logs import jsonl
 from rl_datasets import ArithmeticLoader
@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 import answers
 import expert_iteration
-import table
 from answers import checked_steps
 
 PAGES = [ROOT / "analysis.md", ROOT / "README.md", *sorted(ROOT.glob("experiments/**/*.md"))]
@@ -136,7 +135,7 @@ def studies(tmp_path, monkeypatch):
 
     Of every 8 questions seed 0 gains 3 and loses 1, seed 1 gains 3, seed 2 gains 2.
     """
-    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
     write_names(tmp_path, {})
     base = [1, 1, 1, 1, 0, 0, 0, 0] * 8
     new_seeds = [
@@ -156,16 +155,16 @@ def studies(tmp_path, monkeypatch):
 
 
 def test_a_side_has_the_runs_at_its_best_rate(studies):
-    runs = table.runs_of("a/base")
+    runs = study_logs.runs_of("a/base")
     assert [run.name for run in runs] == [f"base_rate1e-4_seed{seed}" for seed in range(3)]
-    assert table.learning_rate_of(runs[0]) == "1e-4", "of equal rates it is the lowest"
+    assert study_logs.learning_rate_of(runs[0]) == "1e-4", "of equal rates it is the lowest"
     with pytest.raises(FileNotFoundError, match="c/new: no runs in"):
         table.table("ends c/new")
 
 
 def test_two_sides_are_compared_question_by_question(studies):
     """By hand the gains are 25, 37.5 and 25 points."""
-    difference = table.compare_sides("b/new", "a/base")
+    difference = differences.compare_sides("b/new", "a/base")
     assert difference.by_seed.tolist() == [25, 37.5, 25]
     assert difference.mean == pytest.approx(100 * 7 / 24)
     # The three answers to a question stay together: of three they gain -1, 0, 0, 0, 3, 3, 2, 0.
@@ -190,7 +189,7 @@ def test_two_sides_are_compared_question_by_question(studies):
     ],
 )
 def test_verdicts(seeds, low, high, detectable, verdict):
-    difference = table.Difference(np.array(seeds), low, high)
+    difference = differences.Difference(np.array(seeds), low, high)
     assert difference.verdict == verdict
     assert difference.detectable == pytest.approx(detectable, abs=0.05)
 
@@ -283,7 +282,7 @@ def test_tables_of_the_levels_of_problems(studies):
         rows += [{"step": 20, "reward": 2} | levels | {"accuracy_level/3": 0.9}]
         jsonl.write(run / "eval_log.jsonl", rows)
     shutil.rmtree(studies / "a" / "base_rate1e-4_seed2")
-    table.read.cache_clear()
+    study_logs.read.cache_clear()
     assert "| a/base | 10.0 -> 10.0, 10.0 -> 10.0 |" in table.table("levels a/base")
     assert "| 30.0 -> 90.0, 30.0 -> 90.0 |" in table.table("levels a/base")
     head, _, row = table.table("evaluations reward a/base").splitlines()
@@ -317,6 +316,8 @@ def test_tables_of_the_levels_of_problems(studies):
         ("curve strict a/empty", 'empty_seed0/answers.jsonl, line 1: not an object with "n"'),
         ("exchange a/empty a/base", 'not an object with "n"'),
         ("expert_iterations a/base", 'train_log.jsonl, line 1: not an object with "ei_step"'),
+        # The interval over seeds was printed as [+nan, +nan].
+        ("difference a/base_rate1e-4_seed0 b/new_rate2e-4_seed0", "have one run each"),
     ],
 )
 def test_a_mistake_in_a_tables_arguments_is_one_clear_line(studies, command, message):
@@ -343,7 +344,7 @@ def test_rows_without_a_metric_do_not_count(studies):
     for run in studies.glob("a/base_rate1e-4_seed?"):
         rows = [{"step": i} if i < 6 else {"step": i, "kl": i} for i in range(1, 11)]
         jsonl.write(run / "train_log.jsonl", rows)
-    table.read.cache_clear()
+    study_logs.read.cache_clear()
     assert "| a/base | 8, 8, 8 |" in table.table("metrics kl -- a/base")
     assert "| a/base | none -> 8, none -> 8, none -> 8 |" in table.table("change kl -- a/base")
 
@@ -358,7 +359,7 @@ def test_a_comparison_waits_for_all_seeds(studies):
 
 def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     """The tops of the parabolas are 50 % at a rate of 2 and 60 % at 4; seeds shift both alike."""
-    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
     write_names(tmp_path, {"choices/base": ["the baseline", "#0072B2"]})
     (tmp_path / "choices").mkdir()
     lines = ["# explained", "some class:", "    other    base", "    late    base"]
@@ -401,7 +402,7 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
 
 def test_a_second_look_at_an_undecided_comparison(tmp_path, monkeypatch):
     """The top of the parabola is at a rate of 2 ** 1.25, and new seeds have the rates 2 and 4."""
-    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
     write_names(tmp_path, {})
     (tmp_path / "choices").mkdir()
     lines = ["# explained", "class:", "    new    base", "    clear    base"]
@@ -438,23 +439,23 @@ def test_a_second_look_at_an_undecided_comparison(tmp_path, monkeypatch):
 
 
 def test_a_run_is_what_its_name_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
     runs = {"a_rate2e-4_seed1": (2e-4, 1), "b_rate2e-4_seed1": (1e-4, 1), "c_seed2": (1e-4, 3)}
     for name, (rate, seed) in runs.items():
         flags = {"learning_rate": rate, "seed": seed}
         (tmp_path / "study" / name).mkdir(parents=True)
         jsonl.write_json(tmp_path / "study" / name / "args.json", {"args": flags})
-    b, c = table.misnamed_runs()
+    b, c = study_logs.misnamed_runs()
     assert b.endswith("b_rate2e-4_seed1/args.json: learning_rate is 0.0001")
     assert c.endswith("c_seed2/args.json: seed is 3")
 
 
 def test_sides_have_names(studies):
     write_names(studies, {"b/new": ["the new one", "#0072B2"]})
-    table.display_names.cache_clear()
+    study_logs.read_names.cache_clear()
     assert "| the new one | 80.0 |" in table.table("rates b")
-    assert table.name_of("b/new_rate1e-4") == "the new one at 1e-4"
-    assert table.name_of("b/newer_rate1e-4") == "b/newer_rate1e-4"
+    assert study_logs.name_of("b/new_rate1e-4") == "the new one at 1e-4"
+    assert study_logs.name_of("b/newer_rate1e-4") == "b/newer_rate1e-4"
 
 
 def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypatch):
@@ -463,8 +464,8 @@ def test_an_exchange_rate_is_where_the_curve_first_is_as_high(tmp_path, monkeypa
     Their mean is 0, 4, 4.5 and 9, so it reaches 5 at iteration 20 + 10 x 0.5 / 4.5. It has passed 3
     when it is first evaluated, so that three examples are worth less than 10 iterations.
     """
-    monkeypatch.setattr(table, "STUDIES", tmp_path)
-    monkeypatch.setattr(table, "read", jsonl.read)
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
+    monkeypatch.setattr(study_logs, "read", jsonl.read)
     write_names(tmp_path, {})
     accuracies = {"three": 0.3, "ten": 0.5, "all": 1.0}
     for side, accuracy in accuracies.items():
@@ -525,7 +526,7 @@ def test_tables_of_expert_iteration(studies):
         (evaluation,) = jsonl.read(run / "answers.jsonl")
         jsonl.write(run / "answers.jsonl", [evaluation | counts for counts in steps])
         jsonl.write(run / "train_log.jsonl", updates)
-    table.read.cache_clear()
+    study_logs.read.cache_clear()
     before, first, second = table.rows_of("expert_iterations a/base")[1:]
     assert before == ("a/base, 0", "50.0, 50.0, 50.0", "50.0", "", "", "")
     assert first[3:] == ("7, 7, 7", "2, 2, 2", "0.400 -> 0.300")
@@ -537,7 +538,7 @@ def test_tables_of_expert_iteration(studies):
 
 
 def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "STUDIES", tmp_path / "experiments")
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path / "experiments")
     monkeypatch.setattr(table, "ROOT", tmp_path)
     study = tmp_path / "experiments" / "a"
     write_names(study.parent, {})
@@ -572,7 +573,7 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
 )
 def test_runs_are_sorted_by_how_they_ended(name, accuracies, kind):
     rows = [{"accuracy": accuracy} for accuracy in accuracies]
-    assert table.kind_of_run(name, rows) == kind
+    assert study_logs.kind_of_run(name, rows) == kind
 
 
 def test_steps_of_arithmetic_are_checked():

@@ -8,7 +8,7 @@ from conftest import ROOT
 from log_helpers import write_choice
 from matplotlib.patches import Rectangle
 
-from experiments import figures, table
+from experiments import figures, study_logs, table
 from experiments.answers import checksum_of_questions, hexadecimal
 from logs import jsonl
 from logs.statistics import student_quantile
@@ -18,7 +18,7 @@ from rl_datasets import ArithmeticLoader
 @pytest.fixture
 def studies(tmp_path, monkeypatch):
     """An empty folder of studies, with the project's names of sides."""
-    monkeypatch.setattr(table, "STUDIES", tmp_path)
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
     shutil.copy(ROOT / "experiments" / "names.json", tmp_path)
     return tmp_path
 
@@ -219,7 +219,7 @@ def write_expert_iteration(studies):
         for end in (60, 80):
             seeds.append([start, start | {"step": 2}, evaluation(right(end), step=3)])
         write_seeds(studies, side, seeds, file="answers.jsonl")
-        for run in table.runs_of(side):
+        for run in study_logs.runs_of(side):
             jsonl.write(run / "train_log.jsonl", updates)
     for side, ends in (("exchange/grpo", (40, 60)), ("filtered/right", (50, 50))):
         seeds = [[start, evaluation(right(end), step=12, careful=[0, 1])] for end in ends]
@@ -277,7 +277,7 @@ def test_accuracy_by_level_is_that_of_the_problems_of_the_level(studies, monkeyp
     assert line_with_label(before, "3m").get_ydata().tolist() == [0, 0, 0, 0]
 
     write_seeds(studies, "scaling/3m", [[nothing | {"questions": 7}]])
-    table.read.cache_clear()
+    study_logs.read.cache_clear()
     with pytest.raises(ValueError, match="3m_seed0: not evaluated on the test problems"):
         figures.draw("levels")
 
