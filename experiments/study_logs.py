@@ -346,12 +346,12 @@ MADE_TO_GO_WRONG = (
 NOT_COUNTED = (
     "judge/beta0.4",  # nobody knows whether these stories are better
     "exchange/grpo",  # the runs rates/base_rate2e-4, evaluated more often
-    "choices/",  # made after the rules
+    "choices/",  # made after the rules, and counted apart
 )
 
 
 def kind_of_run(name, evaluations):
-    """How a run ended, by its validation accuracy; None for a run that does not count.
+    """How a run ended, by its validation accuracy.
 
     failed otherwise    it ends 5 points or more below its own best, or less than 5 above its start
                         (unless that is over 80 %)
@@ -362,8 +362,6 @@ def kind_of_run(name, evaluations):
         name: STUDY/RUN.
         evaluations: the rows of its eval_log.jsonl.
     """
-    if name.startswith(NOT_COUNTED):
-        return None
     if name.startswith(MADE_TO_GO_WRONG):
         return "made to go wrong"
     accuracies = [row["accuracy"] for row in evaluations]
@@ -376,14 +374,16 @@ def kind_of_run(name, evaluations):
     return "healthy" if last >= 0.7 else "in between"
 
 
-def grpo_runs():
-    """Yield (kind of run, its Logs) for every GRPO run that counts."""
-    for path in sorted(STUDIES.glob("*/**/train_log.jsonl")):
+def grpo_runs(study=None):
+    """Yield (kind of run, its Logs) for every GRPO run that counts, or for those of one study."""
+    for path in sorted(STUDIES.glob(f"{study or '*'}/**/train_log.jsonl")):
         run = path.parent
+        name = run.relative_to(STUDIES).as_posix()
+        if study is None and name.startswith(NOT_COUNTED):
+            continue
         rows = read(path)
         is_grpo = "zero_std_fraction" in rows[-1]
         if is_grpo:
             evaluations = read(run / "eval_log.jsonl")
-            kind = kind_of_run(run.relative_to(STUDIES).as_posix(), evaluations)
-            if kind:
-                yield kind, Logs(rows, evaluations, read_args(run / "args.json"))
+            kind = kind_of_run(name, evaluations)
+            yield kind, Logs(rows, evaluations, read_args(run / "args.json"))

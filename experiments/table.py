@@ -61,8 +61,9 @@
         one of them
     python experiments/table.py response base no_std
         how the outcome of its arms depends on the learning rate
-    python experiments/table.py diagnose
-        the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn
+    python experiments/table.py diagnose [STUDY]
+        the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn: of the runs
+        that the rules were made on, or of one study
 
 A side of a comparison is STUDY/ARM. Its runs are the folders ARM_seed0, ARM_seed1, ... of that
 study. If several learning rates were tried, the runs are those at the rate that ends best on
@@ -725,11 +726,14 @@ def damages_table(*reports):
 # --- The rules of the diagnosis -------------------------------------------------------------------
 
 
-def diagnose_table():
-    """A row for each rule and one for any of them; notes do not count."""
+def diagnose_table(study=None):
+    """A row for each rule and one for any of them; notes do not count.
+
+    study: count the runs of this study alone, instead of those that the rules were made on.
+    """
     num_runs = Counter()
     num_warned = Counter()  # of (rule, kind of run); "in training" is one more kind
-    for kind, logs in study_logs.grpo_runs():
+    for kind, logs in study_logs.grpo_runs(study):
         num_runs[kind] += 1
         findings = diagnose(logs).findings
         warned = {finding.rule for finding in findings if finding.severity == WARNING}

@@ -568,12 +568,22 @@ def test_pages_that_do_not_say_what_the_logs_say_are_found(tmp_path, monkeypatch
         ("sft_then_grpo/careful100_rate1e-4_seed0", (0.88, 0.89), "healthy"),
         ("rates/base_rate1e-3_seed0", (0.25, 0.9), "made to go wrong"),
         ("judge/beta0.04_seed1", (0.25, 0.9), "made to go wrong"),
-        ("judge/beta0.4_seed1", (0.25, 0.9), None),
     ],
 )
 def test_runs_are_sorted_by_how_they_ended(name, accuracies, kind):
     rows = [{"accuracy": accuracy} for accuracy in accuracies]
     assert study_logs.kind_of_run(name, rows) == kind
+
+
+def test_runs_that_were_made_after_the_rules_are_counted_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
+    for name, last in (("rates/base", 0.9), ("choices/base", 0.3), ("choices/beta0", 0.95)):
+        run = tmp_path / f"{name}_rate2e-4_seed3"
+        jsonl.write(run / "train_log.jsonl", [{"step": 1, "zero_std_fraction": 0.0}])
+        jsonl.write(run / "eval_log.jsonl", [{"accuracy": 0.2}, {"accuracy": last}])
+        jsonl.write_json(run / "args.json", {"args": {}})
+    assert [kind for kind, _ in study_logs.grpo_runs()] == ["healthy"]
+    assert [kind for kind, _ in study_logs.grpo_runs("choices")] == ["in between", "healthy"]
 
 
 def test_steps_of_arithmetic_are_checked():
