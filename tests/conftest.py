@@ -42,6 +42,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 VOCAB = 48
 
 
+def pytest_collection_modifyitems(items):
+    """The notebook comes first. It takes longest, and at the end the other process would wait."""
+    items.sort(key=lambda item: item.path.name != "test_notebook.py")
+
+
 class LettersEvaluator(RewardEvaluator):
     """A reward that even a random model can learn: the share of vowels. It differs in any group."""
 

@@ -308,7 +308,7 @@ def test_a_split_that_is_missing_is_one_line(tmp_path):
 @pytest.mark.slow
 def test_a_comparison_that_is_stopped_goes_on(tmp_path):
     """Stopped in the middle, the same command makes the runs that are missing, and no other."""
-    own_flags = ["--arm", "beta 0.04", "--arm", "beta 0", "--learning_rate", "1e-3", "2e-3"]
+    own_flags = ["--arm", "beta 0.04", "--arm", "beta 0", "--learning_rate", "1e-3"]
     own_flags += ["--seeds", "2"]
     flags = "--num_train_iters 10 --rollout_batch_size 8 --group_size 4 --eval_size 8"
     flags += " --max_completion_length 16 --eval_iterations 5"
@@ -316,24 +316,23 @@ def test_a_comparison_that_is_stopped_goes_on(tmp_path):
 
     stopped = run_compare(own_flags, tmp_path, *flags)
     for line in stopped.stdout:
-        if "(3 of 8)" in line:
+        if "(2 of 4)" in line:
             stopped.send_signal(signal.SIGTERM)
     _, error = stopped.communicate(timeout=120)
     assert stopped.returncode == 130
     assert "the same command goes on" in error
     summaries = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/answers.jsonl")}
-    assert 3 <= len(summaries) < 8
+    assert 2 <= len(summaries) < 4
 
     again = run_compare(own_flags, tmp_path, *flags)
     output, error = again.communicate(timeout=300)
     assert again.returncode == 0, output + error
     for path, time_before in summaries.items():
         assert path.stat().st_mtime_ns == time_before, "made only once"
-    for beta, rate, seed in itertools.product(("0.04", "0"), ("1e-3", "2e-3"), (0, 1)):
-        folder = tmp_path / f"beta{beta}_rate{rate}_seed{seed}"
+    for beta, seed in itertools.product(("0.04", "0"), (0, 1)):
+        folder = tmp_path / f"beta{beta}_rate1e-3_seed{seed}"
         steps = [row["step"] for row in logs_of(folder)["train_log.jsonl"]]
         assert steps == list(range(1, 11)), folder
         args = json.loads((folder / "args.json").read_text())["args"]
-        settings = (args["beta"], args["learning_rate"], args["seed"])
-        assert settings == (float(beta), float(rate), seed)
+        assert (args["beta"], args["seed"]) == (float(beta), seed)
     assert "| beta0.04 |" in (tmp_path / "comparison.md").read_text()

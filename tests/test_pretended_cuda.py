@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,10 @@ def device(data_folder):
         pytest.skip("the pretended CUDA device needs g++ to be compiled")
     if torch.version.cuda:
         pytest.skip("the pretended CUDA device needs the CPU build of torch")
-    folder = Path(tempfile.gettempdir()) / f"pretend_cuda-{torch.__version__}"
+    # What is built is linked to this torch, and of no use to one in another place.
+    torch_folder = zlib.crc32(torch.__file__.encode())
+    name = f"pretend_cuda-{torch.__version__}-{torch_folder:08x}"
+    folder = Path(tempfile.gettempdir()) / name
     folder.mkdir(exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two workers must not build at once
