@@ -269,7 +269,8 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
         with bar:
             while waiting or active:
                 while waiting and len(active) < num_processes:
-                    with signals_held_back():  # else they could find a run that nobody stops
+                    # A signal in the middle of start() would leave a process that `stop` cannot see.
+                    with signals_held_back():
                         active.append(waiting.pop(0))
                         active[-1].start()
                 time.sleep(0.2)

@@ -78,6 +78,16 @@ def new_figure(title, height, num_panels=1):
     return fig, panels[0]
 
 
+def accuracy_and_careful_steps(title, height):
+    """A figure with two panels on validation, and {measure: its panel}."""
+    fig, (accuracy, careful) = new_figure(title, height, num_panels=2)
+    accuracy.set_title("strict accuracy on validation")
+    careful.set_title("share of careful steps")
+    for ax in (accuracy, careful):
+        show_accuracy(ax.yaxis)
+    return fig, {"strict": accuracy, "careful": careful}
+
+
 def add_legend(fig, handles, num_columns=1):
     fig.legend(handles=handles, loc="outside lower center", ncols=num_columns)
 
@@ -433,9 +443,8 @@ GRPO_ITERATIONS = 12
 
 def expert_iterations():
     title = "Five expert iterations end below GRPO, even with five times the samples"
-    fig, panels = new_figure(title, 5.2, num_panels=2)
-    labels = {"strict": "strict accuracy on validation", "careful": "share of careful steps"}
-    for ax, (key, label) in zip(panels, labels.items(), strict=True):
+    fig, panels = accuracy_and_careful_steps(title, 5.2)
+    for key, ax in panels.items():
         for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
             style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
             finished, values = measures_by_expert_iteration(side, key)
@@ -447,10 +456,8 @@ def expert_iterations():
         after_sft = values[:, -1].mean()
         sft_label = f"{name_of('filtered/right')}, at its end"
         ax.axhline(after_sft, color="black", linestyle=":", label=sft_label)
-        ax.set_title(label)
         ax.set_xlabel("expert iterations,\nor dozens of iterations of GRPO")
-        show_accuracy(ax.yaxis)
-    add_legend(fig, panels[0].get_legend_handles_labels()[0], num_columns=2)
+    add_legend(fig, panels["strict"].get_legend_handles_labels()[0], num_columns=2)
     return fig
 
 
@@ -547,17 +554,14 @@ def accuracies_by_level(side):
 
 def careful_curves():
     title = "Careful steps, and with them accuracy, keep rising only with rewards for right answers"
-    fig, panels = new_figure(title, 4.2, num_panels=2)
-    labels = {"strict": "strict accuracy on validation", "careful": "share of careful steps"}
-    for ax, (key, label) in zip(panels, labels.items(), strict=True):
+    fig, panels = accuracy_and_careful_steps(title, 4.2)
+    for key, ax in panels.items():
         for side, marker in zip(REWARDS, "os^", strict=True):
             steps, values = measures_by_step(side, key)
             style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
             draw_mean_with_range(ax, steps, values, style)
-        ax.set_title(label)
         ax.set_xlabel("iteration")
-        show_accuracy(ax.yaxis)
-    add_legend(fig, panels[0].get_legend_handles_labels()[0], num_columns=3)
+    add_legend(fig, panels["strict"].get_legend_handles_labels()[0], num_columns=3)
     return fig
 
 

@@ -37,9 +37,9 @@ figure_commands() {
     grep -Eh '^    python (plotter|experiments/figures)\.py .*--output experiments/' \
         analysis.md experiments/*/README.md | sed "s#^    python#$PYTHON#"
 }
-# A quick study has its logs and figures in output/quick. It has one learning rate, which can be another
-# than the one in the command, so that the pattern _rate*_ takes its place. The figures of figures.py
-# need the runs of several studies in full.
+# A quick study has its logs and figures in output/quick. It has one learning rate, which can be
+# another than the one in the command, so that the pattern _rate*_ takes its place. The figures of
+# figures.py need the runs of several studies in full.
 quick_commands() {
     figure_commands | grep ' plotter\.py ' | sed "
         s#experiments/\([a-z_]*\)/#output/quick/\1/#g

@@ -58,7 +58,7 @@ def test_its_sanity_check_prints_the_prompt_and_each_response_with_its_reward():
 def test_as_markdown_it_stays_under_40_000_characters():
     """nbconvert writes every source, fenced if it is code, and every output, indented by four.
 
-    The sheet that the notebook answers sets this limit.
+    The assignment that the notebook answers sets this limit.
     """
     num_characters = 0
     for cell in NOTEBOOK["cells"]:
