@@ -375,8 +375,15 @@ def kind_of_run(name, evaluations):
 
 
 def grpo_runs(study=None):
-    """Yield (kind of run, its Logs) for every GRPO run that counts, or for those of one study."""
-    for path in sorted(STUDIES.glob(f"{study or '*'}/**/train_log.jsonl")):
+    """Yield (kind of run, its Logs) for every GRPO run that counts, or for those of one study.
+
+    Raises:
+        FileNotFoundError: the study has no runs.
+    """
+    paths = sorted(STUDIES.glob(f"{study or '*'}/**/train_log.jsonl"))
+    if not paths:
+        raise FileNotFoundError(f"no runs in {STUDIES / (study or '')}")
+    for path in paths:
         run = path.parent
         name = run.relative_to(STUDIES).as_posix()
         if study is None and name.startswith(NOT_COUNTED):

@@ -584,6 +584,8 @@ def test_runs_that_were_made_after_the_rules_are_counted_apart(tmp_path, monkeyp
         jsonl.write_json(run / "args.json", {"args": {}})
     assert [kind for kind, _ in study_logs.grpo_runs()] == ["healthy"]
     assert [kind for kind, _ in study_logs.grpo_runs("choices")] == ["in between", "healthy"]
+    with pytest.raises(FileNotFoundError, match="no runs in .*/nonsense"):
+        list(study_logs.grpo_runs("nonsense"))
 
 
 def test_steps_of_arithmetic_are_checked():
