@@ -293,29 +293,71 @@ def test_on_policy_gradient_is_that_of_grpo_clip(loss_type, length_normalization
 
 
 # GRPOTrainer._compute_loss of TRL 1.16.0 made these numbers of these log-probs, and of the
-# advantages of 3 sequences. Its settings:
-#   gspo   importance_sampling_level "sequence", loss_type "grpo", epsilon 0.1, epsilon_high 0.15
-#   cispo  loss_type "cispo", epsilon_high 1.28: TRL's is the cap itself, ours what it is above 1
+# advantages of 3 sequences, with epsilon 0.1 and epsilon_high 0.15. Its other settings:
+#   GRPO            loss_type "grpo", beta 0.04
+#   GRPO on-policy  the same, without old log-probs
+#   Dr. GRPO        loss_type "dr_grpo", beta 0.04, max_completion_length 4
+#   DAPO's mean     loss_type "dapo", beta 0.04
+#   GSPO            loss_type "grpo", beta 0, importance_sampling_level "sequence"
+#   CISPO           loss_type "cispo", beta 0, epsilon_high 1.28: TRL's is the cap itself, and ours
+#                   is what it is above 1
 POLICY = [[-1.0, -0.5, -2.0, -0.3], [-0.7, -1.2, -0.4, -9.0], [-0.9, -0.2, -9.0, -9.0]]
 OLD = [[-1.4, -0.4, -2.6, -0.5], [-0.2, -1.3, -0.9, -3.0], [-0.6, -0.8, -3.0, -3.0]]
+REFERENCE = [[-1.2, -0.3, -1.5, -0.9], [-1.0, -0.9, -0.6, -2.0], [-0.4, -0.5, -2.0, -2.0]]
 MASK = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]
-ADVANTAGES = [[1.5], [-0.5], [-1.0]]
+ADVANTAGES = [1.5, -0.5, -1.0]
 
 
 @dataclass(frozen=True)
 class TrlResult:
     """What TRL computed, and the settings under which we must compute it too."""
 
-    length_normalization: str
-    cliprange_high: float
+    settings: dict[str, object]  # fields of LossConfig
     loss: float
     gradient: list[list[float]]  # (B, C)
+    on_policy: bool = False
 
 
 TRL = {
-    "gspo": TrlResult(
-        length_normalization="masked_mean",
-        cliprange_high=0.15,
+    "GRPO": TrlResult(
+        settings=dict(beta=0.04),
+        loss=0.1152011975646019,
+        gradient=[
+            [0.0006042309105396271, -0.1138426885008812, -0.002162403892725706, 0.001503961160779],
+            [0.0011519191320985556, 0.05984345078468323, 0.09240126609802246, 0],
+            [-0.004324807785451412, 0.3054143786430359, 0, 0],
+        ],
+    ),
+    "GRPO on-policy": TrlResult(
+        settings=dict(beta=0.04),
+        on_policy=True,
+        loss=0.0028754472732543945,
+        gradient=[
+            [-0.12439577281475067, -0.1257380098104477, -0.1271623969078064, -0.12349604070186615],
+            [0.0567074753344059, 0.054000627249479294, 0.05636119842529297, 0],
+            [0.1623418629169464, 0.1683945506811142, 0, 0],
+        ],
+    ),
+    "Dr. GRPO": TrlResult(
+        settings=dict(beta=0.04, length_normalization="masked_normalize", max_completion_length=4),
+        loss=-0.16314385831356049,
+        gradient=[
+            [0.0006042309105396271, -0.1138426885008812, -0.002162403892725706, 0.001503961160779],
+            [0.0008639392908662558, 0.04488259181380272, 0.06930094957351685, 0],
+            [-0.002162403892725706, 0.15270718932151794, 0, 0],
+        ],
+    ),
+    "DAPO's mean": TrlResult(
+        settings=dict(beta=0.04, length_normalization="token_mean"),
+        loss=-0.2175251543521881,
+        gradient=[
+            [0.0008056412916630507, -0.15179026126861572, -0.0028832056559622, 0.0020052813924849],
+            [0.0011519191320985556, 0.05984345078468323, 0.09240126609802246, 0],
+            [-0.0028832056559622288, 0.20360957086086273, 0, 0],
+        ],
+    ),
+    "GSPO": TrlResult(
+        settings=dict(beta=0.0, loss_type="gspo"),
         loss=-0.015406052581965923,
         gradient=[
             [0, 0, 0, 0],
@@ -323,9 +365,10 @@ TRL = {
             [0.19363903999328613, 0.19363903999328613, 0, 0],
         ],
     ),
-    "cispo": TrlResult(
-        length_normalization="token_mean",
-        cliprange_high=0.28,
+    "CISPO": TrlResult(
+        settings=dict(
+            beta=0.0, loss_type="cispo", length_normalization="token_mean", cliprange_high=0.28
+        ),
         loss=0.548237144947052,
         gradient=[
             [-0.21333332359790802, -0.1508062481880188, -0.21333332359790802, -0.20356713235378265],
@@ -336,21 +379,29 @@ TRL = {
 }
 
 
-@pytest.mark.parametrize("loss_type", TRL)
-def test_numbers_of_trl(loss_type):
-    expected = TRL[loss_type]
+@pytest.mark.parametrize("algorithm", TRL)
+def test_numbers_of_trl(algorithm, monkeypatch):
+    expected = TRL[algorithm]
     policy_logps = torch.tensor(POLICY, requires_grad=True)
     mask = torch.tensor(MASK)
-    losses, _ = main.compute_policy_gradient_loss(
-        policy_logps,
-        loss_type,
-        advantages=torch.tensor(ADVANTAGES),
-        old_log_probs=torch.tensor(OLD),
-        cliprange=0.1,
-        cliprange_high=expected.cliprange_high,
-        mask=mask,
+    monkeypatch.setattr(
+        main,
+        "get_per_token_logps",
+        lambda model, **kwargs: (policy_logps, torch.zeros_like(policy_logps)),
     )
-    loss = utils.aggregate_tokens(losses, mask, expected.length_normalization, None, 3, 9)
+    clip_range = dict(cliprange=0.1, cliprange_high=0.15)
+    loss, _ = main.compute_loss(
+        model=None,
+        base_model=None,
+        prompt_completion_ids=mask,  # there is no prompt
+        completion_ids=mask,
+        attention_mask=mask,
+        completion_mask=mask,
+        advantages=torch.tensor(ADVANTAGES),
+        config=main.LossConfig(**(clip_range | expected.settings)),
+        old_per_token_logps=None if expected.on_policy else torch.tensor(OLD),
+        ref_per_token_logps=torch.tensor(REFERENCE),
+    )
     (gradient,) = torch.autograd.grad(loss, policy_logps)
     assert loss.item() == pytest.approx(expected.loss, rel=1e-5)
     torch.testing.assert_close(gradient, torch.tensor(expected.gradient), rtol=1e-5, atol=1e-7)
