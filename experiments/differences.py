@@ -176,8 +176,6 @@ class Exchange:
 
     accuracy: float  # of the side, the mean over its seeds
     iteration: float  # at which the mean over GRPO's seeds is as high
-    low: float  # the 95 % interval of the iteration, by a bootstrap that draws questions
-    high: float
     by_seed: list[float]  # the iteration at which each seed of GRPO is as accurate
 
 
@@ -189,25 +187,11 @@ def exchange_for_grpo(side, grpo):
             at the same iterations.
     """
     steps, answers = study_logs.answers_by_step(grpo)  # (E,), (S, E, Q)
-    final_answers = last_answers(side, grpo)  # (seeds of the side, Q)
-    # In each draw of the bootstrap a question has a weight. The first draw is the sample itself.
-    num_questions = answers.shape[2]
-    uniform = np.full(num_questions, 1 / num_questions)
-    drawn_counts = np.random.default_rng(0).multinomial(num_questions, uniform, 2_000)
-    weights = np.concatenate([np.ones((1, num_questions)), drawn_counts]) / num_questions  # (D, Q)
-
-    accuracies = weights @ final_answers.mean(0)  # (D,)
-    curves = rising(weights @ answers.mean(0).T)  # (D, E)
-    iterations = [
-        iteration_that_reaches(accuracy, steps, curve)
-        for accuracy, curve in zip(accuracies, curves, strict=True)
-    ]
-    # "nearest" takes one of the draws. Other methods interpolate, which fails next to infinity.
-    low, high = np.quantile(iterations, [0.025, 0.975], method="nearest")
-    accuracy = final_answers.mean()
-    curves_of_seeds = rising(answers.mean(2))  # (S, E)
-    by_seed = [iteration_that_reaches(accuracy, steps, curve) for curve in curves_of_seeds]
-    return Exchange(accuracy, iterations[0], low, high, by_seed)
+    accuracy = last_answers(side, grpo).mean()
+    curves = answers.mean(2)  # (S, E)
+    iteration = iteration_that_reaches(accuracy, steps, curves.mean(0))
+    by_seed = [iteration_that_reaches(accuracy, steps, curve) for curve in curves]
+    return Exchange(accuracy, iteration, by_seed)
 
 
 def last_answers(side, grpo):
@@ -227,14 +211,12 @@ def last_answers(side, grpo):
     return np.array(answers)
 
 
-def rising(curves):
-    """The running maximum of each curve: (curves, E). Both reach a level at the same point.
+def iteration_that_reaches(level, steps, curve):
+    """Where a curve (E,) first reaches a level, between two evaluations on a straight line.
 
-    np.interp needs values that rise, so 1e-9 is added from each evaluation to the next.
+    It is inf if the curve never does.
     """
-    return np.maximum.accumulate(curves, 1) + 1e-9 * np.arange(curves.shape[1])
-
-
-def iteration_that_reaches(level, steps, rising_curve):
-    """Where a curve reaches a level, between two evaluations on a straight line; inf: never."""
+    # The running maximum reaches a level where the curve first does. np.interp needs values that
+    # rise, so 1e-9 is added from each evaluation to the next.
+    rising_curve = np.maximum.accumulate(curve) + 1e-9 * np.arange(len(curve))
     return np.interp(level, rising_curve, steps, right=np.inf)

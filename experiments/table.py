@@ -134,14 +134,13 @@ def mean_cell(rows, key):
     return f"{np.mean(values):.3g}" if values else "none"
 
 
-def iteration_cell(iteration):
-    return f"{iteration:.0f}" if iteration < np.inf else "never"
-
-
 def text_cell(text):
-    """A completion on one line, in which |, <, > and ` are escaped for markdown."""
+    """A completion on one line, in which |, <, > and ` are escaped for markdown.
+
+    A line break becomes an arrow. A slash would look like a division.
+    """
     escaped = re.sub(r"[|<>`]", lambda match: f"&#{ord(match[0])};", text.strip())
-    return escaped.replace("\n", " / ")
+    return escaped.replace("\n", " ↵ ")
 
 
 def key_heading(key):
@@ -235,42 +234,49 @@ def response_table(*arms):
 def exchange_table(grpo, *sides):
     """The first iteration at which GRPO is as accurate as a side after its training.
 
-    Both accuracies are on validation, and GRPO's is averaged over seeds.
+    Both accuracies are on validation. The first iteration is that of the mean over GRPO's seeds. It
+    is a bound if GRPO is there at its first evaluation after the start (<), or never (>).
     """
-    yield (
-        "side",
-        "validation",
-        "GRPO iterations to it [95 %, questions]",
-        "by GRPO's seed",
-        "iterations per example",
-    )
+    yield "side", "validation", "GRPO iterations", "by GRPO's seed", "iterations per example"
     evaluated_steps, _ = study_logs.answers_by_step(grpo)
     for side in sides:
         exchange = differences.exchange_for_grpo(side, grpo)
-        interval = f"[{iteration_cell(exchange.low)}, {iteration_cell(exchange.high)}]"
         num_examples = study_logs.num_examples_of_sft(runs_of(side)[0])
+        iterations = [exchange.iteration, *exchange.by_seed]
+        mean_cell, *seed_cells = (iteration_cell(i, evaluated_steps) for i in iterations)
         yield (
             name_of(side),
             percent(exchange.accuracy),
-            f"{iteration_cell(exchange.iteration)} {interval}",
-            ", ".join(map(iteration_cell, exchange.by_seed)),
-            per_example_cell(exchange.iteration, evaluated_steps, num_examples),
+            mean_cell,
+            ", ".join(seed_cells),
+            per_example_cell(exchange, evaluated_steps, num_examples),
         )
 
 
-def per_example_cell(iteration, evaluated_steps, num_examples):
-    """The iterations of GRPO divided by the examples of SFT, or a bound.
-
-    It is an upper bound (<) if GRPO is there at its first evaluation after the start, and a lower
-    bound (>) if GRPO never gets there.
-    """
+def iteration_cell(iteration, evaluated_steps):
+    """An iteration between the first evaluation after the start and the last one, or a bound."""
     first = evaluated_steps[1]  # after the evaluation at step 0
     last = evaluated_steps[-1]
     if iteration <= first:
-        return f"< {first / num_examples:.2g}"
+        return f"< {first}"
     if iteration > last:
-        return f"> {last / num_examples:.2g}"
-    return f"{iteration / num_examples:.2g}"
+        return f"> {last}"
+    return f"{iteration:.0f}"
+
+
+def per_example_cell(exchange, evaluated_steps, num_examples):
+    """The iterations of GRPO divided by the examples of SFT, or a bound.
+
+    If the mean over seeds never gets there, the seed that is there first gives the lower bound.
+    """
+    first = evaluated_steps[1]
+    last = evaluated_steps[-1]
+    if exchange.iteration <= first:
+        return f"< {first / num_examples:.2g}"
+    if exchange.iteration > last:
+        earliest = min(*exchange.by_seed, last)
+        return f"> {earliest / num_examples:.2g}"
+    return f"{exchange.iteration / num_examples:.2g}"
 
 
 # --- Accuracy, length and steps -------------------------------------------------------------------
@@ -463,21 +469,24 @@ def planning_table(*sides):
     A step is right if its result is right for the numbers in it. So an answer whose steps are all
     right is wrong if the steps are not those that the problem needs, or have wrong numbers.
     """
-    yield "side and iteration", "answers with all steps right", "of these right"
+    yield "side and iteration", "answers", "with all steps right", "of these right"
     for side in sides:
         for name, run in named_runs(side):
             for transcript in study_logs.transcripts_of(run):
                 num_answers = 0
+                num_with_right_steps = 0
                 num_right = 0
                 keys = ("level", "completion", "correct_flexible")
                 for row in study_logs.read(transcript, keys):
+                    if row["level"] == 1:
+                        continue
+                    num_answers += 1
                     steps = checked_steps(row["completion"])
-                    all_right = bool(steps) and all(is_right for _, is_right in steps)
-                    if row["level"] > 1 and all_right:
-                        num_answers += 1
+                    if steps and all(is_right for _, is_right in steps):
+                        num_with_right_steps += 1
                         num_right += row["correct_flexible"]
                 row_name = f"{name}, {study_logs.iteration_of(transcript)}"
-                yield row_name, str(num_answers), str(num_right)
+                yield row_name, str(num_answers), str(num_with_right_steps), str(num_right)
 
 
 # --- Expert iteration -----------------------------------------------------------------------------
