@@ -269,7 +269,7 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
         with bar:
             while waiting or active:
                 while waiting and len(active) < num_processes:
-                    # A signal amid start() would leave a process that `stop` does not know.
+                    # If a signal came during start(), `stop` would not know of the process.
                     with signals_held_back():
                         active.append(waiting.pop(0))
                         active[-1].start()

@@ -7,7 +7,7 @@ samples --group_size completions of each (G). It keeps the strictly correct ones
 for --epochs epochs (E) with sft.fine_tune, and once every --eval_ei_steps it evaluates and saves.
 Logs and checkpoints have the same format as in the other scripts. The entropy at the trained tokens
 and the tokens sampled so far are logged, so that plotter.py can lay them beside those of SFT and
-GRPO.
+GRPO. Under `sample_entropy` is the entropy at all sampled tokens, as GRPO logs it.
 """
 
 import argparse
@@ -92,6 +92,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
         write_logs.write_transcript(args, "rollouts", ei_step, records)
 
         accuracy = num_correct / len(examples)
+        # The mean of -log p over sampled tokens is an unbiased estimate of their mean entropy.
+        logps_of_tokens = rollout.sampled_logps[rollout.completion_mask.bool()]
+        sample_entropy = -logps_of_tokens.mean().item()
         log = []
         if correct_examples:
             log = fine_tune_on_correct(args, run, correct_examples, ei_step)
@@ -102,6 +105,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
                 row["ei_step"] = ei_step
                 row["kept"] = num_correct
                 row["accuracy"] = accuracy  # of the sampled completions
+                row["sample_entropy"] = sample_entropy
                 row["total_tokens"] = run.total_tokens
                 row |= memory.in_force(args)
                 write_logs.append(args, "train_log.jsonl", row)

@@ -17,8 +17,8 @@ import numpy as np
 from experiments.paired import UNDECIDED, Difference, judge, outcome_at_best_rate
 from logs import jsonl
 
-FIRST_SEEDS = range(3, 8)
-SECOND_SEEDS = range(8, 13)
+FIRST_SEEDS = range(3, 7)
+SECOND_SEEDS = range(7, 11)
 
 # A run and the run of `base` with the same rate and seed, if there is one -> an outcome in %.
 Outcome = Callable[[Path, Path | None], float]

@@ -47,7 +47,7 @@ def plot(*paths, flags=""):
     return plotter.main(["--log_dir", *map(str, paths), *shlex.split(flags)])
 
 
-def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 8)):
+def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 7)):
     """Runs of an arm, evaluated at steps 0, 10 and 20."""
     for rate, seed in itertools.product(rates, seeds):
         run = folder / "choices" / f"{arm}_rate{rate}_seed{seed}"
