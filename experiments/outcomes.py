@@ -71,6 +71,11 @@ class Arm:
     rate: float  # the learning rate that suits the arm best
     by_seed: dict[int, float]  # the outcome of each seed at this rate, in %
 
+    @property
+    def nearest_rate(self) -> float:
+        """Of the learning rates with which the arm was run, the one nearest to the best rate."""
+        return min(self.means, key=lambda rate: abs(math.log(rate / self.rate)))
+
 
 def runs_of_arm(folder: Path, arm: str) -> dict[tuple[float, int], Path]:
     """{(learning rate, seed): folder of the finished run}"""

@@ -61,6 +61,9 @@
         one of them
     python experiments/table.py response base no_std
         how the outcome of its arms depends on the learning rate
+    python experiments/table.py arms entropy kl -- base no_std
+        the accuracy of its arms on validation, and means over the first 5 and over the last 5
+        iterations of train_log.jsonl
     python experiments/table.py diagnose [STUDY]
         the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn: of the runs
         that the rules were made on, or of one study
@@ -228,6 +231,36 @@ def response_table(*arms):
             f"{arm.rate:.2g}",
             f"{np.mean(by_seed):.1f}",
             ", ".join(f"{value:.1f}" for value in by_seed),
+        )
+
+
+def arms_table(*keys_and_arms):
+    """Arms of `choices`, each at that of its learning rates which is nearest to its best one.
+
+    All are means over the seeds of the first look.
+
+    A          outcome A of PROTOCOL.md: the mean accuracy of the evaluations after iteration 0
+    at 60      the accuracy of the last evaluation
+    """
+    keys, arms = split_at_dashes(keys_and_arms)
+    yield "arm", "rate", "A", "at 60", *keys
+    folder = study_logs.STUDIES / "choices"
+    for name in arms:
+        arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
+        rate = arm.nearest_rate
+        runs = outcomes.runs_of_arm(folder, name)
+        runs_of_seeds = [runs[rate, seed] for seed in outcomes.FIRST_SEEDS]
+        last_evaluations = [outcomes.evaluations_of(run)[-1] for run in runs_of_seeds]
+        logs = [study_logs.read(run / "train_log.jsonl") for run in runs_of_seeds]
+        first_rows = list(itertools.chain.from_iterable(rows[:5] for rows in logs))
+        last_rows = list(itertools.chain.from_iterable(rows[-5:] for rows in logs))
+        cells = [f"{mean_cell(first_rows, key)} -> {mean_cell(last_rows, key)}" for key in keys]
+        yield (
+            name_of(f"choices/{name}"),
+            f"{rate:.3g}",
+            f"{arm.means[rate]:.1f}",
+            percent(np.mean([row["accuracy"] for row in last_evaluations])),
+            *cells,
         )
 
 
@@ -844,6 +877,7 @@ TABLES = {
     "choices": choices_table,
     "choice": choice_table,
     "response": response_table,
+    "arms": arms_table,
     "rates": rates_table,
     "ends": ends_table,
     "curve": curve_table,

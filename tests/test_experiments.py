@@ -22,7 +22,7 @@ import main
 import plotter
 import sft
 import utils
-from experiments import archive, differences, figures, study_logs, table
+from experiments import archive, differences, figures, outcomes, study_logs, table
 from flags import LOSS_TYPES
 from logs import jsonl
 from rl_datasets import ArithmeticLoader
@@ -396,6 +396,13 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     assert "| +9.8, +10.0, +10.2, +10.4 | +10.1 [" in table.table("choice other base")
     response = "| the baseline | 1, 2, 4 | 48.1, 50.1, 48.1 | 2 | 50.1 | 49.8, 50.0, 50.2, 50.4 |"
     assert response in table.table("response late base")
+    for seed in range(3, 7):  # a number that falls from 6 to 0, and is a tenth more in each seed
+        rows = [{"number": value + seed / 10, "accuracy": 0.5} for value in (6, 5, 4, 3, 2, 1, 0)]
+        jsonl.write(tmp_path / "choices" / f"base_rate2_seed{seed}" / "train_log.jsonl", rows)
+    study_logs.read.cache_clear()
+    outcomes.read.cache_clear()
+    row = "| the baseline | 2 | 50.1 | 60.1 | 4.45 -> 2.45 | none -> none |"
+    assert row in table.table("arms number kl -- base")
 
 
 def test_a_second_look_at_an_undecided_comparison(tmp_path, monkeypatch):
