@@ -4,6 +4,8 @@
         the comparisons of comparisons.txt: how far apart their two sides are
     python experiments/figures.py forest_choices --output FILE.png
         the same for the comparisons of choices/comparisons.txt that are finished
+    python experiments/figures.py response TITLE ARM [ARM ...] --output FILE.png
+        how outcome A of arms of `choices` depends on the learning rate
     python experiments/figures.py sft_by_examples --output FILE.png
         accuracy after SFT on more and more gold examples, beside GRPO
     python experiments/figures.py exchange --output FILE.png
@@ -231,6 +233,34 @@ def forest_choices():
     xlabel = "difference in strict accuracy on validation (percentage points):\n"
     xlabel += "mean with 97.5 % interval over seeds"
     return draw_forest(rows, title, xlabel, styles, style_names, margin=3)
+
+
+def response(title, *arms):
+    """Outcome A against the learning rate: the mean of the seeds, and its parabola's top.
+
+    All arms have the same rates.
+    """
+    fig, (ax,) = new_figure(title, 4.8)
+    for name in arms:
+        arm = outcomes.arm_at_its_best_rate(
+            study_logs.STUDIES / "choices", name, outcomes.outcome_on_validation
+        )
+        side = f"choices/{name}"
+        color = color_of(side)
+        rates = sorted(arm.means)
+        means = [arm.means[rate] / 100 for rate in rates]
+        ax.plot(rates, means, color=color, marker="o", label=name_of(side))
+        mean_at_best_rate = np.mean(list(arm.by_seed.values())) / 100
+        ax.plot([arm.rate], [mean_at_best_rate], color=color, marker="*", markersize=12)
+    ax.set_xscale("log")
+    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel("learning rate")
+    ax.set_ylabel("strict accuracy on validation,\nmean over iterations 10 to 60")
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    star = Line2D([], [], color="black", marker="*", linestyle="", label="estimated best rate")
+    add_legend(fig, [*ax.get_legend_handles_labels()[0], star], num_columns=2)
+    return fig
 
 
 def draw_forest(rows, title, xlabel, styles, style_names, margin=0):
@@ -651,6 +681,7 @@ def categories():
 FIGURES = {
     "forest": forest,
     "forest_choices": forest_choices,
+    "response": response,
     "sft_by_examples": sft_by_examples,
     "exchange": exchange,
     "expert_iterations": expert_iterations,
@@ -679,7 +710,7 @@ def main(argv=None):
     parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
     add = parser.add_argument
     add("name", help=f"which figure: {', '.join(FIGURES)}")
-    add("arguments", nargs="*", help="of `forest` the studies; without any it draws all of them")
+    add("arguments", nargs="*", help="of `forest` the studies, of `response` a title and arms")
     add("--output", type=Path, required=True, help="the file to write, FILE.png")
     args = parser.parse_args(argv)
     try:

@@ -86,6 +86,12 @@ def runs_of_arm(folder: Path, arm: str) -> dict[tuple[float, int], Path]:
     return runs
 
 
+def runs_at_nearest_rate(folder: Path, arm: Arm) -> list[Path]:
+    """The runs of the first look with the learning rate nearest to the arm's best one, by seed."""
+    runs = runs_of_arm(folder, arm.name)
+    return [runs[arm.nearest_rate, seed] for seed in FIRST_SEEDS]
+
+
 def first_look_is_finished(folder: Path, arm: str) -> bool:
     """Whether all seeds of the first look have runs at three rates."""
     num_rates = Counter(seed for _, seed in runs_of_arm(folder, arm))  # of each seed

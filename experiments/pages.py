@@ -78,15 +78,6 @@ def fill_in_tables(text: str, rows_of: Table) -> str:
     return COMMAND_AND_TABLE.sub(command_and_new_table, text)
 
 
-def numbers_in_tables(texts: Iterable[str]) -> set[str]:
-    """The numbers with a decimal point in the tables of these pages, without their signs."""
-    numbers = set()
-    for text in texts:
-        for match in COMMAND_AND_TABLE.finditer(text):
-            numbers.update(re.findall(r"\d+\.\d+", match["table"]))
-    return numbers
-
-
 # --- The cell that a source names -----------------------------------------------------------------
 
 
@@ -241,7 +232,6 @@ def check(
     rows_of: Table,
     root: Path,
     write: bool,
-    pages_without_sources: Iterable[Path] = (),
 ) -> list[str]:
     """What is wrong on the pages, a line each.
 
@@ -249,22 +239,17 @@ def check(
         rows_of: the headings and the rows of the table that a command prints.
         root: what the names of pages and files are relative to.
         write: put today's tables and numbers into the pages, instead of listing what differs.
-        pages_without_sources: on these a number with a decimal point must stand in a table of any
-            page, and other numbers are not checked.
     """
     problems = []
     texts = {page: page.read_text("utf-8") for page in pages}
     texts_with_tables = {page: fill_in_tables(text, rows_of) for page, text in texts.items()}
-    known_numbers = numbers_in_tables(texts_with_tables.values())
     for page, text in texts.items():
         name = page.relative_to(root)
         with_tables = texts_with_tables[page]
         with_claims, problems_of_claims = fill_in_claims(with_tables, rows_of, root)
         problems += [f"{name}: {problem}" for problem in problems_of_claims]
         for said in said_without_source(with_claims):
-            is_known = "." not in said or said.lstrip("+-") in known_numbers
-            if not (page in pages_without_sources and is_known):
-                problems.append(f"{name}: {said} has no source")
+            problems.append(f"{name}: {said} has no source")
         if with_claims == text:
             continue
         if write:

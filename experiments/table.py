@@ -3,14 +3,14 @@
     python experiments/table.py check [--write]
         check that analysis.md, docs/tuning.md and the studies' README.md say what the logs say, in
         their tables and in their sentences (pages.py); --write puts right what differs
-    python experiments/table.py compare std length
+    python experiments/table.py compare rates sft
         for each comparison in comparisons.txt: how far apart its two sides are, and whether the
         difference is significant
     python experiments/table.py difference dynamics/grpo dynamics/format
         the same for any two sides
-    python experiments/table.py rates std length
+    python experiments/table.py rates rates sft
         validation accuracy at each learning rate that was tried
-    python experiments/table.py ends rates/base std/no_std
+    python experiments/table.py ends rates/base sft/careful100
         accuracy on the test problems, length, and how steps are written, after training
     python experiments/table.py curve careful rates/base
         one measure by iteration, on validation: strict, flexible, tokens, careful, ...
@@ -21,9 +21,9 @@
     python experiments/table.py expected scaling/0.3m dynamics/grpo
         the accuracy on validation that the share of right steps leads one to expect, if a problem
         takes as many steps as its level says
-    python experiments/table.py metrics entropy kl -- std/no_std
+    python experiments/table.py metrics entropy kl -- rates/base
         means over the last 10 iterations of train_log.jsonl
-    python experiments/table.py change entropy kl -- std/no_std
+    python experiments/table.py change entropy kl -- rates/base
         means over the first 5 and over the last 5 iterations of train_log.jsonl
     python experiments/table.py flags num_examples -- filtered/right
         flags of the runs
@@ -64,6 +64,8 @@
     python experiments/table.py arms entropy kl -- base no_std
         the accuracy of its arms on validation, and means over the first 5 and over the last 5
         iterations of train_log.jsonl
+    python experiments/table.py spread grad_norm -- base no_std
+        how much metrics of its arms vary from iteration to iteration
     python experiments/table.py diagnose [STUDY]
         the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn: of the runs
         that the rules were made on, or of one study
@@ -131,6 +133,11 @@ def measure_cell(summary, key):
     return f"{value:.0f}" if key == "tokens" else percent(value)
 
 
+def rate_cell(learning_rate):
+    """A learning rate as it stands on a command line, such as 2e-4, with at most three digits."""
+    return np.format_float_scientific(float(f"{learning_rate:.3g}"), trim="-", exp_digits=1)
+
+
 def mean_cell(rows, key):
     """The mean of a number over rows of a log; rows without the number do not count."""
     values = [row[key] for row in rows if has_number(row, key)]
@@ -193,8 +200,8 @@ def choices_table():
         judged = judged_choices[choice]
         yield (
             choice.class_name,
-            f"{first} ({judged.first_rate:.2g})",
-            f"{second} ({judged.second_rate:.2g})",
+            f"{first} ({rate_cell(judged.first_rate)})",
+            f"{second} ({rate_cell(judged.second_rate)})",
             *judged.on_validation.cells(),
             judged.in_training.mean_cell(),
         )
@@ -226,9 +233,9 @@ def response_table(*arms):
         by_seed = list(arm.by_seed.values())
         yield (
             name_of(f"choices/{name}"),
-            ", ".join(f"{rate:.3g}" for rate in arm.means),
+            ", ".join(map(rate_cell, arm.means)),
             ", ".join(f"{mean:.1f}" for mean in arm.means.values()),
-            f"{arm.rate:.2g}",
+            rate_cell(arm.rate),
             f"{np.mean(by_seed):.1f}",
             ", ".join(f"{value:.1f}" for value in by_seed),
         )
@@ -239,29 +246,49 @@ def arms_table(*keys_and_arms):
 
     All are means over the seeds of the first look.
 
-    A          outcome A of PROTOCOL.md: the mean accuracy of the evaluations after iteration 0
-    at 60      the accuracy of the last evaluation
+    A                outcome A of PROTOCOL.md: the mean accuracy of the evaluations after iteration 0
+    at 60, careful   the accuracy and the share of careful steps of the last evaluation
     """
     keys, arms = split_at_dashes(keys_and_arms)
-    yield "arm", "rate", "A", "at 60", *keys
+    yield "arm", "rate", "A", "at 60", "careful", *keys
     folder = study_logs.STUDIES / "choices"
     for name in arms:
         arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
-        rate = arm.nearest_rate
-        runs = outcomes.runs_of_arm(folder, name)
-        runs_of_seeds = [runs[rate, seed] for seed in outcomes.FIRST_SEEDS]
-        last_evaluations = [outcomes.evaluations_of(run)[-1] for run in runs_of_seeds]
-        logs = [study_logs.read(run / "train_log.jsonl") for run in runs_of_seeds]
+        runs = outcomes.runs_at_nearest_rate(folder, arm)
+        summaries = [study_logs.read_summaries(run / "answers.jsonl")[-1] for run in runs]
+        logs = [study_logs.read(run / "train_log.jsonl") for run in runs]
         first_rows = list(itertools.chain.from_iterable(rows[:5] for rows in logs))
         last_rows = list(itertools.chain.from_iterable(rows[-5:] for rows in logs))
         cells = [f"{mean_cell(first_rows, key)} -> {mean_cell(last_rows, key)}" for key in keys]
         yield (
             name_of(f"choices/{name}"),
-            f"{rate:.3g}",
-            f"{arm.means[rate]:.1f}",
-            percent(np.mean([row["accuracy"] for row in last_evaluations])),
+            rate_cell(arm.nearest_rate),
+            f"{arm.means[arm.nearest_rate]:.1f}",
+            percent(np.mean([measure(summary, "strict") for summary in summaries])),
+            percent(np.mean([measure(summary, "careful") for summary in summaries])),
             *cells,
         )
+
+
+def spread_table(*keys_and_arms):
+    """How steady metrics of training are from iteration 21 on, in arms of `choices`.
+
+    It is the standard deviation over the iterations divided by the mean, for each seed of the first
+    look, each arm at that of its learning rates which is nearest to its best one.
+    """
+    keys, arms = split_at_dashes(keys_and_arms)
+    yield "arm", *keys
+    folder = study_logs.STUDIES / "choices"
+    for name in arms:
+        arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
+        cells = []
+        for key in keys:
+            spreads = []
+            for run in outcomes.runs_at_nearest_rate(folder, arm):
+                values = [row[key] for row in study_logs.training_rows(run, key)[20:]]
+                spreads.append(np.std(values, ddof=1) / np.mean(values))
+            cells.append(", ".join(f"{spread:.2f}" for spread in spreads))
+        yield name_of(f"choices/{name}"), *cells
 
 
 def exchange_table(grpo, *sides):
@@ -810,18 +837,6 @@ def rules_that_warn_in_training(logs):
 
 # --- The pages ------------------------------------------------------------------------------------
 
-# Their sentences do not name the sources of their numbers yet.
-STUDIES_WITHOUT_SOURCES = (
-    "baseline",
-    "beta",
-    "family",
-    "groups",
-    "length",
-    "off_policy",
-    "prompts",
-    "std",
-)
-
 
 def rows_of(command):
     """The headings and the rows of the table that "NAME ARGUMENTS" prints.
@@ -863,8 +878,7 @@ def check(*flags):
         *study_logs.STUDIES.glob("comparisons.md"),
         *sorted(study_logs.STUDIES.glob("*/README.md")),
     ]
-    old_pages = [study_logs.STUDIES / name / "README.md" for name in STUDIES_WITHOUT_SOURCES]
-    problems = pages.check(checked, cache(rows_of), ROOT, "--write" in flags, old_pages)
+    problems = pages.check(checked, cache(rows_of), ROOT, "--write" in flags)
     problems += study_logs.misnamed_runs()
     if problems:
         raise ValueError("\n".join(problems))
@@ -878,6 +892,7 @@ TABLES = {
     "choice": choice_table,
     "response": response_table,
     "arms": arms_table,
+    "spread": spread_table,
     "rates": rates_table,
     "ends": ends_table,
     "curve": curve_table,

@@ -58,4 +58,6 @@ def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=rang
             rows.append({"step": step, "accuracy": accuracy, "total_tokens": tokens})
         jsonl.write(run / "eval_log.jsonl", rows)
         jsonl.write(run / "train_log.jsonl", [{"accuracy": mean}, {"accuracy": mean}])
-        jsonl.write(run / "answers.jsonl", [])
+        summary = {"step": 20, "n": 10, "samples": 1, "questions": 1, "tokens": 10.0}
+        summary |= {"strict": "780", "flexible": "780", "careful": [1, 1], "direct": [1, 3]}
+        jsonl.write(run / "answers.jsonl", [summary])

@@ -384,7 +384,7 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     rows = [line.strip("| ").split(" | ") for line in table.table("choices").splitlines()[2:]]
     of_other, late, dynamic = rows
     assert late[1:3] == ["choices/late", "the baseline"] and late[5] == "not run yet"
-    assert of_other[1:3] == ["choices/other (4)", "the baseline (2)"]
+    assert of_other[1:3] == ["choices/other (4e+0)", "the baseline (2e+0)"]
     assert of_other[3] == "+9.8, +10.0, +10.2, +10.4"
     assert of_other[4] == of_other[6]
     assert of_other[5] == "significant"
@@ -394,15 +394,19 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     assert dynamic[6] == "+0.0 [-inf, +inf]", "equal runs say nothing of an error"
     assert "| -9.8, -10.0, -10.2, -10.4 | -10.1 [" in table.table("choice base other")
     assert "| +9.8, +10.0, +10.2, +10.4 | +10.1 [" in table.table("choice other base")
-    response = "| the baseline | 1, 2, 4 | 48.1, 50.1, 48.1 | 2 | 50.1 | 49.8, 50.0, 50.2, 50.4 |"
+    rates_and_means = "1e+0, 2e+0, 4e+0 | 48.1, 50.1, 48.1 | 2e+0 | 50.1"
+    response = f"| the baseline | {rates_and_means} | 49.8, 50.0, 50.2, 50.4 |"
     assert response in table.table("response late base")
-    for seed in range(3, 7):  # a number that falls from 6 to 0, and is a tenth more in each seed
-        rows = [{"number": value + seed / 10, "accuracy": 0.5} for value in (6, 5, 4, 3, 2, 1, 0)]
+    for seed in range(3, 7):
+        values = [6 + seed / 10] * 5 + [100] * 15 + [1, 1, 2, 3, 3]  # the last have a variance of 1
+        rows = [{"number": value, "accuracy": 0.5} for value in values]
         jsonl.write(tmp_path / "choices" / f"base_rate2_seed{seed}" / "train_log.jsonl", rows)
     study_logs.read.cache_clear()
     outcomes.read.cache_clear()
-    row = "| the baseline | 2 | 50.1 | 60.1 | 4.45 -> 2.45 | none -> none |"
+    # Three of ten answers are right, and one of four hard steps is careful.
+    row = "| the baseline | 2e+0 | 50.1 | 30.0 | 25.0 | 6.45 -> 2 | none -> none |"
     assert row in table.table("arms number kl -- base")
+    assert "| the baseline | 0.50, 0.50, 0.50, 0.50 |" in table.table("spread number -- base")
 
 
 def test_a_second_look_at_an_undecided_comparison(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_a_forest_of_choices_has_three_verdicts(studies):
 
     def outcome_of(height, slope_of_seeds):
         def outcome(x, seed):
-            return height - 0.02 * (x - 1) ** 2 + slope_of_seeds * (seed - 5)
+            return height - 0.02 * (x - 1) ** 2 + slope_of_seeds * (seed - 4.5)
 
         return outcome
 
@@ -131,8 +131,8 @@ def test_a_forest_of_choices_has_three_verdicts(studies):
     assert significant_and_undecided == pytest.approx([20, 0, 20])
     assert points(ax, "s")[:, 0] == pytest.approx([0], abs=1e-9), "equal within 3 points"
     seeds = points(ax, ".")[:, 0]
-    assert seeds[:5] == pytest.approx([19.8, 19.9, 20, 20.1, 20.2])
-    assert len(seeds) == 4 * 5, "a comparison that is not finished is left out"
+    assert seeds[:4] == pytest.approx([19.85, 19.95, 20.05, 20.15])
+    assert len(seeds) == 4 * 4, "a comparison that is not finished is left out"
     assert texts_of(ax)[2] == "class" and "other class" in texts_of(ax)
     labels = [text.get_text() for text in fig.legends[0].get_texts()]
     verdicts = ["significant", "equal within 3 points", "undecided"]
@@ -141,6 +141,12 @@ def test_a_forest_of_choices_has_three_verdicts(studies):
     assert (-3, 6) in [(band.get_x(), band.get_width()) for band in bands]
     title = "Of 4 choices 2 make a significant difference, and 1 are equal within 3 points"
     assert fig.get_suptitle().replace("\n", " ") == title
+
+    write_choice(studies, "no_std", rates, outcome_of(0.7, 0.002))  # it has a colour
+    (ax,) = figures.draw("response", "Of the rate", "base", "no_std").axes
+    rates_and_means = [(1, 0.48), (2, 0.5), (4, 0.48)]
+    assert points(ax, "o")[:3] == pytest.approx(np.array(rates_and_means))
+    assert points(ax, "*") == pytest.approx(np.array([(2, 0.5), (2, 0.7)]))
 
 
 # --- SFT ------------------------------------------------------------------------------------------

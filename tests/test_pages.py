@@ -153,11 +153,9 @@ def test_a_number_of_others_stands_in_the_file_that_is_named(tmp_path):
     assert "this is not in the file" in found
 
 
-def test_a_page_without_sources_says_numbers_of_tables(tmp_path):
+def test_a_number_of_a_table_needs_a_source_in_a_sentence(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(
-        "\n    python experiments/table.py ends a/new\n\n| x |\n\nIt has 80.4 and -35.6.\n"
-    )
-    check = pages.check([page], rows_of, tmp_path, write=True, pages_without_sources=[page])
-    assert check == ["page.md: -35.6 has no source"]
+    page.write_text("\n    python experiments/table.py ends a/new\n\n| x |\n\nIt has 80.4.\n")
+    check = pages.check([page], rows_of, tmp_path, write=True)
+    assert check == ["page.md: 80.4 has no source"]
     assert "| new | 80.4 | 1,234 | x |\n\nIt has" in page.read_text("utf-8")

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Two other weights of the KL divergence from the reference.
+# A heavier weight of the KL divergence from the reference.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-tuned --arm "beta0: --beta 0 --learning_rate $(rates 1e-4 2e-4 4e-4)" \
-    --arm "beta0.4: --beta 0.4 --learning_rate $(rates 5e-5 1e-4 2e-4 4e-4)" -- $GRPO
+tuned --arm "beta0.4: --beta 0.4 --learning_rate $(rates 5e-5 1e-4 2e-4 4e-4)" -- $GRPO
