@@ -220,8 +220,8 @@ def forest_choices():
     num_significant = sum(row.is_significant for row in rows)
     num_equal = sum("equal" in row.verdict for row in rows)
     title = (
-        f"Of {len(rows)} choices {num_significant} make a significant difference, "
-        f"and {num_equal} are equal within 3 points"
+        f"Of {len(rows)} choices {num_significant} make a significant difference. "
+        f"Equal within 3 points: {num_equal}"
     )
     styles = {
         "significant": {"color": "#0072B2", "marker": "o"},

@@ -246,7 +246,7 @@ def arms_table(*keys_and_arms):
 
     All are means over the seeds of the first look.
 
-    A                outcome A of PROTOCOL.md: the mean accuracy of the evaluations after iteration 0
+    A                outcome A of PROTOCOL.md: the mean accuracy after iteration 0
     at 60, careful   the accuracy and the share of careful steps of the last evaluation
     """
     keys, arms = split_at_dashes(keys_and_arms)
