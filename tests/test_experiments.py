@@ -823,7 +823,8 @@ def test_every_study_has_an_archive_with_its_checksum():
         if "The runs have not been made yet." not in page:
             studies.add(script.parent.name)
     checksums = archive.read_checksums()
-    assert set(checksums) == studies
+    # The scripts of three_seeds are in an earlier commit, which its page names.
+    assert set(checksums) == studies | {"three_seeds"}
     for study, checksum in checksums.items():
         packed = (ROOT / "experiments" / study / archive.ARCHIVE).read_bytes()
         assert hashlib.sha256(packed).hexdigest() == checksum, study

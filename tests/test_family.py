@@ -660,6 +660,7 @@ def test_rewards_without_a_baseline_are_replaced_too(model_folder, tmp_path, mon
     assert flat_fraction_trained < row["zero_std_fraction"]
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_amid_replacements_goes_on_bit_for_bit(
     model_folder, tmp_path, monkeypatch
 ):

@@ -784,6 +784,7 @@ def likes_vowels(request):
     return rating_reply(dict.fromkeys(NAMES, vowel_probabilities(story_in(request))))
 
 
+@pytest.mark.slow
 def test_twenty_iterations_move_towards_what_the_script_likes(model_folder, tmp_path, lenient):
     with FakeOpenAIServer(likes_vowels) as server:
         assert train(model_folder, tmp_path / "run", server) == 0
