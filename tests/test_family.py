@@ -750,6 +750,7 @@ def folder_of_two_processes(model_folder, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_loss_and_gradient_of_one(folder_of_two_processes, model):
     batch, old_logps = off_policy_batch(groups=4)
     results = torch.load(folder_of_two_processes / "updates.pt")
@@ -762,6 +763,7 @@ def test_two_processes_have_the_loss_and_gradient_of_one(folder_of_two_processes
         assert_same_gradient(gradient, expected_gradient)
 
 
+@pytest.mark.slow
 def test_two_processes_replace_the_groups_that_one_does(folder_of_two_processes, dynamic_run):
     folder = folder_of_two_processes / "run"
     log = jsonl.read(folder / "train_log.jsonl")

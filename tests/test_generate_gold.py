@@ -170,6 +170,7 @@ def test_a_problem_without_a_solution_is_rejected_once_and_for_all(folder, capsy
     assert [(row["question"], row["reason"]) for row in rejected(folder)] == [("Why?", "empty")]
 
 
+@pytest.mark.slow
 def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     """All of the 7,473 rows of the official file, in which 79 gold answers have commas."""
     flags = ["--from_reference", "--dataset_path", str(data_folder / "data/gsm8k")]

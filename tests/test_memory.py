@@ -262,6 +262,7 @@ def test_samples_stay_bit_for_bit_the_same(module, name, call, model, tokenizer,
     assert bar.n == 12
 
 
+@pytest.mark.slow
 def test_sampling_shrinks_to_a_single_row_and_no_further(model, tokenizer, monkeypatch, capsys):
     _, expected, _, _ = sample(model, tokenizer, 512)
 
