@@ -839,18 +839,18 @@ def test_a_quick_study_ends_with_its_figure(tmp_path):
     copy = tmp_path / "copy"
     left_out = (".venv", ".git", "output", "__pycache__", "*_seed?", ".unpack*")
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*left_out))
-    environment = dict(os.environ, PYTHON=sys.executable, STUDIES="rates std")
+    environment = dict(os.environ, PYTHON=sys.executable, STUDIES="rates beta")
     command = ["bash", "experiments/run_all.sh", "--quick"]
     run = subprocess.run(
         command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     logs = copy / "output" / "quick"
-    no_std = logs / "std" / "no_std_rate2e-4_seed1"
-    assert len(jsonl.read(no_std / "train_log.jsonl")) == 2
-    assert jsonl.read(no_std / "test.jsonl")[0]["n"] == 16
-    assert (logs / "std" / "std.png").exists()
-    assert "training is finished: no_std_rate2e-4_seed1" in run.stdout
+    heavy = logs / "beta" / "beta0.4_rate2e-4_seed1"
+    assert len(jsonl.read(heavy / "train_log.jsonl")) == 2
+    assert jsonl.read(heavy / "test.jsonl")[0]["n"] == 16
+    assert (logs / "beta" / "kl.png").exists()
+    assert "training is finished: beta0.4_rate2e-4_seed1" in run.stdout
     assert "left out, since not all of its runs are there" in run.stdout
     again = subprocess.run(
         command, cwd=copy, capture_output=True, text=True, timeout=1200, env=environment
