@@ -7,7 +7,7 @@ samples --group_size completions of each (G). It keeps the strictly correct ones
 for --epochs epochs (E) with sft.fine_tune, and once every --eval_ei_steps it evaluates and saves.
 Logs and checkpoints have the same format as in the other scripts. The entropy at the trained tokens
 and the tokens sampled so far are logged, so that plotter.py can lay them beside those of SFT and
-GRPO. Under `sample_entropy` is the entropy at all sampled tokens, as GRPO logs it.
+GRPO. `sample_entropy` estimates the entropy at all sampled tokens, which GRPO logs as `entropy`.
 """
 
 import argparse

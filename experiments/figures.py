@@ -235,25 +235,23 @@ def forest_choices():
     return draw_forest(rows, title, xlabel, styles, style_names, margin=3)
 
 
-def response(title, *arms):
-    """Outcome A against the learning rate: the mean of the seeds, and its parabola's top.
-
-    All arms have the same rates.
-    """
+def response(title, first_name, *names):
+    """Outcome A of arms against the learning rate: the means of the seeds, and the estimated top."""
     fig, (ax,) = new_figure(title, 4.8)
-    for name in arms:
-        arm = outcomes.arm_at_its_best_rate(
-            study_logs.STUDIES / "choices", name, outcomes.outcome_on_validation
-        )
+    all_rates = set()
+    for name in (first_name, *names):
+        arm = outcomes.arm_at_its_best_rate(study_logs.STUDIES / "choices", name)
         side = f"choices/{name}"
         color = color_of(side)
         rates = sorted(arm.means)
+        all_rates.update(rates)
         means = [arm.means[rate] / 100 for rate in rates]
         ax.plot(rates, means, color=color, marker="o", label=name_of(side))
         mean_at_best_rate = np.mean(list(arm.by_seed.values())) / 100
         ax.plot([arm.rate], [mean_at_best_rate], color=color, marker="*", markersize=12)
     ax.set_xscale("log")
-    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    ticks = sorted(all_rates)
+    ax.set_xticks(ticks, [outcomes.rate_text(rate) for rate in ticks])
     ax.set_xticks([], minor=True)
     ax.set_xlabel("learning rate")
     ax.set_ylabel("strict accuracy on validation,\nmean over iterations 10 to 60")

@@ -77,6 +77,11 @@ class Arm:
         return min(self.means, key=lambda rate: abs(math.log(rate / self.rate)))
 
 
+def rate_text(learning_rate: float) -> str:
+    """A learning rate as it stands on a command line, such as 2e-4, with at most three digits."""
+    return np.format_float_scientific(float(f"{learning_rate:.3g}"), trim="-", exp_digits=1)
+
+
 def runs_of_arm(folder: Path, arm: str) -> dict[tuple[float, int], Path]:
     """{(learning rate, seed): folder of the finished run}"""
     runs = {}
@@ -98,12 +103,15 @@ def first_look_is_finished(folder: Path, arm: str) -> bool:
     return all(num_rates[seed] == 3 for seed in FIRST_SEEDS)
 
 
-def arm_at_its_best_rate(folder: Path, name: str, outcome: Outcome) -> Arm:
+def arm_at_its_best_rate(folder: Path, name: str, outcome: Outcome = outcome_on_validation) -> Arm:
     """The outcomes of an arm whose first look is finished, and of its second look if that is too.
 
     Raises:
-        ValueError: the second look has other runs than the rules say.
+        ValueError: its first look is not finished, or its second look has other runs than the rules
+            say.
     """
+    if not first_look_is_finished(folder, name):
+        raise ValueError(f"{name}: {folder} has no finished first look of an arm with this name")
     runs = runs_of_arm(folder, name)
     runs_of_base = runs_of_arm(folder, "base")
     values = {key: outcome(run, runs_of_base.get(key)) for key, run in runs.items()}
@@ -207,7 +215,7 @@ def judged_choices(folder: Path) -> dict[Choice, JudgedChoice]:
     on_validation = {}
     in_training = {}
     for arm in names_of_arms:
-        on_validation[arm] = arm_at_its_best_rate(folder, arm, outcome_on_validation)
+        on_validation[arm] = arm_at_its_best_rate(folder, arm)
         in_training[arm] = arm_at_its_best_rate(folder, arm, outcome_in_training)
     differences = compare_arms(choices, on_validation)
     differences_in_training = compare_arms(choices, in_training)

@@ -21,8 +21,8 @@ esac
 [ -n "$QUICK" ] || $PYTHON experiments/archive.py unpack
 
 # exchange and sft_then_grpo come last: they need the runs of rates and the checkpoints of sft.
-all_studies="rates sft zero_shot beta filtered expert_iteration dynamics scaling judge choices exchange
-    sft_then_grpo"
+all_studies="rates sft zero_shot beta filtered expert_iteration dynamics scaling judge choices
+    exchange sft_then_grpo"
 studies=${STUDIES:-$all_studies}
 for study in $studies; do
     if [ ! -e experiments/$study/run.sh ]; then

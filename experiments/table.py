@@ -133,11 +133,6 @@ def measure_cell(summary, key):
     return f"{value:.0f}" if key == "tokens" else percent(value)
 
 
-def rate_cell(learning_rate):
-    """A learning rate as it stands on a command line, such as 2e-4, with at most three digits."""
-    return np.format_float_scientific(float(f"{learning_rate:.3g}"), trim="-", exp_digits=1)
-
-
 def mean_cell(rows, key):
     """The mean of a number over rows of a log; rows without the number do not count."""
     values = [row[key] for row in rows if has_number(row, key)]
@@ -200,8 +195,8 @@ def choices_table():
         judged = judged_choices[choice]
         yield (
             choice.class_name,
-            f"{first} ({rate_cell(judged.first_rate)})",
-            f"{second} ({rate_cell(judged.second_rate)})",
+            f"{first} ({outcomes.rate_text(judged.first_rate)})",
+            f"{second} ({outcomes.rate_text(judged.second_rate)})",
             *judged.on_validation.cells(),
             judged.in_training.mean_cell(),
         )
@@ -227,15 +222,13 @@ def response_table(*arms):
     yield "arm", "rates", "mean of the seeds at each", "best rate", "mean there", "each seed there"
     folder = study_logs.STUDIES / "choices"
     for name in arms:
-        if not outcomes.first_look_is_finished(folder, name):
-            continue
-        arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
+        arm = outcomes.arm_at_its_best_rate(folder, name)
         by_seed = list(arm.by_seed.values())
         yield (
             name_of(f"choices/{name}"),
-            ", ".join(map(rate_cell, arm.means)),
+            ", ".join(map(outcomes.rate_text, arm.means)),
             ", ".join(f"{mean:.1f}" for mean in arm.means.values()),
-            rate_cell(arm.rate),
+            outcomes.rate_text(arm.rate),
             f"{np.mean(by_seed):.1f}",
             ", ".join(f"{value:.1f}" for value in by_seed),
         )
@@ -244,30 +237,39 @@ def response_table(*arms):
 def arms_table(*keys_and_arms):
     """Arms of `choices`, each at that of its learning rates which is nearest to its best one.
 
-    All are means over the seeds of the first look.
+    All are means over the seeds of the first look. A cell is "none -> none" if the arm does not log
+    the metric, as without a KL divergence.
 
     A                outcome A of PROTOCOL.md: the mean accuracy after iteration 0
     at 60, careful   the accuracy and the share of careful steps of the last evaluation
+
+    Raises:
+        ValueError: none of the arms logs a metric.
     """
-    keys, arms = split_at_dashes(keys_and_arms)
+    keys, names = split_at_dashes(keys_and_arms)
     yield "arm", "rate", "A", "at 60", "careful", *keys
     folder = study_logs.STUDIES / "choices"
-    for name in arms:
-        arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
+    logged_keys = set()
+    for name in names:
+        arm = outcomes.arm_at_its_best_rate(folder, name)
         runs = outcomes.runs_at_nearest_rate(folder, arm)
         summaries = [study_logs.read_summaries(run / "answers.jsonl")[-1] for run in runs]
         logs = [study_logs.read(run / "train_log.jsonl") for run in runs]
         first_rows = list(itertools.chain.from_iterable(rows[:5] for rows in logs))
         last_rows = list(itertools.chain.from_iterable(rows[-5:] for rows in logs))
         cells = [f"{mean_cell(first_rows, key)} -> {mean_cell(last_rows, key)}" for key in keys]
+        logged_keys.update(key for key in keys if any(has_number(row, key) for row in last_rows))
         yield (
             name_of(f"choices/{name}"),
-            rate_cell(arm.nearest_rate),
+            outcomes.rate_text(arm.nearest_rate),
             f"{arm.means[arm.nearest_rate]:.1f}",
             percent(np.mean([measure(summary, "strict") for summary in summaries])),
             percent(np.mean([measure(summary, "careful") for summary in summaries])),
             *cells,
         )
+    for key in keys:
+        if key not in logged_keys:
+            raise ValueError(f"no arm has a number under {key} in train_log.jsonl")
 
 
 def spread_table(*keys_and_arms):
@@ -276,11 +278,11 @@ def spread_table(*keys_and_arms):
     It is the standard deviation over the iterations divided by the mean, for each seed of the first
     look, each arm at that of its learning rates which is nearest to its best one.
     """
-    keys, arms = split_at_dashes(keys_and_arms)
+    keys, names = split_at_dashes(keys_and_arms)
     yield "arm", *keys
     folder = study_logs.STUDIES / "choices"
-    for name in arms:
-        arm = outcomes.arm_at_its_best_rate(folder, name, outcomes.outcome_on_validation)
+    for name in names:
+        arm = outcomes.arm_at_its_best_rate(folder, name)
         cells = []
         for key in keys:
             spreads = []

@@ -396,7 +396,10 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     assert "| +9.8, +10.0, +10.2, +10.4 | +10.1 [" in table.table("choice other base")
     rates_and_means = "1e+0, 2e+0, 4e+0 | 48.1, 50.1, 48.1 | 2e+0 | 50.1"
     response = f"| the baseline | {rates_and_means} | 49.8, 50.0, 50.2, 50.4 |"
-    assert response in table.table("response late base")
+    assert response in table.table("response base")
+    for command in ("response late", "arms accuracy -- late", "spread accuracy -- nosuch"):
+        with pytest.raises(ValueError, match="has no finished first look of an arm"):
+            table.table(command)
     for seed in range(3, 7):
         values = [6 + seed / 10] * 5 + [100] * 15 + [1, 1, 2, 3, 3]  # the last have a variance of 1
         rows = [{"number": value, "accuracy": 0.5} for value in values]
@@ -404,8 +407,11 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
     study_logs.read.cache_clear()
     outcomes.read.cache_clear()
     # Three of ten answers are right, and one of four hard steps is careful.
-    row = "| the baseline | 2e+0 | 50.1 | 30.0 | 25.0 | 6.45 -> 2 | none -> none |"
-    assert row in table.table("arms number kl -- base")
+    of_base, of_other = table.rows_of("arms number accuracy -- base other")[1:]
+    assert of_base == ("the baseline", "2e+0", "50.1", "30.0", "25.0", "6.45 -> 2", "0.5 -> 0.5")
+    assert of_other[5] == "none -> none"
+    with pytest.raises(ValueError, match="no arm has a number under entropie"):
+        table.table("arms number entropie -- base other")
     assert "| the baseline | 0.50, 0.50, 0.50, 0.50 |" in table.table("spread number -- base")
 
 

@@ -367,6 +367,8 @@ def test_equal_logs_give_equal_bytes(studies, tmp_path):
         ("forest other --output {}/a.png", "other is none of the studies compared: a"),
         ("forest --output {}/a.png", "none of the comparisons has been run"),
         ("forest_choices --output {}/a.png", "none of the comparisons has been run"),
+        ("response Title --output {}/a.png", "response: missing a required argument"),
+        ("response Title nosuch --output {}/a.png", "nosuch: "),
     ],
 )
 def test_a_mistake_is_one_clear_line(studies, tmp_path, capsys, arguments, message):

@@ -22,7 +22,8 @@ compare --seeds $seeds --first_seed 3 --learning_rate $(rates 1e-4 2e-4 4e-4) \
     --arm "r1_zero: --prompt r1_zero --evaluator math" \
     --arm "question_only: --prompt question_only --evaluator math" \
     --arm "updates2: --train_batch_size 32" \
-    --arm "updates4: --epochs_per_rollout_batch 2 --train_batch_size 32 --learning_rate $(rates 5e-5 1e-4 2e-4)" \
+    --arm "updates4: --epochs_per_rollout_batch 2 --train_batch_size 32
+        --learning_rate $(rates 5e-5 1e-4 2e-4)" \
     --arm "updates16: $sixteen" \
     --arm "updates16_no_clip: $sixteen --loss_type grpo_no_clip" \
     --arm "updates16_clip_higher: $sixteen --cliprange_high 0.28" \
