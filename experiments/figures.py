@@ -236,7 +236,7 @@ def forest_choices():
 
 
 def response(title, first_name, *names):
-    """Outcome A of arms against the learning rate: the means of the seeds, and the estimated top."""
+    """Outcome A of arms against the learning rate, and the estimated best rate of each."""
     fig, (ax,) = new_figure(title, 4.8)
     all_rates = set()
     for name in (first_name, *names):
