@@ -20,6 +20,8 @@
         accuracy and the share of careful steps by iteration, for three rewards
     python experiments/figures.py pass_at_k --output FILE.png
         pass@k before and after training
+    python experiments/figures.py entropy --output FILE.png
+        accuracy against entropy: the line of entropy.py, and sides that are not on it
     python experiments/figures.py categories --output FILE.png
         zero-shot completions by format and answer
 
@@ -48,7 +50,7 @@ from matplotlib.ticker import PercentFormatter
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import plotter  # noqa: E402
-from experiments import archive, differences, outcomes, study_logs  # noqa: E402
+from experiments import archive, differences, entropy, outcomes, study_logs  # noqa: E402
 from experiments.answers import checksum_of_questions, correct_answers  # noqa: E402
 from experiments.paired import SIGNIFICANT  # noqa: E402
 from experiments.study_logs import LEVELS, color_of, name_of, runs_of  # noqa: E402
@@ -628,6 +630,42 @@ def chances_of_side(side):
     return np.array(chances)
 
 
+# The sides that are shown beside the line of entropy.py, and their marks.
+BESIDE_THE_LINE = {
+    "dynamics/grpo": "o",
+    "choices/expert_iteration": "v",
+    "choices/no_baseline": "D",
+    "dynamics/format": "s",
+    "dynamics/random": "^",
+    "scaling/0.3m": "X",
+}
+
+
+def entropy_figure():
+    title = "Accuracy rises as entropy falls, if the reward is for right answers"
+    fig, (ax,) = new_figure(title, 5.2)
+    sides = entropy.sides_on_the_line()
+    x, y = entropy.points_of(sides)
+    label = f"{len(sides)} settings of GRPO with that reward"
+    ax.plot(x, y, "o", color="#56B4E9", alpha=0.5, label=label)
+    line = entropy.line_through_the_arms()
+    ends = np.array([0.02, 0.25])
+    ax.plot(ends, line.accuracy_at(np.log2(ends)), color=GREY, label="line through these settings")
+    for side, marker in BESIDE_THE_LINE.items():
+        x, y = entropy.means_over_seeds(entropy.runs_of(side))
+        ax.plot(x, y, marker=marker, color=color_of(side), label=name_of(side))
+    ax.set_xscale("log")
+    ax.invert_xaxis()  # training goes from the left to the right
+    ticks = (0.2, 0.1, 0.05, 0.02)
+    ax.set_xticks(ticks, map(str, ticks))
+    ax.minorticks_off()
+    ax.set_xlabel("entropy of the samples (nats for each token), falling")
+    ax.set_ylabel("strict accuracy on validation")
+    show_accuracy(ax.yaxis)
+    add_legend(fig, ax.get_legend_handles_labels()[0], num_columns=2)
+    return fig
+
+
 # --- Without training -----------------------------------------------------------------------------
 
 ZERO_SHOT = (
@@ -687,6 +725,7 @@ FIGURES = {
     "levels": levels,
     "careful_curves": careful_curves,
     "pass_at_k": pass_at_k_figure,
+    "entropy": entropy_figure,
     "categories": categories,
 }
 

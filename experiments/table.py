@@ -66,6 +66,14 @@
         iterations of train_log.jsonl
     python experiments/table.py spread grad_norm -- base no_std
         how much metrics of its arms vary from iteration to iteration
+    python experiments/table.py entropy
+        how far accuracy follows from entropy in the runs of `choices`: the line of entropy.py
+    python experiments/table.py entropy_line choices/base dynamics/format
+        how far sides are from that line in their last evaluation
+    python experiments/table.py forgotten dynamics/before dynamics/grpo
+        how many of the test problems that were right before training are wrong after it
+    python experiments/table.py sampled dynamics/grpo
+        accuracy of sampled completions beside that of greedy answers, by iteration
     python experiments/table.py diagnose [STUDY]
         the rules of logs/diagnose.py, and in how many GRPO runs of each kind they warn: of the runs
         that the rules were made on, or of one study
@@ -90,7 +98,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from experiments import archive, differences, outcomes, pages, study_logs  # noqa: E402
+from experiments import archive, differences, entropy, outcomes, pages, study_logs  # noqa: E402
 from experiments.answers import checked_steps, correct_answers  # noqa: E402
 from experiments.study_logs import (  # noqa: E402
     DAMAGES,
@@ -436,6 +444,107 @@ def pass_table(*sides):
             cells = [percent_with_interval(value, num_questions) for value in strict]
             flexible = percent(pass_at_k(num_flexible, samples, 16))
             yield f"{name_of(side)}, seed {seed}", *cells, flexible
+
+
+def forgotten_table(before, *sides):
+    """What training unlearns, among the test problems that the first side answers rightly.
+
+    Raises:
+        ValueError: a side was evaluated on other problems.
+    """
+    yield "side", "right before", "of these wrong after", "wrong before", "of these right after"
+    summary_before = study_logs.summary_on_test(runs_of(before)[0])
+    right_before = correct_answers(summary_before)[:, 0] == 1  # (questions,)
+    for side in sides:
+        forgotten = []
+        learnt = []
+        for run in runs_of(side):
+            summary = study_logs.summary_on_test(run)
+            if summary["questions"] != summary_before["questions"]:
+                raise ValueError(f"{run}: not evaluated on the problems of {before}")
+            right_after = correct_answers(summary)[:, 0] == 1
+            forgotten.append(str((right_before & ~right_after).sum()))
+            learnt.append(str((~right_before & right_after).sum()))
+        yield (
+            name_of(side),
+            str(right_before.sum()),
+            ", ".join(forgotten),
+            str((~right_before).sum()),
+            ", ".join(learnt),
+        )
+
+
+def sampled_table(*sides):
+    """Strict accuracy of samples and of greedy answers, means over the seeds.
+
+    The samples are those of the 5 iterations up to an evaluation, at temperature 1 and to problems
+    of training. The greedy answers are to problems of validation.
+    """
+    yield "side and iteration", "samples", "greedy answers", "greedy minus samples (points)"
+    for side in sides:
+        runs = runs_of(side)
+        logs = [study_logs.training_rows(run, "accuracy") for run in runs]
+        steps, answers = study_logs.answers_by_step(side)
+        for step, greedy in zip(steps[1:], answers.mean((0, 2))[1:], strict=True):
+            window = range(step - 4, step + 1)
+            rows = [row for log in logs for row in log if row["step"] in window]
+            samples = np.mean([row["accuracy"] for row in rows])
+            cells = map(percent, (samples, greedy, greedy - samples))
+            yield f"{name_of(side)}, {step}", *cells
+
+
+# --- Entropy --------------------------------------------------------------------------------------
+
+
+def entropy_table():
+    """How far accuracy follows from entropy in the runs of `choices`; entropy.py says which.
+
+    for each halving    how many points of accuracy go with half of the entropy
+    R2                  the share of the variance of accuracy that the line explains
+    R2, paper           the same for accuracy = b - a exp(entropy)
+    """
+    yield "points", "number", "for each halving (points)", "R2", "R2, paper"
+    sides = entropy.sides_on_the_line()
+    points_of_sides = [entropy.points_of([side]) for side in sides]
+    points_of_runs = []
+    for side in sides:
+        points_of_runs += [entropy.entropies_and_accuracies(run) for run in entropy.runs_of(side)]
+    rows = {
+        f"{len(sides)} settings together, means of their seeds": [entropy.points_of(sides)],
+        f"each of {len(sides)} settings by itself, median": points_of_sides,
+        f"each of {len(points_of_runs)} runs by itself, median": points_of_runs,
+    }
+    for name, sets_of_points in rows.items():
+        lines = []
+        curves = []
+        for entropies, accuracies in sets_of_points:
+            lines.append(entropy.fit_line(np.log2(entropies), accuracies))
+            curves.append(entropy.fit_line(np.exp(entropies), accuracies))
+        yield (
+            name,
+            str(len(sets_of_points[0][0])),
+            f"{-100 * np.median([line.slope for line in lines]):.1f}",
+            f"{np.median([line.r_squared for line in lines]):.2f}",
+            f"{np.median([curve.r_squared for curve in curves]):.2f}",
+        )
+
+
+def entropy_line_table(*sides):
+    """The last evaluation of sides beside the line of entropy.py; means over the seeds."""
+    yield "side", "iteration", "entropy (nats)", "accuracy", "the line says", "difference (points)"
+    line = entropy.line_through_the_arms()
+    for side in sides:
+        runs = entropy.runs_of(side)
+        entropies, accuracies = entropy.means_over_seeds(runs)
+        on_the_line = line.accuracy_at(np.log2(entropies[-1]))
+        yield (
+            name_of(side),
+            str(study_logs.read(runs[0] / "eval_log.jsonl")[-1]["step"]),
+            f"{entropies[-1]:.3f}",
+            percent(accuracies[-1]),
+            percent(on_the_line),
+            f"{100 * (accuracies[-1] - on_the_line):+.1f}",
+        )
 
 
 # --- How far accuracy follows from the steps ------------------------------------------------------
@@ -878,6 +987,7 @@ def check(*flags):
         *ROOT.glob("README.md"),
         *ROOT.glob("docs/tuning.md"),
         *study_logs.STUDIES.glob("comparisons.md"),
+        *study_logs.STUDIES.glob("kept_logs.md"),
         *sorted(study_logs.STUDIES.glob("*/README.md")),
     ]
     problems = pages.check(checked, cache(rows_of), ROOT, "--write" in flags)
@@ -915,6 +1025,10 @@ TABLES = {
     "pass": pass_table,
     "exchange": exchange_table,
     "steps": steps_table,
+    "entropy": entropy_table,
+    "entropy_line": entropy_line_table,
+    "forgotten": forgotten_table,
+    "sampled": sampled_table,
     "expert_iterations": expert_iterations_table,
     "selection": selection_table,
     "diagnose": diagnose_table,
