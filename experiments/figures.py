@@ -676,11 +676,10 @@ ZERO_SHOT = (
     "zero_shot/question_only_3m",
     "zero_shot/reasoning_answer_3m",
 )
-# {a key of CATEGORIES: (its name, its colour)}
-CATEGORY_LOOKS = {
-    "format1_answer1": ("format and answer right", "#0072B2"),
-    "format1_answer0": ("format right, answer wrong", "#E69F00"),
-    "format0_answer0": ("no format", "#BBBBBB"),
+CATEGORY_COLORS = {
+    "format1_answer1": "#0072B2",
+    "format1_answer0": "#E69F00",
+    "format0_answer0": "#BBBBBB",
 }
 
 
@@ -698,7 +697,8 @@ def categories():
     shares = np.array(shares)  # (sides, categories)
     left = np.zeros(len(ZERO_SHOT))
     for i, category in enumerate(CATEGORIES):
-        name, color = CATEGORY_LOOKS[category]
+        name = study_logs.CATEGORY_NAMES[category]
+        color = CATEGORY_COLORS[category]
         bars = ax.barh(names, shares[:, i], left=left, color=color, label=name)
         text_color = "white" if i == 0 else "black"
         labels = [f"{100 * share:.0f}%" for share in shares[:, i]]

@@ -48,6 +48,13 @@ SUMMARY_KEYS = (
 )
 # The levels of the problems of `arithmetic`: a problem of level 3 is solved in 3 steps.
 LEVELS = (1, 2, 3, 4)
+# The names of logs.statistics.CATEGORIES on the pages. "no format" is without the required format,
+# whether the answer is right or not.
+CATEGORY_NAMES = {
+    "format1_answer1": "format and answer right",
+    "format1_answer0": "format right, answer wrong",
+    "format0_answer0": "no format",
+}
 # What is done to the stories that a judge should score lower.
 DAMAGES = ("shuffled words", "shuffled sentences", "cut", "repeated")
 read = cache(jsonl.read)

@@ -843,11 +843,7 @@ def solutions_table(name):
 
 
 def categories_table(*sides):
-    headings = []
-    for category in CATEGORIES:
-        has_format, is_right = format_and_answer(category)
-        headings.append(f"format {has_format}, answer {is_right}")
-    yield "side", *headings
+    yield "side", *(study_logs.CATEGORY_NAMES[category] for category in CATEGORIES)
     for side in sides:
         n, counts = study_logs.category_counts(side)
         cells = [f"{percent_with_interval(count / n, n)} ({count})" for count in counts]
@@ -855,16 +851,11 @@ def categories_table(*sides):
 
 
 def cases_table(name):
-    yield "format, answer", "question", "completion", "gold"
+    yield "category", "question", "completion", "gold"
     keys = ("category", "question", "completion", "gold")
     for row in study_logs.read(study_logs.STUDIES / name, keys):
-        category = ", ".join(format_and_answer(row["category"]))
+        category = study_logs.CATEGORY_NAMES[row["category"]]
         yield category, row["question"], text_cell(row["completion"]), row["gold"]
-
-
-def format_and_answer(category):
-    """["1", "0"] for format1_answer0: the required format, but no right answer."""
-    return re.findall(r"\d", category)
 
 
 # --- Judges ---------------------------------------------------------------------------------------
