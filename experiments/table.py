@@ -190,7 +190,7 @@ def choices_table():
         "each seed (points)",
         "mean [97.5 %]",
         "verdict",
-        "mean in training [97.5 %]",
+        "outcome B [97.5 %]",
     )
     folder = study_logs.STUDIES / "choices"
     judged_choices = outcomes.judged_choices(folder)
