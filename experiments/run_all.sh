@@ -35,7 +35,7 @@ printf 'experiments/%s/run.sh\n' $studies | xargs -P 2 -n 1 bash # two studies a
 # The figures are drawn by the commands that stand on the pages.
 figure_commands() {
     grep -Eh '^    python (plotter|experiments/figures)\.py .*--output experiments/' \
-        analysis.md experiments/*/README.md | sed "s#^    python#$PYTHON#"
+        analysis.md experiments/*.md experiments/*/README.md | sed "s#^    python#$PYTHON#"
 }
 # A quick study has its logs and figures in output/quick. It has one learning rate, which can be
 # another than the one in the command, so that the pattern _rate*_ takes its place. The figures of

@@ -68,21 +68,39 @@ def runs_of(side):
     path = STUDIES / side
     if (path / "answers.jsonl").exists():  # a model that was only evaluated, or a single run
         return [path]
-    runs = sorted(path.parent.glob(f"{path.name}_seed?"))
+    runs = runs_by_seed(path)
     if not runs:
         tried = list(path.parent.glob(f"{path.name}_rate*_seed0"))
         if tried:
             rate = learning_rate_of(best_run(tried))
-            runs = sorted(path.parent.glob(f"{path.name}_rate{rate}_seed?"))
+            runs = runs_by_seed(path.with_name(f"{path.name}_rate{rate}"))
     if not runs:
         raise FileNotFoundError(f"{side}: no runs in {path.parent}")
-    return runs
+    return list(runs.values())
+
+
+def runs_by_seed(path):
+    """{seed: folder} of the folders PATH_seed0, PATH_seed1, ...; {} if there are none."""
+    runs = {}
+    for folder in path.parent.glob(f"{path.name}_seed*"):
+        seed = folder.name.removeprefix(f"{path.name}_seed")
+        if seed.isdecimal():
+            runs[int(seed)] = folder
+    return dict(sorted(runs.items()))
 
 
 def learning_rate_of(run):
     """The learning rate in the name of a run, as text; "" where only one was tried."""
     match = re.search(r"_rate([^_]+)_", run.name)
     return match[1] if match else ""
+
+
+def seed_of(run):
+    """The seed in the name of a run. ValueError: its name does not tell."""
+    match = re.search(r"_seed(\d+)$", run.name)
+    if not match:
+        raise ValueError(f"{run}: no seed in its name, such as base_seed0")
+    return int(match[1])
 
 
 def best_run(runs):
