@@ -1,12 +1,13 @@
-"""How accuracy goes together with the entropy of the policy, and a line through the two.
+"""How accuracy goes together with the entropy of the policy, and lines through the two.
 
-Cui et al. (https://arxiv.org/abs/2505.22617) fit accuracy = b - a exp(entropy) to their runs. Here
-accuracy = b - a log2(entropy) fits better, and `table.py entropy` shows both. The entropy is the
-mean over the tokens of the sampled completions, in nats. The accuracy is that of greedy answers on
-validation.
+Cui et al. (https://arxiv.org/abs/2505.22617) fit accuracy = b - a exp(entropy) to their runs. The
+line here is accuracy = b - a log2(entropy). It was chosen after looking at the points, and fits
+several settings together better; `table.py entropy` shows both.
 
-The line goes through the runs of `choices` that are rewarded for right answers by GRPO with a
-baseline. The other sides are compared with it, and do not change it.
+The accuracy is that of greedy answers on validation. The entropy is the mean over the tokens of the
+sampled completions, in nats, as train_log.jsonl has it. So with several updates it is the mean over
+the updates, with beta 0 it leaves out groups whose rewards are equal, and with dynamic sampling it
+is that after such groups were replaced.
 
 Shapes: S seeds, E evaluations, P points.
 """
@@ -19,7 +20,27 @@ import numpy as np
 from experiments import outcomes, study_logs
 
 NUM_ITERATIONS = 5  # before an evaluation, over which the entropy is averaged
-NOT_ON_THE_LINE = ("no_baseline", "expert_iteration")  # arms of `choices`
+# Arms of `choices` that the line is not fitted to. They are other methods: one has no advantage,
+# and the other no policy gradient.
+NOT_ON_THE_LINE = ("no_baseline", "expert_iteration")
+
+
+@dataclass(frozen=True)
+class Points:
+    """Evaluations after iteration 0: (P,) each."""
+
+    iterations: np.ndarray
+    entropies: np.ndarray
+    accuracies: np.ndarray
+
+    def correlation_at_equal_iteration(self) -> float:
+        """The correlation of log(entropy) and accuracy, each minus its mean at that iteration."""
+        _, groups = np.unique(self.iterations, return_inverse=True)
+        deviations = []
+        for values in (np.log(self.entropies), self.accuracies):
+            means = np.bincount(groups, values) / np.bincount(groups)
+            deviations.append(values - means[groups])
+        return float(np.corrcoef(deviations)[0, 1])
 
 
 @dataclass(frozen=True)
@@ -43,37 +64,53 @@ def fit_line(x: np.ndarray, accuracies: np.ndarray) -> Line:
     return Line(float(intercept), float(slope), float(r_squared))
 
 
-def entropies_and_accuracies(run: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Entropy and accuracy at each evaluation of a run after iteration 0: (E,), (E,).
+def points_of_run(run: Path) -> Points:
+    """The points of one run.
 
-    Expert iteration logs the entropy at the samples that it keeps as `entropy`, and that at all of
-    its samples as `sample_entropy`.
+    Expert iteration logs the entropy at the samples that it keeps as `entropy`, and an estimate of
+    that at all of its samples as `sample_entropy`.
     """
     rows = study_logs.read(run / "train_log.jsonl")
     key = "sample_entropy" if "sample_entropy" in rows[0] else "entropy"
+    evaluations = study_logs.read(run / "eval_log.jsonl", ("step", "accuracy"))[1:]
+    iterations = np.array([evaluation["step"] for evaluation in evaluations])
     entropies = []
-    accuracies = []
-    for evaluation in study_logs.read(run / "eval_log.jsonl", ("step", "accuracy"))[1:]:
-        last = evaluation["step"]
+    for last in iterations:
         window = range(last - NUM_ITERATIONS + 1, last + 1)
         entropies.append(np.mean([row[key] for row in rows if row["step"] in window]))
-        accuracies.append(evaluation["accuracy"])
-    return np.array(entropies), np.array(accuracies)
+    accuracies = np.array([evaluation["accuracy"] for evaluation in evaluations])
+    return Points(iterations, np.array(entropies), accuracies)
 
 
-def means_over_seeds(runs: list[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """The means of entropy and accuracy over the runs of a side: (E,), (E,)."""
-    of_runs = np.array([entropies_and_accuracies(run) for run in runs])  # (S, 2, E)
-    entropies, accuracies = of_runs.mean(0)
-    return entropies, accuracies
+def means_over_seeds(runs: list[Path]) -> Points:
+    """The points of a side: means over its runs, which were evaluated at the same iterations."""
+    of_seeds = [points_of_run(run) for run in runs]
+    entropies = np.mean([points.entropies for points in of_seeds], 0)
+    accuracies = np.mean([points.accuracies for points in of_seeds], 0)
+    return Points(of_seeds[0].iterations, entropies, accuracies)
+
+
+def together(sets_of_points: list[Points]) -> Points:
+    return Points(
+        np.concatenate([points.iterations for points in sets_of_points]),
+        np.concatenate([points.entropies for points in sets_of_points]),
+        np.concatenate([points.accuracies for points in sets_of_points]),
+    )
 
 
 def runs_of(side: str) -> list[Path]:
-    """The runs of a side. Those of `choices` have the learning rate nearest to the best one."""
+    """The runs of a side. An arm of `choices` is taken at the rate nearest to its best one.
+
+    Of `choices` they are those of the first look, which every arm has.
+    """
     study, _, name = side.partition("/")
     if study != "choices":
         return study_logs.runs_of(side)
     folder = study_logs.STUDIES / study
+    arm_name, _, rate = name.partition("_rate")
+    if rate:
+        runs = outcomes.runs_of_arm(folder, arm_name)
+        return [runs[float(rate), seed] for seed in outcomes.FIRST_SEEDS]
     return outcomes.runs_at_nearest_rate(folder, outcomes.arm_at_its_best_rate(folder, name))
 
 
@@ -85,13 +122,23 @@ def sides_on_the_line() -> list[str]:
     return [f"choices/{name}" for name in sorted(names - set(NOT_ON_THE_LINE))]
 
 
-def points_of(sides: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Entropy and accuracy of all evaluations of some sides, means over their seeds: (P,), (P,)."""
-    entropies, accuracies = zip(*(means_over_seeds(runs_of(side)) for side in sides), strict=True)
-    return np.concatenate(entropies), np.concatenate(accuracies)
+def sides_at_other_rates() -> list[str]:
+    """The same arms at the rates of the first look at which the line is not fitted."""
+    folder = study_logs.STUDIES / "choices"
+    sides = []
+    for side in sides_on_the_line():
+        arm = outcomes.arm_at_its_best_rate(folder, side.removeprefix("choices/"))
+        for rate in arm.means:
+            if rate != arm.nearest_rate:
+                sides.append(f"{side}_rate{rate}")
+    return sides
+
+
+def points_of_sides(sides: list[str]) -> Points:
+    return together([means_over_seeds(runs_of(side)) for side in sides])
 
 
 def line_through_the_arms() -> Line:
-    """The line in log2(entropy) through all points of `sides_on_the_line`."""
-    entropies, accuracies = points_of(sides_on_the_line())
-    return fit_line(np.log2(entropies), accuracies)
+    """The line in log2(entropy) through the points of `sides_on_the_line`."""
+    points = points_of_sides(sides_on_the_line())
+    return fit_line(np.log2(points.entropies), points.accuracies)

@@ -21,7 +21,7 @@
     python experiments/figures.py pass_at_k --output FILE.png
         pass@k before and after training
     python experiments/figures.py entropy --output FILE.png
-        accuracy against entropy: the line of entropy.py, and sides that are not on it
+        accuracy against entropy, with the line of entropy.py
     python experiments/figures.py categories --output FILE.png
         zero-shot completions by format and answer
 
@@ -642,18 +642,23 @@ BESIDE_THE_LINE = {
 
 
 def entropy_figure():
-    title = "Accuracy rises as entropy falls, if the reward is for right answers"
-    fig, (ax,) = new_figure(title, 5.2)
+    title = "At their best rates, settings of GRPO share a curve of accuracy and entropy"
+    fig, (ax,) = new_figure(title, 5.8)
+    others = entropy.points_of_sides(entropy.sides_at_other_rates())
+    label = "the same settings at their other learning rates"
+    ax.plot(others.entropies, others.accuracies, "x", color="#BBBBBB", label=label)
     sides = entropy.sides_on_the_line()
-    x, y = entropy.points_of(sides)
-    label = f"{len(sides)} settings of GRPO with that reward"
-    ax.plot(x, y, "o", color="#56B4E9", alpha=0.5, label=label)
+    points = entropy.points_of_sides(sides)
+    label = f"{len(sides)} settings of GRPO at their best rates"
+    ax.plot(points.entropies, points.accuracies, "o", color="#F0C000", alpha=0.7, label=label)
     line = entropy.line_through_the_arms()
-    ends = np.array([0.02, 0.25])
-    ax.plot(ends, line.accuracy_at(np.log2(ends)), color=GREY, label="line through these settings")
+    ends = np.array([points.entropies.min(), points.entropies.max()])
+    label = "line through the settings at their best rates"
+    ax.plot(ends, line.accuracy_at(np.log2(ends)), color=GREY, label=label)
     for side, marker in BESIDE_THE_LINE.items():
-        x, y = entropy.means_over_seeds(entropy.runs_of(side))
-        ax.plot(x, y, marker=marker, color=color_of(side), label=name_of(side))
+        beside = entropy.means_over_seeds(entropy.runs_of(side))
+        style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
+        ax.plot(beside.entropies, beside.accuracies, **style)
     ax.set_xscale("log")
     ax.invert_xaxis()  # training goes from the left to the right
     ticks = (0.2, 0.1, 0.05, 0.02)

@@ -71,9 +71,9 @@
     python experiments/table.py spread grad_norm -- base no_std
         how much metrics of its arms vary from iteration to iteration
     python experiments/table.py entropy
-        how far accuracy follows from entropy in the runs of `choices`: the line of entropy.py
+        how far accuracy goes with entropy in the runs of `choices`
     python experiments/table.py entropy_line choices/base dynamics/format
-        how far sides are from that line in their last evaluation
+        how far sides are from the line of entropy.py in their last evaluation
     python experiments/table.py forgotten dynamics/before dynamics/grpo
         how many of the test problems that were right before training are wrong after it
     python experiments/table.py sampled dynamics/grpo
@@ -509,25 +509,35 @@ def forgotten_table(before, *sides):
     Raises:
         ValueError: a side was evaluated on other problems.
     """
-    yield "side", "right before", "of these wrong after", "wrong before", "of these right after"
+    yield (
+        "side",
+        "accuracy after",
+        "right before",
+        "of these wrong after",
+        "wrong after every seed",
+        "wrong before",
+        "of these right after",
+    )
     summary_before = study_logs.summary_on_test(runs_of(before)[0])
     right_before = correct_answers(summary_before)[:, 0] == 1  # (questions,)
     for side in sides:
-        forgotten = []
-        learnt = []
+        right_after = []
         for run in runs_of(side):
             summary = study_logs.summary_on_test(run)
             if summary["questions"] != summary_before["questions"]:
                 raise ValueError(f"{run}: not evaluated on the problems of {before}")
-            right_after = correct_answers(summary)[:, 0] == 1
-            forgotten.append(str((right_before & ~right_after).sum()))
-            learnt.append(str((~right_before & right_after).sum()))
+            right_after.append(correct_answers(summary)[:, 0] == 1)
+        right_after = np.array(right_after)  # (seeds, questions)
+        forgotten = right_before & ~right_after
+        learnt = ~right_before & right_after
         yield (
             name_of(side),
+            percent(right_after.mean()),
             str(right_before.sum()),
-            ", ".join(forgotten),
+            ", ".join(map(str, forgotten.sum(1))),
+            str(forgotten.all(0).sum()),
             str((~right_before).sum()),
-            ", ".join(learnt),
+            ", ".join(map(str, learnt.sum(1))),
         )
 
 
@@ -554,54 +564,72 @@ def sampled_table(*sides):
 
 
 def entropy_table():
-    """How far accuracy follows from entropy in the runs of `choices`; entropy.py says which.
+    """How far accuracy goes with entropy in the runs of `choices`; entropy.py says which.
 
-    for each halving    how many points of accuracy go with half of the entropy
-    R2                  the share of the variance of accuracy that the line explains
-    R2, paper           the same for accuracy = b - a exp(entropy)
+    Each row has its own fits: of a line in log2(entropy), of accuracy = b - a exp(entropy), which
+    is the paper's curve, and of a line in log2(iteration).
     """
-    yield "points", "number", "for each halving (points)", "R2", "R2, paper"
+    yield (
+        "points",
+        "number",
+        "points gained for each halving of entropy",
+        "R2",
+        "R2 of the paper's curve",
+        "R2 of the iteration alone",
+        "correlation at equal iteration",
+    )
     sides = entropy.sides_on_the_line()
-    points_of_sides = [entropy.points_of([side]) for side in sides]
-    points_of_runs = []
-    for side in sides:
-        points_of_runs += [entropy.entropies_and_accuracies(run) for run in entropy.runs_of(side)]
+    runs = list(itertools.chain.from_iterable(entropy.runs_of(side) for side in sides))
+    of_runs = [entropy.points_of_run(run) for run in runs]
     rows = {
-        f"{len(sides)} settings together, means of their seeds": [entropy.points_of(sides)],
-        f"each of {len(sides)} settings by itself, median": points_of_sides,
-        f"each of {len(points_of_runs)} runs by itself, median": points_of_runs,
+        f"{len(sides)} settings at their best rates, means of seeds": entropy.points_of_sides(
+            sides
+        ),
+        f"the {len(runs)} single runs of these": entropy.together(of_runs),
+        "the settings at their other rates, means of seeds": entropy.points_of_sides(
+            entropy.sides_at_other_rates()
+        ),
     }
-    for name, sets_of_points in rows.items():
-        lines = []
-        curves = []
-        for entropies, accuracies in sets_of_points:
-            lines.append(entropy.fit_line(np.log2(entropies), accuracies))
-            curves.append(entropy.fit_line(np.exp(entropies), accuracies))
-        yield (
-            name,
-            str(len(sets_of_points[0][0])),
-            f"{-100 * np.median([line.slope for line in lines]):.1f}",
-            f"{np.median([line.r_squared for line in lines]):.2f}",
-            f"{np.median([curve.r_squared for curve in curves]):.2f}",
-        )
+    for name, points in rows.items():
+        correlation = f"{points.correlation_at_equal_iteration():.2f}"
+        yield name, str(len(points.accuracies)), *fit_cells([points]), correlation
+    yield (
+        "each single run by itself, median",
+        str(len(of_runs[0].accuracies)),
+        *fit_cells(of_runs),
+        "",
+    )
+
+
+def fit_cells(sets_of_points):
+    """Medians over sets of points: the slope in points, and R2 of three fits."""
+    fits = []
+    for points in sets_of_points:
+        xs = (np.log2(points.entropies), np.exp(points.entropies), np.log2(points.iterations))
+        lines = [entropy.fit_line(x, points.accuracies) for x in xs]
+        fits.append((-100 * lines[0].slope, *(line.r_squared for line in lines)))
+    slope, *r_squared = np.median(fits, 0)
+    return f"{slope:.1f}", *(f"{value:.2f}" for value in r_squared)
 
 
 def entropy_line_table(*sides):
-    """The last evaluation of sides beside the line of entropy.py; means over the seeds."""
+    """The last evaluation of sides beside the line of entropy.py; means over the seeds.
+
+    A side whose entropy lies outside the points that the line was fitted to is not compared.
+    """
     yield "side", "iteration", "entropy (nats)", "accuracy", "the line says", "difference (points)"
+    fitted = entropy.points_of_sides(entropy.sides_on_the_line())
     line = entropy.line_through_the_arms()
     for side in sides:
-        runs = entropy.runs_of(side)
-        entropies, accuracies = entropy.means_over_seeds(runs)
-        on_the_line = line.accuracy_at(np.log2(entropies[-1]))
-        yield (
-            name_of(side),
-            str(study_logs.read(runs[0] / "eval_log.jsonl")[-1]["step"]),
-            f"{entropies[-1]:.3f}",
-            percent(accuracies[-1]),
-            percent(on_the_line),
-            f"{100 * (accuracies[-1] - on_the_line):+.1f}",
-        )
+        points = entropy.means_over_seeds(entropy.runs_of(side))
+        last_entropy = points.entropies[-1]
+        accuracy = points.accuracies[-1]
+        cells = ["", ""]
+        if fitted.entropies.min() <= last_entropy <= fitted.entropies.max():
+            on_the_line = line.accuracy_at(np.log2(last_entropy))
+            cells = [percent(on_the_line), f"{100 * (accuracy - on_the_line):+.1f}"]
+        iteration = str(points.iterations[-1])
+        yield name_of(side), iteration, f"{last_entropy:.3f}", percent(accuracy), *cells
 
 
 # --- How far accuracy follows from the steps ------------------------------------------------------

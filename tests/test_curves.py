@@ -74,13 +74,29 @@ def test_the_line_goes_through_settings_of_grpo_and_other_sides_stand_beside_it(
     assert entropy.sides_on_the_line() == ["choices/base", "choices/other"]
     head, together, *by_itself = table.rows_of("entropy")
     # By hand, the curve in exp(entropy) explains 0.0747 of a sum of squares of 0.08.
-    assert together == ("2 settings together, means of their seeds", "4", "20.0", "1.00", "0.93")
-    assert [row[1:4] for row in by_itself] == [("2", "20.0", "1.00")] * 2
+    assert together[:5] == (
+        "2 settings at their best rates, means of seeds",
+        "4",
+        "20.0",
+        "1.00",
+        "0.93",
+    )
+    # Accuracies are 0.5 and 0.7 at iteration 10, and 0.7 and 0.9 at iteration 20. The iteration
+    # explains 0.04 of a sum of squares of 0.08. At equal iteration both stand on the line.
+    assert together[5:] == ("0.50", "-1.00")
+    single_runs, other_rates, each_run = by_itself
+    assert single_runs[1:4] == ("16", "20.0", "1.00")
+    assert other_rates[1:4] == ("8", "20.0", "1.00"), "two other rates, 20 points lower throughout"
+    assert each_run[1:4] == ("2", "20.0", "1.00") and each_run[-1] == ""
     write_run(studies / "a" / "base_seed0", [1 / 4, 1 / 8], [0.2, 0.5, 0.6], "sample_entropy")
-    rows = table.rows_of("entropy_line a/base choices/other choices/no_baseline")[1:]
+    write_run(studies / "a" / "new_seed0", [1 / 4, 1 / 32], [0.2, 0.5, 0.6])
+    sides = "a/base choices/other choices/no_baseline choices/other_rate4e-4 a/new"
+    rows = table.rows_of(f"entropy_line {sides}")[1:]
     assert rows[0] == ("the base", "20", "0.125", "60.0", "70.0", "-10.0")
     assert rows[1] == ("choices/other", "20", "0.062", "90.0", "90.0", "+0.0")
     assert rows[2][-1] == "-60.0"
+    assert rows[3][-1] == "-20.0"
+    assert rows[4][-2:] == ("", ""), "no point of the line has so low an entropy"
 
 
 def test_the_figure_shows_the_line_and_the_sides_beside_it(studies, monkeypatch):
@@ -92,7 +108,8 @@ def test_the_figure_shows_the_line_and_the_sides_beside_it(studies, monkeypatch)
     write_run(studies / "a" / "base_seed0", [1 / 4, 1 / 8], [0.2, 0.5, 0.6])
     monkeypatch.setattr(figures, "BESIDE_THE_LINE", {"a/base": "s"})
     (ax,) = figures.draw("entropy").axes
-    dots, line, beside = ax.lines
+    others, dots, line, beside = ax.lines
+    assert len(others.get_xdata()) == 8
     assert dots.get_xydata() == pytest.approx(
         np.array([[1 / 4, 0.5], [1 / 8, 0.7], [1 / 8, 0.7], [1 / 16, 0.9]])
     )
@@ -110,7 +127,8 @@ def test_forgotten_problems_were_right_before(studies):
         jsonl.write(run / "train_log.jsonl", [{"step": 1}])
         jsonl.write(run / "test.jsonl", [summary(1, answers)])
     _, row = table.rows_of("forgotten a/before a/base")
-    assert row == ("the base", "2", "1, 2, 0", "2", "1, 0, 2")
+    # 2 of 4, none and all are right after training.
+    assert row == ("the base", "50.0", "2", "1, 2, 0", "0", "2", "1, 0, 2")
     other = [summary(1, [1, 1, 0, 0]) | {"questions": 8}]
     jsonl.write(studies / "a" / "base_seed0" / "test.jsonl", other)
     study_logs.read.cache_clear()
