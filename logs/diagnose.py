@@ -216,8 +216,8 @@ def high_kl(logs):
 
 
 def entropy(logs):
-    """The entropy is below a tenth of its start and half of the groups are flat, or below a
-    twentieth of its first value in an iteration, or it rises above 1 nat."""
+    """The entropy is below a tenth of its start while half of the groups have equal rewards. Or in
+    a single iteration it is below a twentieth of its first value. Or it rises above 1 nat."""
     flat_share = logs.end("zero_std_fraction")  # sft.py has no groups, and may lower its entropy
     values = logs.values("entropy")
     first = values[0]
