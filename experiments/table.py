@@ -574,7 +574,7 @@ def entropy_table():
         "number",
         "points gained for each halving of entropy",
         "R2",
-        "R2 of the paper's curve",
+        "R2 of Cui et al.",
         "R2 of the iteration alone",
         "correlation at equal iteration",
     )
