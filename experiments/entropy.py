@@ -5,9 +5,9 @@ line here is accuracy = b - a log2(entropy). It was chosen after looking at the 
 several settings together better; `table.py entropy` shows both.
 
 The accuracy is that of greedy answers on validation. The entropy is the mean over the tokens of the
-sampled completions, in nats, as train_log.jsonl has it. So with several updates it is the mean over
-the updates, with beta 0 it leaves out groups whose rewards are equal, and with dynamic sampling it
-is that after such groups were replaced.
+completions of the five iterations before, in nats, as train_log.jsonl has it. So with several
+updates it is the mean over the updates, with beta 0 it leaves out groups whose rewards are equal,
+and with dynamic sampling it is that after such groups were replaced.
 
 Shapes: S seeds, E evaluations, P points.
 """
@@ -19,7 +19,6 @@ import numpy as np
 
 from experiments import outcomes, study_logs
 
-NUM_ITERATIONS = 5  # before an evaluation, over which the entropy is averaged
 # Arms of `choices` that the line is not fitted to. They are other methods: one has no advantage,
 # and the other no policy gradient.
 NOT_ON_THE_LINE = ("no_baseline", "expert_iteration")
@@ -74,10 +73,7 @@ def points_of_run(run: Path) -> Points:
     key = "sample_entropy" if "sample_entropy" in rows[0] else "entropy"
     evaluations = study_logs.read(run / "eval_log.jsonl", ("step", "accuracy"))[1:]
     iterations = np.array([evaluation["step"] for evaluation in evaluations])
-    entropies = []
-    for last in iterations:
-        window = range(last - NUM_ITERATIONS + 1, last + 1)
-        entropies.append(np.mean([row[key] for row in rows if row["step"] in window]))
+    entropies = [study_logs.mean_before(rows, key, iteration) for iteration in iterations]
     accuracies = np.array([evaluation["accuracy"] for evaluation in evaluations])
     return Points(iterations, np.array(entropies), accuracies)
 
@@ -101,16 +97,13 @@ def together(sets_of_points: list[Points]) -> Points:
 def runs_of(side: str) -> list[Path]:
     """The runs of a side. An arm of `choices` is taken at the rate nearest to its best one.
 
-    Of `choices` they are those of the first look, which every arm has.
+    Raises:
+        FileNotFoundError: there are none.
     """
     study, _, name = side.partition("/")
-    if study != "choices":
+    if study != "choices" or "_rate" in name:
         return study_logs.runs_of(side)
     folder = study_logs.STUDIES / study
-    arm_name, _, rate = name.partition("_rate")
-    if rate:
-        runs = outcomes.runs_of_arm(folder, arm_name)
-        return [runs[float(rate), seed] for seed in outcomes.FIRST_SEEDS]
     return outcomes.runs_at_nearest_rate(folder, outcomes.arm_at_its_best_rate(folder, name))
 
 
@@ -130,7 +123,7 @@ def sides_at_other_rates() -> list[str]:
         arm = outcomes.arm_at_its_best_rate(folder, side.removeprefix("choices/"))
         for rate in arm.means:
             if rate != arm.nearest_rate:
-                sides.append(f"{side}_rate{rate}")
+                sides.append(f"{side}_rate{outcomes.rate_text(rate)}")
     return sides
 
 

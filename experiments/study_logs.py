@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments import outcomes
 from experiments.answers import KINDS, correct_answers
 from logs import jsonl
 from logs.diagnose import Logs
@@ -64,7 +65,13 @@ read = cache(jsonl.read)
 
 
 def runs_of(side):
-    """The folders of a side, one per seed. FileNotFoundError: there is none."""
+    """The folders of a side, one per seed; of `choices` only those of the first look.
+
+    Every arm of `choices` has a first look, and its seeds are the same in all arms.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     path = STUDIES / side
     if (path / "answers.jsonl").exists():  # a model that was only evaluated, or a single run
         return [path]
@@ -74,6 +81,8 @@ def runs_of(side):
         if tried:
             rate = learning_rate_of(best_run(tried))
             runs = runs_by_seed(path.with_name(f"{path.name}_rate{rate}"))
+    if path.parent.name == "choices":
+        runs = {seed: run for seed, run in runs.items() if seed in outcomes.FIRST_SEEDS}
     if not runs:
         raise FileNotFoundError(f"{side}: no runs in {path.parent}")
     return list(runs.values())
@@ -326,6 +335,11 @@ def training_rows(run, key):
         keys = ", ".join(keys_of_numbers) or "none"
         raise ValueError(f"{path}: no number under {key}; it has {keys}")
     return rows
+
+
+def mean_before(rows, key, iteration):
+    """The mean over the five iterations up to this one of what the rows have under the key."""
+    return np.mean([row[key] for row in rows if iteration - 5 < row["step"] <= iteration])
 
 
 def num_examples_of_sft(run):

@@ -553,9 +553,7 @@ def sampled_table(*sides):
         logs = [study_logs.training_rows(run, "accuracy") for run in runs]
         steps, answers = study_logs.answers_by_step(side)
         for step, greedy in zip(steps[1:], answers.mean((0, 2))[1:], strict=True):
-            window = range(step - 4, step + 1)
-            rows = [row for log in logs for row in log if row["step"] in window]
-            samples = np.mean([row["accuracy"] for row in rows])
+            samples = np.mean([study_logs.mean_before(log, "accuracy", step) for log in logs])
             cells = map(percent, (samples, greedy, greedy - samples))
             yield f"{name_of(side)}, {step}", *cells
 

@@ -1,4 +1,4 @@
-"""What the tables say of accuracy over a run: beside entropy, averaged, unlearnt, sampled."""
+"""What tables say of accuracy over a run: with entropy, averaged, forgotten, sampled, reached."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def write_arm(studies, name, entropies, accuracies):
             write_run(run, entropies, [accuracy - lower for accuracy in accuracies])
 
 
-def test_a_line_explains_all_or_half_of_the_variance():
+def test_a_line_explains_all_none_or_a_part_of_the_variance():
     x = np.array([0.0, 1.0, 2.0, 3.0])
     line = entropy.fit_line(x, 0.5 - 0.1 * x)
     assert (line.intercept, line.slope, line.r_squared) == pytest.approx((0.5, -0.1, 1))
@@ -72,7 +72,7 @@ def test_the_line_goes_through_settings_of_grpo_and_other_sides_stand_beside_it(
     write_arm(studies, "other", [1 / 8, 1 / 16], [0.2, 0.7, 0.9])
     write_arm(studies, "no_baseline", [1 / 8, 1 / 16], [0.2, 0.3, 0.3])
     assert entropy.sides_on_the_line() == ["choices/base", "choices/other"]
-    head, together, *by_itself = table.rows_of("entropy")
+    _, together, *by_itself = table.rows_of("entropy")
     # By hand, the curve in exp(entropy) explains 0.0747 of a sum of squares of 0.08.
     assert together[:5] == (
         "2 settings at their best rates, means of seeds",
@@ -90,6 +90,8 @@ def test_the_line_goes_through_settings_of_grpo_and_other_sides_stand_beside_it(
     assert each_run[1:4] == ("2", "20.0", "1.00") and each_run[-1] == ""
     write_run(studies / "a" / "base_seed0", [1 / 4, 1 / 8], [0.2, 0.5, 0.6], "sample_entropy")
     write_run(studies / "a" / "new_seed0", [1 / 4, 1 / 32], [0.2, 0.5, 0.6])
+    # A seed of the second look does not count.
+    write_run(studies / "choices" / "other_rate4e-4_seed7", [1 / 2, 1 / 2], [0.2, 0.1, 0.1])
     sides = "a/base choices/other choices/no_baseline choices/other_rate4e-4 a/new"
     rows = table.rows_of(f"entropy_line {sides}")[1:]
     assert rows[0] == ("the base", "20", "0.125", "60.0", "70.0", "-10.0")
@@ -97,6 +99,8 @@ def test_the_line_goes_through_settings_of_grpo_and_other_sides_stand_beside_it(
     assert rows[2][-1] == "-60.0"
     assert rows[3][-1] == "-20.0"
     assert rows[4][-2:] == ("", ""), "no point of the line has so low an entropy"
+    with pytest.raises(FileNotFoundError, match="base_rate9e-4: no runs"):
+        table.table("entropy_line choices/base_rate9e-4")
 
 
 def test_the_figure_shows_the_line_and_the_sides_beside_it(studies, monkeypatch):

@@ -418,6 +418,7 @@ def test_choices_are_compared_at_the_best_rate_of_each(tmp_path, monkeypatch):
 def test_a_second_look_at_an_undecided_comparison(tmp_path, monkeypatch):
     """The top of the parabola is at a rate of 2 ** 1.25, and new seeds have the rates 2 and 4."""
     monkeypatch.setattr(study_logs, "STUDIES", tmp_path)
+    monkeypatch.setattr(outcomes, "SECOND_SEEDS", range(7, 11))
     write_names(tmp_path, {})
     (tmp_path / "choices").mkdir()
     lines = ["# explained", "class:", "    new    base", "    clear    base"]
