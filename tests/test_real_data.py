@@ -56,7 +56,8 @@ def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
 def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
     """Random weights of the real size, the real tokenizer and real GSM8K.
 
-    An iteration is 2 prompts x 4 completions of up to 64 tokens.
+    An iteration is 2 prompts x 2 completions of up to 32 tokens. Nearly all of the memory is for
+    weights, gradients and the optimiser, and does not depend on these numbers.
     """
     qwen = data_folder / "models" / "qwen2"
     torch.manual_seed(0)
@@ -76,11 +77,11 @@ def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
         "--dataset_path",
         str(data_folder / "data" / "gsm8k"),
         "--rollout_batch_size",
-        "8",
-        "--group_size",
         "4",
+        "--group_size",
+        "2",
         "--max_completion_length",
-        "64",
+        "32",
         "--num_train_iters",
         "1",
         "--eval_size",

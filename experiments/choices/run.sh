@@ -65,6 +65,6 @@ with_rates "1e-4 2e-4" updates2 updates4
 with_rates "2.5e-5 5e-5" updates16
 with_rates "1.25e-5 2.5e-5" updates16_clip_higher
 with_rates "5e-5 1e-4" updates16_gspo
-compare --seeds 4 --first_seed 7 "${arms[@]}" -- $GRPO $OFTEN
-compare --seeds 4 --first_seed 7 --learning_rate 2e-4 4e-4 \
+compare --seeds 2 --first_seed 7 "${arms[@]}" -- $GRPO $OFTEN
+compare --seeds 2 --first_seed 7 --learning_rate 2e-4 4e-4 \
     --arm "expert_iteration: experiments/expert_iteration.py" -- $EXPERT_ITERATION $SMALL_STEPS
