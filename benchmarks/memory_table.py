@@ -11,10 +11,11 @@ A model has P parameters, and there are N processes. Each GPU always holds
 
 On top comes the largest of these:
 
-  sampling   Keys and values of all sequences that are sampled at one time, for prompts and
-             completions, and the logits of one token of each. If all this
-             takes at most an eighth of the GPU, CUDA graphs are used. Then it stays in memory
-             afterwards, because the graphs read it.
+  sampling   The cache: keys and values of all sequences that are sampled at one time, for prompts
+             and completions, and the logits of one token of each. An evaluation samples up to
+             --max_concurrent_sequences at one time, and an iteration no more than its share of
+             --rollout_batch_size. If a cache takes at most an eighth of the GPU, CUDA graphs are
+             used. Then it stays in memory afterwards, because the graphs read it.
   training   Activations of one micro-batch, the logits of one chunk of its tokens, and the weights
              at work.
              On one process the weights at work are bfloat16 casts of the linear layers, and the
@@ -78,8 +79,8 @@ def add_configs_and_processes(parser):
     """Add the arguments that say which models are computed, and for which machines."""
     add = parser.add_argument
     add("configs", nargs="+", type=read_config, help="hub names or folders with a config.json")
-    processes_help = "numbers of GPUs, one process on each; default: 1 2 4"
-    add("--processes", type=positive_int, nargs="+", default=[1, 2, 4], help=processes_help)
+    processes_help = "numbers of GPUs, one process on each; default: 1 2 4 8"
+    add("--processes", type=positive_int, nargs="+", default=[1, 2, 4, 8], help=processes_help)
     memory_help = "memory of one GPU in GB; a tenth of it is left to CUDA, NCCL and fragmentation"
     add("--gpu_memory", type=float, default=80, help=memory_help)
 
@@ -190,12 +191,12 @@ def memory_by_purpose(config, processes, args, activation):
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     keys_of_layer = config.num_key_value_heads * head_dim
     cache_bytes_per_token = 2 * BFLOAT16 * config.num_hidden_layers * keys_of_layer
-    num_sequences = args.max_concurrent_sequences
     sequence_length = args.max_prompt_length + args.max_completion_length
-    cache = num_sequences * sequence_length * cache_bytes_per_token
     # To draw a token takes float32 logits and probabilities.
-    draw_bytes_per_logit = FLOAT32 + FLOAT32
-    logits = draw_bytes_per_logit * num_sequences * config.vocab_size
+    draw_bytes_per_sequence = (FLOAT32 + FLOAT32) * config.vocab_size
+    cache_bytes_per_sequence = sequence_length * cache_bytes_per_token + draw_bytes_per_sequence
+    max_sequences = args.max_concurrent_sequences
+    sequences_of_iteration = min(max_sequences, args.rollout_batch_size // processes)
 
     tokens_per_pass = args.micro_batch_tokens
     if args.gradient_checkpointing:
@@ -229,7 +230,8 @@ def memory_by_purpose(config, processes, args, activation):
         "optimiser": 2 * FLOAT32 * P / processes,
         "reference": FLOAT32 * P / processes if args.beta else 0,
         "sampling copy": BFLOAT16 * P,
-        "cache": cache + logits,  # all that sampling adds
+        "cache": sequences_of_iteration * cache_bytes_per_sequence,
+        "cache in evaluation": max_sequences * cache_bytes_per_sequence,
         "activations": tokens_per_pass * activation,
         "logits": BYTES_PER_LOGIT * num_logits,
         "weights at work": weights_at_work,
@@ -244,15 +246,22 @@ def memory_by_stage(memory, gpu_memory):
         memory: from memory_by_purpose.
         gpu_memory: bytes of a GPU.
     """
+    always = ["master weights", "gradients", "optimiser", "reference", "sampling copy"]
     # A cache that CUDA graphs read stays while the loss runs. sampling/decoding.py uses them only
-    # if the cache takes at most an eighth of the GPU.
-    uses_cuda_graphs = memory["cache"] <= gpu_memory / 8
-    always = ("master weights", "gradients", "optimiser", "reference", "sampling copy")
-    lasting_cache = ("cache",) if uses_cuda_graphs else ()
+    # if the cache takes at most an eighth of the GPU. Graphs for evaluations serve iterations too.
+    largest_lasting_cache = gpu_memory / 8
+    sample = [*always, "cache"]
+    evaluation = [*always, "cache in evaluation"]
+    if memory["cache in evaluation"] <= largest_lasting_cache:
+        always = sample = evaluation
+    elif memory["cache"] <= largest_lasting_cache:
+        always = sample
+        evaluation = [*sample, "cache in evaluation"]
     purposes_by_stage = {
-        "sample": (*always, "cache"),
-        "loss": (*always, *lasting_cache, "activations", "logits", "weights at work"),
-        "step": (*always, *lasting_cache, "step"),
+        "sample": sample,
+        "evaluation": evaluation,
+        "loss": [*always, "activations", "logits", "weights at work"],
+        "step": [*always, "step"],
     }
     by_stage = {}
     for stage, purposes in purposes_by_stage.items():
@@ -282,6 +291,7 @@ COLORS = {
     "reference": "#A6CEE3",
     "sampling copy": "#999999",
     "cache": "#009E73",
+    "cache in evaluation": "#7FCEB9",
     "activations": "#D55E00",
     "logits": "#E69F00",
     "weights at work": "#F3CF80",

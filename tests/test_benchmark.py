@@ -84,7 +84,8 @@ def test_memory_table_by_hand(tmp_path, capsys):
     model = random_model()
     model.config.save_pretrained(tmp_path)
     flags = [str(tmp_path), "--processes", "1", "4"]
-    flags += ["--max_concurrent_sequences", "10", "--gpu_memory", "0.003"]
+    flags += ["--max_concurrent_sequences", "50", "--rollout_batch_size", "24"]
+    flags += ["--gpu_memory", "0.003"]
     memory_table.main(flags)
     lines = capsys.readouterr().out.splitlines()
     header, _, *rows = [line.strip("| ").split(" | ") for line in lines]
@@ -99,20 +100,33 @@ def test_memory_table_by_hand(tmp_path, capsys):
     assert one["master weights"] == 4 * P
     assert four["optimiser"] == 2 * P
     assert four["sampling copy"] == 2 * P
-    # Keys and values, 2 layers, 2 heads of size 8, in bfloat16; and the logits.
-    assert one["cache"] == 10 * 1024 * 2 * (2 * 2 * 8) * 2 + 2 * 4 * 10 * 48
+    # Keys and values, 2 layers, 2 heads of size 8, in bfloat16; and the logits. Of 24 completions
+    # an iteration samples all at one time on one GPU, and six on each of four.
+    cache_of_sequence = 1024 * 2 * (2 * 2 * 8) * 2 + 2 * 4 * 48
+    assert one["cache"] == 24 * cache_of_sequence
+    assert four["cache"] == 6 * cache_of_sequence
+    assert one["cache in evaluation"] == four["cache in evaluation"] == 50 * cache_of_sequence
     assert one["logits"] == 4 * 4 * 16384 * 48  # a whole micro-batch: fewer than a chunk may have
-    # On a GPU of 8 times its size the cache stays for CUDA graphs; on one of 4 times it does not.
-    for gpu_memory, lasting_cache in ((8 * one["cache"], one["cache"]), (4 * one["cache"], 0)):
+    # On a GPU of 8 times its size a cache stays for CUDA graphs.
+    at_work = one["activations"] + one["logits"] + one["weights at work"]
+    for_iteration = one["cache"]
+    for_evaluation = one["cache in evaluation"]
+    for gpu_memory, lasting_cache, caches_in_evaluation in (
+        (8 * for_evaluation, for_evaluation, for_evaluation),
+        (8 * for_iteration, for_iteration, for_iteration + for_evaluation),
+        (7 * for_iteration, 0, for_evaluation),
+    ):
         stages = memory_table.peaks(one, gpu_memory)
-        at_work = one["activations"] + one["logits"] + one["weights at work"]
         assert stages["loss"] == 22 * P + lasting_cache + at_work
+        assert stages["sample"] == 22 * P + (lasting_cache or for_iteration)
+        assert stages["evaluation"] == 22 * P + caches_in_evaluation
 
 
 def test_the_figure_of_memory_is_the_table(tmp_path, capsys):
     """A bar for each row, as long as its peak, in the parts that the stage of the peak needs."""
     memory = {purpose: 0 for purpose in memory_table.COLORS}
-    memory |= {"master weights": 8e9, "cache": 4e9, "activations": 30e9, "step": 33e9}
+    memory |= {"master weights": 8e9, "cache": 4e9, "cache in evaluation": 4e9}
+    memory |= {"activations": 30e9, "step": 33e9}
     small = memory | {"activations": 2e9, "step": 1e9}
     rows = [memory_table.Row("big", 1, memory), memory_table.Row("big", 2, small)]
     # Of 48 GB the cache takes less than an eighth, so that it stays while the step is taken.

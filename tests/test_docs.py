@@ -71,6 +71,14 @@ def run_in(folder, *command, **options):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_reference_of_a_link_has_a_line_of_its_own(page):
+    """Wrapped like prose, all of a page's sources were text and no links."""
+    text = text_without_code(page)
+    references = set(re.findall(r"\]\[(\w+)\]", text))
+    assert references <= set(re.findall(r"^\[(\w+)\]: \S+$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in local_links(page):
         path, _, anchor = link.partition("#")
