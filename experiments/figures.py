@@ -249,7 +249,7 @@ def response(title, first_name, *names):
         all_rates.update(rates)
         means = [arm.means[rate] / 100 for rate in rates]
         ax.plot(rates, means, color=color, marker="o", label=name_of(side))
-        mean_at_best_rate = np.mean(list(arm.by_seed.values())) / 100
+        mean_at_best_rate = np.mean([arm.by_seed[seed] for seed in outcomes.FIRST_SEEDS]) / 100
         ax.plot([arm.rate], [mean_at_best_rate], color=color, marker="*", markersize=12)
     ax.set_xscale("log")
     ticks = sorted(all_rates)

@@ -68,3 +68,11 @@ with_rates "5e-5 1e-4" updates16_gspo
 compare --seeds 2 --first_seed 7 "${arms[@]}" -- $GRPO $OFTEN
 compare --seeds 2 --first_seed 7 --learning_rate 2e-4 4e-4 \
     --arm "expert_iteration: experiments/expert_iteration.py" -- $EXPERT_ITERATION $SMALL_STEPS
+
+# Outcome C: the finalists for 100 iterations, with the first look's seeds, evaluated on test.
+arms=()
+for finalist in "base 2e-4" "answer_reward 2e-4" "updates16 2.5e-5" "updates16_cispo 5e-5"; do
+    read -r name rate <<<"$finalist"
+    arms+=(--arm "${name}_100: ${flags[$name]} --learning_rate $rate")
+done
+compare --seeds 4 --first_seed 3 --outcome last --test_size $NUM_TEST "${arms[@]}" -- $GRPO $hundred
