@@ -222,7 +222,7 @@ def forest_choices():
     num_significant = sum(row.is_significant for row in rows)
     num_equal = sum("equal" in row.verdict for row in rows)
     title = (
-        f"Of {len(rows)} choices {num_significant} make a significant difference. "
+        f"Of {len(rows)} comparisons {num_significant} are significant. "
         f"Equal within 3 points: {num_equal}"
     )
     styles = {
@@ -232,8 +232,8 @@ def forest_choices():
         "undecided": {"color": GREY, "marker": "o", "markerfacecolor": "white"},
     }
     style_names = [row.verdict for row in rows]
-    xlabel = "difference in strict accuracy on validation (percentage points):\n"
-    xlabel += "mean with 97.5 % interval over seeds"
+    xlabel = "difference in accuracy on validation, averaged over iterations 10 to 60\n"
+    xlabel += "(percentage points): mean with 97.5 % interval over seeds"
     return draw_forest(rows, title, xlabel, styles, style_names, margin=3)
 
 

@@ -230,19 +230,29 @@ def choice_table(first, second):
 
 
 def response_table(*arms):
-    """How outcome A of the arms of `choices` depends on the learning rate."""
-    yield "arm", "rates", "mean of the seeds at each", "best rate", "mean there", "each seed there"
+    """How outcome A of the arms of `choices` depends on the learning rate.
+
+    The means are over the seeds of the first look. An arm of the second look has more seeds.
+    """
+    yield (
+        "arm",
+        "rates",
+        "mean of the first four seeds at each",
+        "best rate",
+        "mean of these four there",
+        "each seed there",
+    )
     folder = study_logs.STUDIES / "choices"
     for name in arms:
         arm = outcomes.arm_at_its_best_rate(folder, name)
-        by_seed = list(arm.by_seed.values())
+        of_first_seeds = [arm.by_seed[seed] for seed in outcomes.FIRST_SEEDS]
         yield (
             name_of(f"choices/{name}"),
             ", ".join(map(outcomes.rate_text, arm.means)),
             ", ".join(f"{mean:.1f}" for mean in arm.means.values()),
             outcomes.rate_text(arm.rate),
-            f"{np.mean(by_seed):.1f}",
-            ", ".join(f"{value:.1f}" for value in by_seed),
+            f"{np.mean(of_first_seeds):.1f}",
+            ", ".join(f"{value:.1f}" for value in arm.by_seed.values()),
         )
 
 

@@ -139,7 +139,7 @@ def test_a_forest_of_choices_has_three_verdicts(studies):
     assert labels == [*verdicts, "one seed", "within 3 points"]
     bands = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
     assert (-3, 6) in [(band.get_x(), band.get_width()) for band in bands]
-    title = "Of 4 choices 2 make a significant difference. Equal within 3 points: 1"
+    title = "Of 4 comparisons 2 are significant. Equal within 3 points: 1"
     assert fig.get_suptitle().replace("\n", " ") == title
 
     write_choice(studies, "no_std", rates, outcome_of(0.7, 0.002))  # it has a colour
