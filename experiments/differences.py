@@ -34,12 +34,12 @@ class Difference:
     @property
     def error_of_seeds(self):
         """The standard error of the mean, by how much the seeds differ."""
-        return standard_error(self.by_seed)
+        return np.std(self.by_seed, ddof=1) / len(self.by_seed) ** 0.5
 
     @property
     def half_width(self):
         """Half of Student's 95 % interval of the mean over the seeds."""
-        return student_half_width(self.by_seed)
+        return self.error_of_seeds * student_quantile(len(self.by_seed) - 1, 0.95)
 
     @property
     def detectable(self):
@@ -72,24 +72,8 @@ class Difference:
     def cells(self):
         """For a table: each seed, the mean with its interval over seeds, and so on."""
         seeds = ", ".join(f"{points:+.1f}" for points in self.by_seed)
-        return seeds, mean_with_interval(self.by_seed), f"{self.detectable:.1f}", self.verdict
-
-
-def standard_error(values):
-    """The standard error of the mean of at least two values."""
-    return np.std(values, ddof=1) / len(values) ** 0.5
-
-
-def student_half_width(values):
-    """Half of Student's 95 % interval of the mean of at least two values."""
-    return standard_error(values) * student_quantile(len(values) - 1, 0.95)
-
-
-def mean_with_interval(values):
-    """The mean and Student's 95 % interval, as text: "+1.2 [-0.4, +2.8]"."""
-    mean = np.mean(values)
-    half_width = student_half_width(values)
-    return f"{mean:+.1f} [{mean - half_width:+.1f}, {mean + half_width:+.1f}]"
+        interval = f"[{self.mean - self.half_width:+.1f}, {self.mean + self.half_width:+.1f}]"
+        return seeds, f"{self.mean:+.1f} {interval}", f"{self.detectable:.1f}", self.verdict
 
 
 def compare_sides(first, second):

@@ -104,14 +104,6 @@ def learning_rate_of(run):
     return match[1] if match else ""
 
 
-def seed_of(run):
-    """The seed in the name of a run. ValueError: its name does not tell."""
-    match = re.search(r"_seed(\d+)$", run.name)
-    if not match:
-        raise ValueError(f"{run}: no seed in its name, such as base_seed0")
-    return int(match[1])
-
-
 def best_run(runs):
     """Of runs at several learning rates, the one that ends best on validation.
 

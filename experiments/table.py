@@ -16,8 +16,6 @@
         one measure by iteration, on validation: strict, flexible, tokens, careful, ...
     python experiments/table.py evaluations reward rates/base
         one number of eval_log.jsonl by iteration, on validation: reward, elapsed, ...
-    python experiments/table.py averaged choices/base_rate2e-4 choices/no_std_rate2e-4
-        accuracy on validation averaged over a run, and how far sides are from the first one
     python experiments/table.py reach 80 dynamics/grpo
         the iteration at which accuracy on validation first is 80 %
     python experiments/table.py levels scaling/0.3m dynamics/grpo
@@ -417,36 +415,6 @@ def evaluations_table(key, *sides):
             rows = study_logs.read(run / "eval_log.jsonl", ("step", key))
             cells_of_side[side].append({row["step"]: mean_cell([row], key) for row in rows})
     yield from table_by_iteration(key, cells_of_side)
-
-
-def averaged_table(*sides):
-    """Accuracy on validation, averaged over the evaluations of a run after iteration 0.
-
-    A difference is taken within each seed that both sides have. Its interval is Student's.
-    """
-    yield "side", "each seed", "mean", "minus the first side, each seed (points)", "mean [95 %]"
-    accuracies_of_first = averaged_accuracies(sides[0]) if sides else {}
-    for side in sides:
-        accuracies = averaged_accuracies(side)
-        seeds = ", ".join(percent(accuracy) for accuracy in accuracies.values())
-        mean = percent(np.mean(list(accuracies.values())))
-        if side == sides[0]:
-            yield name_of(side), seeds, mean, "", ""
-            continue
-        common_seeds = [seed for seed in accuracies if seed in accuracies_of_first]
-        if len(common_seeds) < 2:
-            raise ValueError(f"{sides[0]} and {side} have fewer than two seeds in common")
-        gains = [100 * (accuracies[seed] - accuracies_of_first[seed]) for seed in common_seeds]
-        interval = differences.mean_with_interval(np.array(gains))
-        yield name_of(side), seeds, mean, ", ".join(f"{gain:+.1f}" for gain in gains), interval
-
-
-def averaged_accuracies(side):
-    """{seed: accuracy on validation, averaged over the evaluations after iteration 0}"""
-    runs = runs_of(side)
-    _, answers = study_logs.answers_by_step(side)  # (S, E, Q)
-    accuracies = answers[:, 1:].mean((1, 2))
-    return {study_logs.seed_of(run): accuracies[i] for i, run in enumerate(runs)}
 
 
 def reach_table(level, *sides):
@@ -1093,7 +1061,6 @@ TABLES = {
     "ends": ends_table,
     "curve": curve_table,
     "evaluations": evaluations_table,
-    "averaged": averaged_table,
     "reach": reach_table,
     "levels": levels_table,
     "expected": expected_table,

@@ -1,4 +1,4 @@
-"""What tables say of accuracy over a run: with entropy, averaged, forgotten, sampled, reached."""
+"""What tables say of accuracy over a run: with entropy, forgotten, sampled, reached."""
 
 import numpy as np
 import pytest
@@ -152,23 +152,6 @@ def test_samples_stand_beside_greedy_answers(studies):
         ("the base, 10", "18.0", "50.0", "32.0"),
         ("the base, 20", "28.0", "80.0", "52.0"),
     )
-
-
-def test_an_average_leaves_out_the_start_and_differences_are_within_a_seed(studies):
-    """The base averages 60 % in all seeds, and the other 70, 75 and 80 %; seed 9 has no pair."""
-    for seed in (2, 3, 10):
-        write_run(studies / "a" / f"base_seed{seed}", [1, 1], [0.1, 0.5, 0.7])
-    for seed, last in ((2, 0.6), (3, 0.7), (9, 0.1), (10, 0.8)):
-        write_run(studies / "a" / f"other_seed{seed}", [1, 1], [0.1, 0.8, last])
-    rows = table.rows_of("averaged a/base a/other")[1:]
-    assert rows[0] == ("the base", "60.0, 60.0, 60.0", "60.0", "", "")
-    name, seeds, mean, gains, interval = rows[1]
-    assert (seeds, mean, gains) == ("70.0, 75.0, 45.0, 80.0", "67.5", "+10.0, +15.0, +20.0")
-    # Student's quantile for two degrees of freedom is 4.303, and the standard error 5 / sqrt(3).
-    assert interval == "+15.0 [+2.6, +27.4]"
-    write_run(studies / "a" / "alone_seed2", [1, 1], [0.1, 0.5, 0.7])
-    with pytest.raises(ValueError, match="fewer than two seeds in common"):
-        table.table("averaged a/base a/alone")
 
 
 def test_where_a_curve_reaches_a_level(studies):
