@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-arms=()
+arms=(--arm "usual: --evaluator gsm8k")
 for evaluator in answer_anywhere bonus_for_steps bonus_for_length; do
     arms+=(--arm "$evaluator: experiments/controls.py --evaluator $evaluator")
 done

@@ -21,5 +21,5 @@ for share in $shares; do
             --model_name $models/${size}_careful$share")
     done
 done
-compare --seeds $((NUM_SEEDS + 1)) --first_seed 3 --learning_rate 2e-4 "${arms[@]}" \
+compare --seeds $NUM_SEEDS --first_seed 3 --learning_rate 2e-4 "${arms[@]}" \
     -- $GRPO $hundred $OFTEN
