@@ -14,6 +14,11 @@ fi
 if [ ! -e "$models/${size}_careful0.3/model.safetensors" ]; then
     $PYTHON tiny/make_tiny_models.py --sizes $size --careful_shares $shares --output_dir $models
 fi
+# Samples of the models before training show how often they really take the careful way.
+for share in $shares; do
+    run careful${share}_before $PYTHON main.py $MODEL --model_name $models/${size}_careful$share \
+        --eval_only --eval_temperature 1
+done
 arms=()
 for share in $shares; do
     for group_size in 8 32; do
