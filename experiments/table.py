@@ -18,6 +18,9 @@
         one number of eval_log.jsonl by iteration, on validation: reward, elapsed, ...
     python experiments/table.py reach 80 dynamics/grpo
         the iteration at which accuracy on validation first is 80 %
+    python experiments/table.py averages noise/no_errors_rate2e-4 noise/noise0.4_rate2e-4
+        the mean accuracy over all evaluations after iteration 0, on validation, and how far it is
+        from that of the first side
     python experiments/table.py levels scaling/0.3m dynamics/grpo
         accuracy on validation by the number of steps of the problem, before and after training
     python experiments/table.py expected scaling/0.3m dynamics/grpo
@@ -100,7 +103,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from experiments import archive, differences, entropy, outcomes, pages, study_logs  # noqa: E402
+from experiments import archive, differences, entropy, outcomes, pages, paired, study_logs  # noqa: E402
 from experiments.answers import checked_steps, correct_answers  # noqa: E402
 from experiments.study_logs import (  # noqa: E402
     DAMAGES,
@@ -438,6 +441,36 @@ def reach_table(level, *sides):
             cells.append(iteration_cell(iteration, steps))
         *seeds, mean = cells
         yield name_of(side), ", ".join(seeds), mean
+
+
+def averages_table(reference, *sides):
+    """Accuracy averaged over the evaluations after iteration 0, beside that of the first side.
+
+    The intervals are Student's, with variances pooled over the rows, and the verdicts have a
+    correction for the number of rows (paired.py).
+    """
+    yield (
+        "side",
+        "each seed",
+        "mean",
+        "mean of the last",
+        f"points above {name_of(reference)} [95 %]",
+        "verdict",
+    )
+    averages = {}  # of a side: of each seed, in %
+    ends = {}
+    for side in (reference, *sides):
+        _, answers = study_logs.answers_by_step(side)
+        curves = 100 * answers.mean(2)  # (S, E)
+        averages[side] = curves[:, 1:].mean(1)
+        ends[side] = curves[:, -1].mean()
+    judged = paired.judge([averages[side] - averages[reference] for side in sides])
+    cells_of_side = {reference: ("", "")}
+    for side, difference in zip(sides, judged, strict=True):
+        cells_of_side[side] = (difference.mean_cell(), difference.verdict)
+    for side, cells in cells_of_side.items():
+        seeds = ", ".join(f"{average:.1f}" for average in averages[side])
+        yield name_of(side), seeds, f"{averages[side].mean():.1f}", f"{ends[side]:.1f}", *cells
 
 
 def table_by_iteration(heading, cells_of_side):
@@ -1062,6 +1095,7 @@ TABLES = {
     "curve": curve_table,
     "evaluations": evaluations_table,
     "reach": reach_table,
+    "averages": averages_table,
     "levels": levels_table,
     "expected": expected_table,
     "metrics": metrics_table,

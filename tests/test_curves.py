@@ -164,3 +164,16 @@ def test_where_a_curve_reaches_a_level(studies):
     assert table.rows_of("reach 60 a/base")[1] == row
     with pytest.raises(ValueError, match="reach strict: not a percentage, such as 80"):
         table.table("reach strict a/base")
+
+
+def test_averages_beside_those_of_the_first_side(studies):
+    """Worked by hand. The accuracy at iteration 0 does not count."""
+    write_run(studies / "a" / "base_seed0", [1, 1], [0.9, 0.4, 0.6])
+    write_run(studies / "a" / "base_seed1", [1, 1], [0.9, 0.5, 0.7])
+    write_run(studies / "a" / "worse_seed0", [1, 1], [0.1, 0.2, 0.4])
+    write_run(studies / "a" / "worse_seed1", [1, 1], [0.1, 0.3, 0.7])
+    rows = table.rows_of("averages a/base a/worse")
+    assert rows[1] == ("the base", "50.0, 60.0", "55.0", "65.0", "", "")
+    # The seeds differ by -20 and -10, so that the standard error is 5. Student's t is 12.706.
+    worse = ("a/worse", "30.0, 50.0", "40.0", "55.0", "-15.0 [-78.5, +48.5]", "undecided")
+    assert rows[2] == worse
