@@ -142,9 +142,7 @@ def counts(evaluation):
         "mean tokens of a completion": f"{evaluation['tokens']:.1f}",
         "completions with steps": count_of(evaluation["with_steps"], evaluation["n"]),
         "right steps": count_of(num_right, num_steps),
-        "careful, of steps that have easier pieces": count_of(
-            num_careful, num_careful + num_direct
-        ),
+        "careful, of the steps that could be": count_of(num_careful, num_careful + num_direct),
         "right, of careful steps": count_of(*evaluation["careful"]),
         "right, of direct steps": count_of(*evaluation["direct"]),
         "right, of easy steps": count_of(*evaluation["easy"]),
