@@ -14,6 +14,8 @@
         accuracy and the share of careful steps by expert iteration, beside GRPO and SFT
     python experiments/figures.py entropy_of_samples --output FILE.png
         the entropy at what expert iteration keeps, beside that at all samples of GRPO
+    python experiments/figures.py entropy_by_iteration --output FILE.png
+        the entropy at all samples, for one and sixteen updates on each batch and expert iteration
     python experiments/figures.py levels --output FILE.png
         accuracy on problems of one to four steps, by the size of the model
     python experiments/figures.py careful_curves --output FILE.png
@@ -54,6 +56,7 @@ from experiments import archive, differences, entropy, outcomes, study_logs  # n
 from experiments.answers import checksum_of_questions, correct_answers  # noqa: E402
 from experiments.paired import SIGNIFICANT  # noqa: E402
 from experiments.study_logs import LEVELS, color_of, name_of, runs_of  # noqa: E402
+from logs.read import smooth
 from logs.statistics import CATEGORIES, pass_at_k  # noqa: E402
 from rl_datasets import ArithmeticLoader  # noqa: E402
 
@@ -533,6 +536,31 @@ def entropies_before_training(run):
     return [row["entropy"] for row in first_updates.values()]
 
 
+def entropy_by_iteration():
+    title = "Small rounds of expert iteration lower entropy further than 16 updates of GRPO"
+    fig, (ax,) = new_figure(title, 4.4)
+    folder = study_logs.STUDIES / "choices"
+    keys = {"base": "entropy", "updates16": "entropy", "expert_iteration": "sample_entropy"}
+    for name, key in keys.items():
+        arm = outcomes.arm_at_its_best_rate(folder, name)
+        medians = []
+        for run in outcomes.runs_at_nearest_rate(folder, arm):
+            rows = study_logs.training_rows(run, key)
+            medians.append(smooth(np.array([row[key] for row in rows])))
+        side = f"choices/{name}"
+        iterations = np.arange(1, len(medians[0]) + 1)
+        style = {"color": color_of(side), "label": name_of(side)}
+        draw_mean_with_range(ax, iterations, np.array(medians), style)
+    ax.set_xlabel("iteration, or round of expert iteration")
+    ax.set_ylabel("entropy of all samples (nats)")
+    ax.set_yscale("log")
+    ticks = (0.02, 0.05, 0.1, 0.2)
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_yticks([], minor=True)
+    add_legend(fig, ax.get_legend_handles_labels()[0])
+    return fig
+
+
 # --- What training changes ------------------------------------------------------------------------
 
 # {the model after training: (the model before, name)}
@@ -727,6 +755,7 @@ FIGURES = {
     "exchange": exchange,
     "expert_iterations": expert_iterations,
     "entropy_of_samples": entropy_of_samples,
+    "entropy_by_iteration": entropy_by_iteration,
     "levels": levels,
     "careful_curves": careful_curves,
     "pass_at_k": pass_at_k_figure,

@@ -256,6 +256,32 @@ def test_entropy_of_samples_is_that_before_training_on_them(studies):
     assert grpo[[0, 12]] == pytest.approx(np.array([[0, 0.8], [1, 0.8]]))
 
 
+def test_entropy_by_iteration_is_that_of_all_samples_at_the_best_rate(studies):
+    """Expert iteration logs it under another name. A spike of one iteration does not show."""
+    keys = {"base": "entropy", "updates16": "entropy", "expert_iteration": "sample_entropy"}
+    for number, (name, key) in enumerate(keys.items(), 1):
+        for rate, accuracy in (("1e-4", 0.3), ("2e-4", 0.5), ("4e-4", 0.3)):
+            for seed in range(3, 7):
+                run = studies / "choices" / f"{name}_rate{rate}_seed{seed}"
+                rows = [{"step": step, key: 2 * number * accuracy} for step in range(1, 61)]
+                rows[30][key] = 9.0
+                jsonl.write(run / "train_log.jsonl", rows)
+                evaluation_of_end = {"step": 60, "accuracy": accuracy, "total_tokens": 100}
+                before = evaluation_of_end | {"step": 0, "accuracy": 0.1}
+                jsonl.write(run / "eval_log.jsonl", [before, evaluation_of_end])
+                jsonl.write(run / "answers.jsonl", [evaluation(right(50))])
+    (ax,) = figures.draw("entropy_by_iteration").axes
+    labels = (
+        "the 60-iteration baseline",
+        "16 updates a batch",
+        "expert iteration, 60 small rounds",
+    )
+    for number, label in enumerate(labels, 1):
+        iterations, entropies = line_with_label(ax, label).get_xydata().T
+        assert iterations.tolist() == list(range(1, 61))
+        assert entropies == pytest.approx(number)
+
+
 # --- What training changes ------------------------------------------------------------------------
 
 
