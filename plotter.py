@@ -160,7 +160,7 @@ UNITS = {
     "seconds": ("time/",),
     "nats": ("kl", "entropy", "sampling_"),
     "reward": ("reward",),
-    "distinct / all bigrams": ("distinct",),
+    "distinct / all word pairs": ("distinct",),
     "policy / old policy": ("ratio",),
     "GB": ("memory/",),
 }
@@ -173,11 +173,15 @@ TITLES = {  # of panels with one metric, where its key does not say it well
     "truncated_fraction": "Truncated completions",
     "zero_std_fraction": "Groups of equal rewards (zero std)",
     "time/total": "Time per iteration",
+    "response_length_correct": "Length of right answers",
+    "response_length_incorrect": "Length of wrong answers",
+    "distinct_2": "Diversity within a text",
+    "distinct_2_batch": "Diversity over the batch",
 }
 JOINT_TITLES = {  # of panels with several metrics, by the first one
     "accuracy": "Evaluation accuracy",
     "reward": "Reward and its parts",
-    "distinct_2_batch": "Distinct bigrams",
+    "distinct_2_batch": "Diversity",
 }
 LABELS = {  # in the legends of panels with several metrics
     "accuracy": "strict",
