@@ -60,8 +60,8 @@ compare() {
     $PYTHON experiments/compare.py --output_dir "$OUT" --logs_dir "$LOGS" "$@"
 }
 
-# tuned FLAGS...: the same by the first protocol. Seed 0 alone chooses the learning rate, by the last
-# evaluation on validation. The best rate gets all seeds, which are evaluated on test.
+# tuned FLAGS...: the same by the first protocol. Seed 0 alone chooses the learning rate, by the
+# last evaluation on validation. The best rate gets all seeds, which are evaluated on test.
 tuned() {
     compare --seeds $NUM_SEEDS --tuning_seeds 1 --outcome last --test_size $NUM_TEST "$@"
 }

@@ -12,5 +12,5 @@ tuned --arm "grpo:" --arm "format: experiments/controls.py --evaluator format" \
 for seed in $SEEDS; do
     on_test grpo_seed$seed pass.jsonl --eval_samples 16 --eval_size $NUM_PASS
 done
-# The answers of one run are kept as texts, to be read. Of all other answers only a bit each is kept.
+# The answers of one run are kept as texts, to be read. Of all others only a bit each is kept.
 if [ -e "$OUT/grpo_seed0/eval" ]; then cp -r "$OUT/grpo_seed0/eval" "$LOGS/grpo_seed0"; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How rare may the careful way be? Models whose habits use it in 0 to 30 % of the steps that have it,
-# trained with groups of 8 and of 32.
+# How rare may the careful way be? Models whose habits use it in 0 to 30 % of the steps that have
+# it, trained with groups of 8 and of 32.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 

@@ -10,5 +10,5 @@ for size in 0.1m 0.3m 3m; do
 done
 tuned --arm "0.1m: --model_name tiny/0.1m" --arm "0.3m: --model_name tiny/0.3m" \
     --arm "3m: --model_name tiny/3m" -- $DEMO
-# The answers of one run are kept as texts, to be read. Of all other answers only a bit each is kept.
+# The answers of one run are kept as texts, to be read. Of all others only a bit each is kept.
 if [ -e "$OUT/0.3m_seed0/eval" ]; then cp -r "$OUT/0.3m_seed0/eval" "$LOGS/0.3m_seed0"; fi

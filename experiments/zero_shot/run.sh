@@ -7,7 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 for prompt in r1_zero question_only reasoning_answer; do
     for size in 1m 3m; do
         run ${prompt}_$size $PYTHON main.py $MODEL --model_name tiny/$size --prompt $prompt \
-            --evaluator math --eval_only --eval_split test --eval_size $NUM_TEST --eval_temperature 1
+            --evaluator math --eval_only --eval_split test --eval_size $NUM_TEST \
+            --eval_temperature 1
     done
 done
 [ ! -e $LOGS/cases.jsonl ] || exit 0
