@@ -240,8 +240,8 @@ def response_table(*arms):
         "rates",
         "mean of the first four seeds at each",
         "best rate",
-        "mean of these four there",
-        "each seed there",
+        "their mean at the best rate",
+        "each seed at the best rate",
     )
     folder = study_logs.STUDIES / "choices"
     for name in arms:

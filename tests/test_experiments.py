@@ -185,6 +185,7 @@ def test_two_sides_are_compared_question_by_question(studies):
         # The interval over questions contains 0.
         ([1.0, 1.1, 0.9], -0.96, 2.96, 2.8, "not significant (all seeds agree)"),
         ([9.0, 9.0, -1.0], 1.0, 3.0, 18.7, "not significant"),  # 5.6 x 10 / 3
+        ([8.0, 8.0, -2.0, -2.0], 1.0, 5.0, 12.4, "not significant"),  # 4.3 x 10 / 12**0.5
         ([-4.0, -4.1, -3.9], -5.0, -3.0, 1.4, "significant"),  # 2.8 x 2 / 3.92
     ],
 )
