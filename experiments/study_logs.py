@@ -178,6 +178,12 @@ def name_of(side):
     return side
 
 
+def named_sides(study):
+    """The sides of a study that names.json names, in its order."""
+    names = read_names(STUDIES / "names.json")
+    return [side for side in names if side.startswith(f"{study}/")]
+
+
 def color_of(side):
     """The colour of a side in every figure. ValueError: names.json has none."""
     names = read_names(STUDIES / "names.json")
@@ -377,7 +383,10 @@ MADE_TO_GO_WRONG = (
 NOT_COUNTED = (
     "judge/beta0.4",  # nobody knows whether these stories are better
     "exchange/grpo",  # the runs rates/base_rate2e-4, evaluated more often
-    "choices/",  # made after the rules, and counted apart
+    "choices/",  # this and the next ones were made after the rules; choices is counted apart
+    "noise/",
+    "hacks/",
+    "rare/",
 )
 
 

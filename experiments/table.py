@@ -18,9 +18,9 @@
         one number of eval_log.jsonl by iteration, on validation: reward, elapsed, ...
     python experiments/table.py reach 80 dynamics/grpo
         the iteration at which accuracy on validation first is 80 %
-    python experiments/table.py averages noise/no_errors_rate2e-4 noise/noise0.4_rate2e-4
-        the mean accuracy over all evaluations after iteration 0, on validation, and how far it is
-        from that of the first side
+    python experiments/table.py averages noise/no_errors_rate2e-4
+        the mean accuracy over all evaluations after iteration 0, on validation, of this side and of
+        the others of its study, and how far they are from the first one
     python experiments/table.py levels scaling/0.3m dynamics/grpo
         accuracy on validation by the number of steps of the problem, before and after training
     python experiments/table.py expected scaling/0.3m dynamics/grpo
@@ -446,8 +446,9 @@ def reach_table(level, *sides):
 def averages_table(reference, *sides):
     """Accuracy averaged over the evaluations after iteration 0, beside that of the first side.
 
-    The intervals are Student's, with variances pooled over the rows, and the verdicts have a
-    correction for the number of rows (paired.py).
+    If no other sides are given, they are all others of its study that names.json names. The
+    intervals are Student's, with variances pooled over the rows, and the verdicts have a correction
+    for the number of rows (paired.py).
     """
     yield (
         "side",
@@ -457,6 +458,9 @@ def averages_table(reference, *sides):
         f"points above {name_of(reference)} [95 %]",
         "verdict",
     )
+    if not sides:
+        study = reference.split("/")[0]
+        sides = [side for side in study_logs.named_sides(study) if side != reference]
     averages = {}  # of a side: of each seed, in %
     ends = {}
     for side in (reference, *sides):

@@ -177,3 +177,8 @@ def test_averages_beside_those_of_the_first_side(studies):
     # The seeds differ by -20 and -10, so that the standard error is 5. Student's t is 12.706.
     worse = ("a/worse", "30.0, 50.0", "40.0", "55.0", "-15.0 [-78.5, +48.5]", "undecided")
     assert rows[2] == worse
+    # Without other sides, all that have a name in the study stand beside the first one.
+    names = {"a/base": ["the base", "#0072B2"], "b/other": ["no", "#000000"]}
+    jsonl.write_json(studies / "names.json", names | {"a/worse": ["the worse", "#000000"]})
+    study_logs.read_names.cache_clear()
+    assert table.rows_of("averages a/base")[2] == ("the worse", *worse[1:])
