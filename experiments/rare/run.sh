@@ -26,5 +26,5 @@ for share in $shares; do
             --model_name $models/${size}_careful$share")
     done
 done
-compare --seeds $NUM_SEEDS --first_seed 3 --learning_rate 2e-4 "${arms[@]}" \
+compare --seeds 2 --first_seed 3 --learning_rate 2e-4 "${arms[@]}" \
     -- $GRPO $hundred $OFTEN
