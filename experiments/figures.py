@@ -22,6 +22,8 @@
         accuracy and the share of careful steps by iteration, for three rewards
     python experiments/figures.py pass_at_k --output FILE.png
         pass@k before and after training
+    python experiments/figures.py rare TITLE --output FILE.png
+        accuracy by iteration, and the iteration at 80 %, by how rare the careful way is at first
     python experiments/figures.py entropy --output FILE.png
         accuracy against entropy, with the line of entropy.py
     python experiments/figures.py categories --output FILE.png
@@ -658,6 +660,56 @@ def chances_of_side(side):
     return np.array(chances)
 
 
+# The shares of careful steps in the habits of the models of `rare`, and the sizes of groups.
+RARE_SHARES = ("0", "0.005", "0.02", "0.05", "0.12", "0.3")
+RARE_GROUPS = {8: ("#0072B2", "o"), 32: ("#D55E00", "s")}  # with their colours and marks
+RARE_LEVEL = 0.8  # the accuracy that a model has to reach
+
+
+def rare(title):
+    fig, (by_iteration, by_share) = new_figure(title, 4.8, num_panels=2)
+    for share in RARE_SHARES:
+        side = f"rare/careful{share}_group8_rate2e-4"
+        steps, accuracies = measures_by_step(side, "strict")
+        style = {"color": color_of(side), "marker": "o", "label": name_of(side)}
+        draw_mean_with_range(by_iteration, steps, accuracies, style)
+    by_iteration.set_title("strict accuracy on validation,\ngroups of 8")
+    by_iteration.set_xlabel("iteration")
+    show_accuracy(by_iteration.yaxis)
+    for group_size, (color, marker) in RARE_GROUPS.items():
+        style = {"color": color, "marker": marker, "label": f"groups of {group_size}"}
+        draw_iterations_by_share(by_share, group_size, style)
+    by_share.set_title(f"iteration at {RARE_LEVEL:.0%}, each seed,\nand of the mean curve (line)")
+    by_share.set_xlabel("careful share of samples before training")
+    by_share.set_xscale("log")
+    by_share.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    for ax in (by_iteration, by_share):
+        ax.legend(loc="outside lower center")
+    return fig
+
+
+def draw_iterations_by_share(ax, group_size, style):
+    """Draw the iteration that reaches RARE_LEVEL against the careful share before training.
+
+    Where the level is not reached, an arrow stands at the last iteration.
+    """
+    shares = []
+    iterations = []  # of the mean curve
+    for share in RARE_SHARES:
+        (before,) = measures_by_step(f"rare/careful{share}_before", "careful")[1].ravel()
+        steps, accuracies = measures_by_step(
+            f"rare/careful{share}_group{group_size}_rate2e-4", "strict"
+        )
+        for curve in accuracies:
+            iteration = differences.iteration_that_reaches(RARE_LEVEL, steps, curve)
+            marker = style["marker"] if np.isfinite(iteration) else "^"
+            ax.plot(before, min(iteration, steps[-1]), marker, color=style["color"], alpha=0.5)
+        shares.append(before)
+        mean_curve = accuracies.mean(0)
+        iterations.append(differences.iteration_that_reaches(RARE_LEVEL, steps, mean_curve))
+    ax.plot(shares, iterations, color=style["color"], label=style["label"])
+
+
 # The sides that are shown beside the line of entropy.py, and their marks.
 BESIDE_THE_LINE = {
     "dynamics/grpo": "o",
@@ -759,6 +811,7 @@ FIGURES = {
     "levels": levels,
     "careful_curves": careful_curves,
     "pass_at_k": pass_at_k_figure,
+    "rare": rare,
     "entropy": entropy_figure,
     "categories": categories,
 }
@@ -781,7 +834,11 @@ def main(argv=None):
     parser.error = lambda message: parser.exit(2, f"error: {message} (--help lists every flag)\n")
     add = parser.add_argument
     add("name", help=f"which figure: {', '.join(FIGURES)}")
-    add("arguments", nargs="*", help="of `forest` the studies, of `response` a title and arms")
+    add(
+        "arguments",
+        nargs="*",
+        help="of `forest` the studies, of `response` a title and arms, of `rare` a title",
+    )
     add("--output", type=Path, required=True, help="the file to write, FILE.png")
     args = parser.parse_args(argv)
     try:
