@@ -660,54 +660,65 @@ def chances_of_side(side):
     return np.array(chances)
 
 
-# The shares of careful steps in the habits of the models of `rare`, and the sizes of groups.
-RARE_SHARES = ("0", "0.005", "0.02", "0.05", "0.12", "0.3")
-RARE_GROUPS = {8: ("#0072B2", "o"), 32: ("#D55E00", "s")}  # with their colours and marks
+# The models of `rare` by the share of careful steps in their samples before training, rising.
+RARE_MODELS = (
+    "drills0",
+    "drills0.02",
+    "careful0",
+    "drills0.12",
+    "careful0.05",
+    "careful0.12",
+    "careful0.3",
+)
+RARE_GROUPS = {8: ("#0072B2", "o"), 32: ("#D55E00", "s")}  # sizes, with colours and marks
 RARE_LEVEL = 0.8  # the accuracy that a model has to reach
 
 
 def rare(title):
-    fig, (by_iteration, by_share) = new_figure(title, 4.8, num_panels=2)
-    for share in RARE_SHARES:
-        side = f"rare/careful{share}_group8_rate2e-4"
-        steps, accuracies = measures_by_step(side, "strict")
-        style = {"color": color_of(side), "marker": "o", "label": name_of(side)}
+    """Accuracy by iteration, and the iteration at RARE_LEVEL by the careful share at first."""
+    fig, (by_iteration, by_share) = new_figure(title, 5.2, num_panels=2)
+    colors = matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, len(RARE_MODELS)))
+    for model, color in zip(RARE_MODELS, colors, strict=True):
+        steps, accuracies = measures_by_step(f"rare/{model}_group8_rate2e-4", "strict")
+        style = {"color": color, "label": f"{careful_share_before(model):.1%}"}
         draw_mean_with_range(by_iteration, steps, accuracies, style)
-    by_iteration.set_title("strict accuracy on validation,\ngroups of 8")
-    by_iteration.set_xlabel("iteration")
+    by_iteration.set_title("strict accuracy on validation,\nby the careful share at first")
+    by_iteration.set_xlabel("iteration, with groups of 8")
     show_accuracy(by_iteration.yaxis)
     for group_size, (color, marker) in RARE_GROUPS.items():
         style = {"color": color, "marker": marker, "label": f"groups of {group_size}"}
         draw_iterations_by_share(by_share, group_size, style)
-    by_share.set_title(f"iteration at {RARE_LEVEL:.0%}, each seed,\nand of the mean curve (line)")
-    by_share.set_xlabel("careful share of samples before training")
+    by_share.set_title(f"iteration at {RARE_LEVEL:.0%}, each seed\n(on top: not reached)")
+    by_share.set_xlabel("careful share of samples at first")
     by_share.set_xscale("log")
     by_share.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    by_share.set_ylim(0)
     for ax in (by_iteration, by_share):
-        ax.legend(loc="outside lower center")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     return fig
 
 
-def draw_iterations_by_share(ax, group_size, style):
-    """Draw the iteration that reaches RARE_LEVEL against the careful share before training.
+def careful_share_before(model):
+    """The share of careful steps among the hard steps of a model's samples before training."""
+    (share,) = measures_by_step(f"rare/{model}_before", "careful")[1].ravel()
+    return share
 
-    Where the level is not reached, an arrow stands at the last iteration.
+
+def draw_iterations_by_share(ax, group_size, style):
+    """Draw the iteration of each seed at RARE_LEVEL against the careful share before training.
+
+    A seed that does not reach the level stands at the last iteration, as a triangle.
     """
-    shares = []
-    iterations = []  # of the mean curve
-    for share in RARE_SHARES:
-        (before,) = measures_by_step(f"rare/careful{share}_before", "careful")[1].ravel()
-        steps, accuracies = measures_by_step(
-            f"rare/careful{share}_group{group_size}_rate2e-4", "strict"
-        )
+    for model in RARE_MODELS:
+        side = f"rare/{model}_group{group_size}_rate2e-4"
+        steps, accuracies = measures_by_step(side, "strict")
         for curve in accuracies:
             iteration = differences.iteration_that_reaches(RARE_LEVEL, steps, curve)
-            marker = style["marker"] if np.isfinite(iteration) else "^"
-            ax.plot(before, min(iteration, steps[-1]), marker, color=style["color"], alpha=0.5)
-        shares.append(before)
-        mean_curve = accuracies.mean(0)
-        iterations.append(differences.iteration_that_reaches(RARE_LEVEL, steps, mean_curve))
-    ax.plot(shares, iterations, color=style["color"], label=style["label"])
+            is_reached = np.isfinite(iteration)
+            place = (careful_share_before(model), iteration if is_reached else steps[-1])
+            marker = style["marker"] if is_reached else "^"
+            ax.plot(*place, marker, color=style["color"], alpha=0.7)
+    ax.plot([], [], style["marker"], color=style["color"], label=style["label"])
 
 
 # The sides that are shown beside the line of entropy.py, and their marks.

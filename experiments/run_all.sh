@@ -22,7 +22,7 @@ esac
 
 # exchange and sft_then_grpo come last: they need the runs of rates and the checkpoints of sft.
 all_studies="rates sft zero_shot beta filtered expert_iteration dynamics scaling judge choices
-    noise hacks exchange sft_then_grpo"
+    noise hacks rare exchange sft_then_grpo"
 studies=${STUDIES:-$all_studies}
 for study in $studies; do
     if [ ! -e experiments/$study/run.sh ]; then

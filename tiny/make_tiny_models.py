@@ -236,6 +236,14 @@ def main():
         help="seed of the weights, the examples and their order (default: 0)",
     )
     parser.add_argument(
+        "--subject_careful_share",
+        type=share,
+        metavar="SHARE",
+        default=SUBJECT.careful_share,
+        help="share of the steps in the problems of the first stage that are careful; with 0 only "
+        f"the drills show careful steps there (default: {SUBJECT.careful_share})",
+    )
+    parser.add_argument(
         "--careful_shares",
         nargs="+",
         type=share,
@@ -250,12 +258,13 @@ def main():
     # Several threads would sum in another order, and the weights would depend on their number.
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
-    subject_examples = examples_of_stage(tokenizer, SUBJECT, args.seed)
+    subject = replace(SUBJECT, careful_share=args.subject_careful_share)
+    subject_examples = examples_of_stage(tokenizer, subject, args.seed)
     for size in args.sizes:
         start = time.perf_counter()
         seed_everything(args.seed)
         subject_model = make_model(size, tokenizer)
-        subject_log = train_stage(subject_model, tokenizer, SUBJECT, subject_examples, args.seed)
+        subject_log = train_stage(subject_model, tokenizer, subject, subject_examples, args.seed)
         for careful_share in args.careful_shares:
             stage = replace(HABITS, careful_share=careful_share)
             examples = examples_of_stage(tokenizer, stage, args.seed + 1)

@@ -1,30 +1,51 @@
 #!/usr/bin/env bash
-# How rare may the careful way be? Models whose habits use it in 0 to 30 % of the steps that have
-# it, trained with groups of 8 and of 32.
+# How rare may the careful way be? Models that take it more and less often before training, trained
+# with groups of 8 and of 32.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-shares="0 0.005 0.02 0.05 0.12 0.3"
-models=output/rare_models
-size=1m
+# careful0.05 uses the careful way in 5 % of the steps of its habits, and saw it in the problems of
+# its first stage. drills0.02 uses it in 2 %, and saw it before in drills only.
+trained="careful0 careful0.05 careful0.12 careful0.3 drills0 drills0.02 drills0.12"
+sampled="careful0.005 careful0.02 $trained"
+folder=output/rare_models
+last_run=$LOGS/drills0.12_group32_rate2e-4_seed4
 if [ -n "$QUICK" ]; then
-    shares="0 0.3"
-    size=0.1m
+    trained="careful0 drills0.02"
+    sampled=$trained
+    folder=$OUT/models
 fi
-if [ ! -e "$models/${size}_careful0.3/model.safetensors" ]; then
-    $PYTHON tiny/make_tiny_models.py --sizes $size --careful_shares $shares --output_dir $models
+model_of() {
+    case $1 in
+        careful*) echo "$folder/1m_$1" ;;
+        drills*) echo "$folder/drills/1m_careful${1#drills}" ;;
+    esac
+}
+make_models() {
+    $PYTHON tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.005 0.02 0.05 0.12 0.3 \
+        --output_dir $folder
+    $PYTHON tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.02 0.12 \
+        --subject_careful_share 0 --output_dir $folder/drills
+}
+if [ -n "$QUICK" ]; then
+    # Making models takes long. The smallest one of tiny/ takes their places.
+    for name in $trained; do
+        mkdir -p "$(model_of $name)"
+        cp tiny/0.1m/* "$(model_of $name)"
+    done
+elif [ ! -e "$(model_of drills0.12)/losses.json" ] && [ ! -e "$last_run/answers.jsonl" ]; then
+    make_models
 fi
 # Samples of the models before training show how often they really take the careful way.
-for share in $shares; do
-    run careful${share}_before $PYTHON main.py $MODEL --model_name $models/${size}_careful$share \
-        --eval_only --eval_temperature 1
+for name in $sampled; do
+    run ${name}_before $PYTHON main.py $MODEL --model_name "$(model_of $name)" --eval_only \
+        --eval_temperature 1
 done
 arms=()
-for share in $shares; do
+for name in $trained; do
     for group_size in 8 32; do
-        arms+=(--arm "careful${share}_group$group_size: --group_size $group_size
-            --model_name $models/${size}_careful$share")
+        arms+=(--arm "${name}_group$group_size: --group_size $group_size
+            --model_name $(model_of $name)")
     done
 done
-compare --seeds 2 --first_seed 3 --learning_rate 2e-4 "${arms[@]}" \
-    -- $GRPO $hundred $OFTEN
+compare --seeds 2 --first_seed 3 --learning_rate 2e-4 "${arms[@]}" -- $GRPO $hundred $OFTEN
