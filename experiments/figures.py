@@ -663,10 +663,10 @@ def chances_of_side(side):
 # The models of `rare` by the share of careful steps in their samples before training, rising.
 RARE_MODELS = (
     "drills0",
+    "drills0.005",
     "drills0.02",
     "careful0",
     "drills0.12",
-    "careful0.05",
     "careful0.12",
     "careful0.3",
 )

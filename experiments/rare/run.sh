@@ -4,32 +4,31 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../study.sh"
 
-# careful0.05 uses the careful way in 5 % of the steps of its habits, and saw it in the problems of
-# its first stage. drills0.02 uses it in 2 %, and saw it before in drills only.
-trained="careful0 careful0.05 careful0.12 careful0.3 drills0 drills0.02 drills0.12"
-sampled="careful0.005 careful0.02 $trained"
+# careful0.3 uses the careful way in 30 % of the steps of its habits, and saw it in the problems of
+# its first stage. drills0.02 uses it in 2 %, and saw it before in drills only. careful0.12 is
+# tiny/1m.
+names="careful0 careful0.12 careful0.3 drills0 drills0.005 drills0.02 drills0.12"
 folder=output/rare_models
 last_run=$LOGS/drills0.12_group32_rate2e-4_seed4
 if [ -n "$QUICK" ]; then
-    trained="careful0 drills0.02"
-    sampled=$trained
+    names="careful0 drills0.02"
     folder=$OUT/models
 fi
 model_of() {
     case $1 in
+        careful0.12) echo tiny/1m ;;
         careful*) echo "$folder/1m_$1" ;;
         drills*) echo "$folder/drills/1m_careful${1#drills}" ;;
     esac
 }
 make_models() {
-    $PYTHON tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.005 0.02 0.05 0.12 0.3 \
-        --output_dir $folder
-    $PYTHON tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.02 0.12 \
+    $PYTHON tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.3 --output_dir $folder
+    $PYTHON tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.005 0.02 0.12 \
         --subject_careful_share 0 --output_dir $folder/drills
 }
 if [ -n "$QUICK" ]; then
     # Making models takes long. The smallest one of tiny/ takes their places.
-    for name in $trained; do
+    for name in $names; do
         mkdir -p "$(model_of $name)"
         cp tiny/0.1m/* "$(model_of $name)"
     done
@@ -37,12 +36,12 @@ elif [ ! -e "$(model_of drills0.12)/losses.json" ] && [ ! -e "$last_run/answers.
     make_models
 fi
 # Samples of the models before training show how often they really take the careful way.
-for name in $sampled; do
+for name in $names; do
     run ${name}_before $PYTHON main.py $MODEL --model_name "$(model_of $name)" --eval_only \
         --eval_temperature 1
 done
 arms=()
-for name in $trained; do
+for name in $names; do
     for group_size in 8 32; do
         arms+=(--arm "${name}_group$group_size: --group_size $group_size
             --model_name $(model_of $name)")
