@@ -77,9 +77,9 @@ class Difference:
 
     def cells(self):
         """For a table: each seed, the mean with its interval over seeds, and so on."""
-        seeds = ", ".join(f"{points:+.1f}" for points in self.by_seed)
-        interval = f"[{self.mean - self.half_width:+.1f}, {self.mean + self.half_width:+.1f}]"
-        return seeds, f"{self.mean:+.1f} {interval}", f"{self.detectable:.1f}", self.verdict
+        seeds = ", ".join(f"{points:+z.1f}" for points in self.by_seed)
+        interval = f"[{self.mean - self.half_width:+z.1f}, {self.mean + self.half_width:+z.1f}]"
+        return seeds, f"{self.mean:+z.1f} {interval}", f"{self.detectable:.1f}", self.verdict
 
 
 def compare_sides(first, second):

@@ -466,10 +466,18 @@ def draw_exchange(ax, side, exchange_of_side, steps):
 # --- Expert iteration -----------------------------------------------------------------------------
 
 EXPERT_ITERATION = (
-    "expert_iteration/questions96_group8_epochs1",
     "expert_iteration/questions96_group8_epochs4",
     "expert_iteration/questions192_group4_epochs4",
     "expert_iteration/questions512_group8_epochs4",
+    "expert_iteration/questions96_group8_epochs1",
+)
+# The markers of these sides. Two of them have nearly the same curve. So one of the two is drawn
+# last, with open markers and a broken line.
+EXPERT_ITERATION_MARKERS = (
+    {"marker": "o"},
+    {"marker": "^"},
+    {"marker": "D"},
+    {"marker": "s", "markersize": 8, "fillstyle": "none", "linestyle": "--"},
 )
 # So many iterations of GRPO, of 8 prompts x 8, have as many samples as one expert iteration of 96
 # questions x 8.
@@ -477,11 +485,11 @@ GRPO_ITERATIONS = 12
 
 
 def expert_iterations():
-    title = "Five expert iterations end below GRPO, even with five times the samples"
+    title = "Five rounds of expert iteration end below GRPO, even with five times the samples"
     fig, panels = accuracy_and_careful_steps(title, 5.2)
     for key, ax in panels.items():
-        for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
-            style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
+        for side, markers in zip(EXPERT_ITERATION, EXPERT_ITERATION_MARKERS, strict=True):
+            style = {"color": color_of(side), "label": name_of(side)} | markers
             finished, values = measures_by_expert_iteration(side, key)
             draw_mean_with_range(ax, finished, values, style)
         style = {"color": color_of(BASELINE), "label": f"GRPO, {name_of(BASELINE)}"}
@@ -491,7 +499,7 @@ def expert_iterations():
         after_sft = values[:, -1].mean()
         sft_label = f"{name_of('filtered/right')}, at its end"
         ax.axhline(after_sft, color="black", linestyle=":", label=sft_label)
-        ax.set_xlabel("expert iterations,\nor dozens of iterations of GRPO")
+        ax.set_xlabel("rounds of expert iteration,\nor dozens of iterations of GRPO")
     add_legend(fig, panels["strict"].get_legend_handles_labels()[0], num_columns=2)
     return fig
 
@@ -508,11 +516,11 @@ def measures_by_expert_iteration(side, key):
 def entropy_of_samples():
     title = "Expert iteration makes the policy surer of its answers, as GRPO does"
     fig, (ax,) = new_figure(title, 4.8)
-    for side, marker in zip(EXPERT_ITERATION, "so^D", strict=True):
+    for side, markers in zip(EXPERT_ITERATION, EXPERT_ITERATION_MARKERS, strict=True):
         entropies = np.array([entropies_before_training(run) for run in runs_of(side)])
         finished = range(entropies.shape[1])
         label = f"{name_of(side)}: right samples"
-        style = {"color": color_of(side), "marker": marker, "label": label}
+        style = {"color": color_of(side), "label": label} | markers
         draw_mean_with_range(ax, finished, entropies, style)
     logs = [study_logs.read(run / "train_log.jsonl") for run in runs_of(BASELINE)]
     entropies = np.array([[row["entropy"] for row in log] for log in logs])
@@ -520,7 +528,7 @@ def entropy_of_samples():
     label = f"GRPO, {name_of(BASELINE)}: all samples"
     style = {"color": color_of(BASELINE), "label": label}
     draw_mean_with_range(ax, finished, entropies, style)
-    ax.set_xlabel("finished expert iterations, or dozens of iterations of GRPO")
+    ax.set_xlabel("finished rounds, or dozens of iterations of GRPO")
     ax.set_ylabel("entropy (nats)")
     ax.set_ylim(bottom=0)
     add_legend(fig, ax.get_legend_handles_labels()[0])

@@ -70,7 +70,7 @@ class Difference:
 
     def mean_cell(self) -> str:
         """The mean and its interval, for a table."""
-        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+        return f"{self.mean:+z.1f} [{self.low:+z.1f}, {self.high:+z.1f}]"
 
     def reversed(self) -> "Difference":
         """The difference of the other arm from the one."""
@@ -78,7 +78,7 @@ class Difference:
 
     def cells(self) -> tuple[str, str, str]:
         """Each seed, the mean with its interval, and the verdict, for a table."""
-        seeds = ", ".join(f"{points:+.1f}" for points in self.by_seed)
+        seeds = ", ".join(f"{points:+z.1f}" for points in self.by_seed)
         return seeds, self.mean_cell(), self.verdict
 
 

@@ -452,9 +452,9 @@ def averages_table(reference, *sides):
     """
     yield (
         "side",
-        "each seed",
-        "mean",
-        "mean of the last",
+        "averaged, each seed",
+        "averaged, mean",
+        "last evaluation, mean",
         f"points above {name_of(reference)} [95 %]",
         "verdict",
     )

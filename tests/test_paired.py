@@ -71,6 +71,11 @@ def test_verdicts():
     assert verdicts == [*expected, "significant, equal within 3 points"]
 
 
+def test_a_difference_that_rounds_to_zero_has_no_minus_sign():
+    (difference,) = judge([np.array([-1.02, 0.98])])
+    assert difference.mean_cell().startswith("+0.0 [")
+
+
 def test_many_comparisons_correct_a_small_p_value():
     """p = 0.04 alone is significant, and among nine differences of nothing it is not."""
     t = stats.t.ppf(0.98, 4)
