@@ -119,6 +119,8 @@ class Curve:
     is_single_run: bool
 
 
+# A value that is so many times the median flattens a curve on a linear axis.
+SPIKE = 10
 AXES = {  # the choices of --x
     "step": Axis("step", "iteration", 1),  # or "update": see choose_axis
     "tokens": Axis("total_tokens", "tokens, sampled or trained on", 1),
@@ -205,9 +207,11 @@ def choose_axis(runs, name):
         ValueError: a log lacks its key.
     """
     axis = AXES[name]
+    units = sorted({read.unit_of_step(run) for run in runs})
     if name == "step":
-        units = sorted({read.unit_of_step(run) for run in runs})
         axis = replace(axis, label=" or ".join(units))
+    elif name == "tokens" and units == ["iteration"]:
+        axis = replace(axis, label="sampled tokens")
     for run in runs:
         for rows in run.rows.values():
             if rows and not np.isfinite(column(rows, axis.key)).any():
@@ -406,8 +410,9 @@ def format_y_axis(ax, key, values):
         bottom, top = ax.get_ylim()
         top = min(max(top, 0.05), 1.03)
         ax.set_ylim(max(bottom, -0.03 * top), top)
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
-    elif len(values) and values.min() > 0 and values.max() > 50 * np.median(values):
+        has_wide_ticks = top - ax.get_ylim()[0] > 0.1  # that are whole percents
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if has_wide_ticks else None))
+    elif len(values) and values.min() > 0 and values.max() > SPIKE * np.median(values):
         ax.set_yscale("log")  # The spike would flatten the curve.
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter("")
@@ -646,7 +651,8 @@ def draw_last_accuracies(runs, by, flags, title):
     usual_title = f"{read.adapt_to_stories('Accuracy', runs)} at the end of each run"
     lines = [title] if title else [usual_title, common_description(runs)]
     set_page_title(fig, lines, FIGURE_WIDTH)
-    ax = fig.add_subplot(xlabel=flags_in_words(x_flags), ylabel="share")
+    ylabel = read.adapt_to_stories("accuracy", runs)
+    ax = fig.add_subplot(xlabel=flags_in_words(x_flags), ylabel=ylabel)
     styles = styles_of_groups(runs)
     for group, group_runs in read.groups_of(runs).items():
         runs_at = {}  # {x: runs}, in the order of x

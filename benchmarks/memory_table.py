@@ -334,7 +334,8 @@ def draw(rows, gpu_memory):
                 left += width
     for size in SIZES_OF_GPUS:
         ax.axvline(size, color="black", linestyle="--", linewidth=1)
-        ax.text(size, 1.01, str(size), transform=ax.get_xaxis_transform(), ha="center", va="bottom")
+        place = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+        ax.text(size, 1.01, f"{size} GB", fontsize="small", **place)
     ax.invert_yaxis()
     ax.grid(False)
     fig.legend(loc="outside lower center", ncols=3)
@@ -352,7 +353,7 @@ def title_of(rows, gpu_memory):
     needs = []
     for model, enough in processes_by_model.items():
         needs.append(f"{model}: {min(enough) if enough else f'more than {most}'}")
-    return f"GPUs of {gpu_memory / GB:g} GB that are needed by {', '.join(needs)}"
+    return f"GPUs of {gpu_memory / GB:g} GB that are needed with these flags: {', '.join(needs)}"
 
 
 # --- The command ----------------------------------------------------------------------------------

@@ -387,7 +387,7 @@ GRPO_WITH_MORE_EVALUATIONS = "exchange/grpo"
 
 
 def sft_by_examples():
-    title = "SFT gets as far as GRPO with careful solutions, but not with direct ones"
+    title = "With careful solutions SFT ends near GRPO, with direct ones far below it"
     fig, (ax,) = new_figure(title, 4.8)
     handles = []
     for (kind, numbers), marker in zip(SFT_EXAMPLES.items(), "so", strict=True):
@@ -409,7 +409,8 @@ def sft_by_examples():
         label=f"GRPO, {name_of(BASELINE)}: lowest to highest seed",
     )
     (before,) = measures_on_test("dynamics/before")
-    line = ax.axhline(before, color="black", linestyle=":", label=name_of("dynamics/before"))
+    color = color_of("dynamics/before")
+    line = ax.axhline(before, color=color, linestyle=":", label=name_of("dynamics/before"))
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("gold examples")
@@ -547,7 +548,7 @@ def entropies_before_training(run):
 
 
 def entropy_by_iteration():
-    title = "Small rounds of expert iteration lower entropy further than 16 updates of GRPO"
+    title = "Expert iteration in small rounds lowers entropy further than GRPO does"
     fig, (ax,) = new_figure(title, 4.4)
     folder = study_logs.STUDIES / "choices"
     keys = {"base": "entropy", "updates16": "entropy", "expert_iteration": "sample_entropy"}
@@ -651,7 +652,7 @@ def pass_at_k_figure():
         draw_mean_with_range(ax, KS, chances_of_side(side), style)
     ax.set_xscale("log", base=2)
     ax.set_xticks(KS, [str(k) for k in KS])
-    ax.set_xlabel("k")
+    ax.set_xlabel("samples of each problem, k")
     ax.set_ylabel("pass@k, strict, on test")
     show_accuracy(ax.yaxis)
     add_legend(fig, ax.get_legend_handles_labels()[0], num_columns=2)
@@ -743,13 +744,13 @@ BESIDE_THE_LINE = {
 def entropy_figure():
     title = "At their best rates, settings of GRPO share a curve of accuracy and entropy"
     fig, (ax,) = new_figure(title, 5.8)
-    others = entropy.points_of_sides(entropy.sides_at_other_rates())
-    label = "the same settings at their other learning rates"
-    ax.plot(others.entropies, others.accuracies, "x", color="#BBBBBB", label=label)
     sides = entropy.sides_on_the_line()
     points = entropy.points_of_sides(sides)
     label = f"{len(sides)} settings of GRPO at their best rates"
     ax.plot(points.entropies, points.accuracies, "o", color="#F0C000", alpha=0.7, label=label)
+    others = entropy.points_of_sides(entropy.sides_at_other_rates())
+    label = "the same settings at their other learning rates"
+    ax.plot(others.entropies, others.accuracies, "x", color="#BBBBBB", zorder=1, label=label)
     line = entropy.line_through_the_arms()
     ends = np.array([points.entropies.min(), points.entropies.max()])
     label = "line through the settings at their best rates"

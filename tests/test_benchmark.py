@@ -141,7 +141,7 @@ def test_the_figure_of_memory_is_the_table(tmp_path, capsys):
     ]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["big, 1 GPU", "big, 2 GPUs"]
     assert [line.get_xdata()[0] for line in ax.lines] == [24, 48, 80]
-    assert fig.get_suptitle() == "GPUs of 48 GB that are needed by big: 2"
+    assert fig.get_suptitle() == "GPUs of 48 GB that are needed with these flags: big: 2"
     assert memory_table.title_of(rows[:1], 48e9).endswith("big: more than 1")
 
     random_model().config.save_pretrained(tmp_path / "model")

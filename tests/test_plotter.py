@@ -172,7 +172,7 @@ def test_smoothing_is_a_centred_median_of_the_finite_neighbours():
     "x, last_x, label",
     [
         ("step", 90, "iteration"),
-        ("tokens", 450_000, "tokens, sampled or trained on"),
+        ("tokens", 450_000, "sampled tokens"),
         ("time", 3, "time (min)"),
     ],
 )
