@@ -769,7 +769,7 @@ def expert_iterations_table(*sides):
                 mean over seeds; before the first update it is the policy that has sampled them
     """
     yield (
-        "side and expert iteration",
+        "side and round",
         "strict, each seed",
         "mean",
         "kept, each seed",
@@ -807,7 +807,7 @@ def selection_table(*sides):
     expected    the same share among the hard steps that were right one evaluation before. So it is
                 what a model would write that does just what it is shown.
     """
-    yield "side and expert iteration", "careful, right", "direct, right", "careful", "expected"
+    yield "side and round", "careful, right", "direct, right", "careful", "expected"
     for side in sides:
         summaries_of_seeds = [
             study_logs.summaries_by_expert_iteration(run) for run in runs_of(side)
