@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run every command of cs336.md with a tiny model, for a few iterations, to see that it works:
+# Try the commands of cs336.md with a tiny model, for a few iterations and with fewer values of each
+# flag, to see that they work:
 # experiments/cs336.sh [output folder]
 #
 # The model is tiny/1m and the data set is `arithmetic`. PYTHON names the interpreter, which is

@@ -195,8 +195,8 @@ def flat_reward(logs):
 
 
 def high_kl(logs):
-    """The KL to the reference is above 0.5 nats a token at the end (median). With a reward that
-    does not rise it is critical."""
+    """The KL to the reference is above 0.5 nats a token at the end (median). The warning says if
+    the reward has not risen either."""
     # k3 grows exponentially with what the policy has given up, so that one iteration can have
     # hundreds of nats in a healthy run. The median does not see it.
     values = logs.values("kl_per_token")
