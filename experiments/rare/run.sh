@@ -38,7 +38,7 @@ fi
 # Samples of the models before training show how often they really take the careful way.
 for name in $names; do
     run ${name}_before $PYTHON main.py $MODEL --model_name "$(model_of $name)" --eval_only \
-        --eval_temperature 1
+        --eval_temperature 1 --eval_samples 4
 done
 arms=()
 for name in $names; do
