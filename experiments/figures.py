@@ -23,7 +23,7 @@
     python experiments/figures.py pass_at_k --output FILE.png
         pass@k before and after training
     python experiments/figures.py rare TITLE --output FILE.png
-        accuracy by iteration, and the iteration at 80 %, by how rare the careful way is at first
+        accuracy and the share of careful steps by iteration, by how rare these are at first
     python experiments/figures.py entropy --output FILE.png
         accuracy against entropy, with the line of entropy.py
     python experiments/figures.py categories --output FILE.png
@@ -679,55 +679,21 @@ RARE_MODELS = (
     "careful0.12",
     "careful0.3",
 )
-RARE_GROUPS = {8: ("#0072B2", "o"), 32: ("#D55E00", "s")}  # sizes, with colours and marks
-RARE_LEVEL = 0.8  # the accuracy that a model has to reach
 
 
 def rare(title):
-    """Accuracy by iteration, and the iteration at RARE_LEVEL by the careful share at first."""
-    fig, (by_iteration, by_share) = new_figure(title, 5.2, num_panels=2)
-    colors = matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, len(RARE_MODELS)))
-    for model, color in zip(RARE_MODELS, colors, strict=True):
-        steps, accuracies = measures_by_step(f"rare/{model}_group8_rate2e-4", "strict")
-        style = {"color": color, "label": f"{careful_share_before(model):.1%}"}
-        draw_mean_with_range(by_iteration, steps, accuracies, style)
-    by_iteration.set_title("strict accuracy on validation,\nby the careful share at first")
-    by_iteration.set_xlabel("iteration, with groups of 8")
-    show_accuracy(by_iteration.yaxis)
-    for group_size, (color, marker) in RARE_GROUPS.items():
-        style = {"color": color, "marker": marker, "label": f"groups of {group_size}"}
-        draw_iterations_by_share(by_share, group_size, style)
-    by_share.set_title(f"iteration at {RARE_LEVEL:.0%}, each seed\n(on top: not reached)")
-    by_share.set_xlabel("careful share of samples at first")
-    by_share.set_xscale("log")
-    by_share.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    by_share.set_ylim(0)
-    for ax in (by_iteration, by_share):
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-    return fig
-
-
-def careful_share_before(model):
-    """The share of careful steps among the hard steps of a model's samples before training."""
-    (share,) = measures_by_step(f"rare/{model}_before", "careful")[1].ravel()
-    return share
-
-
-def draw_iterations_by_share(ax, group_size, style):
-    """Draw the iteration of each seed at RARE_LEVEL against the careful share before training.
-
-    A seed that does not reach the level stands at the last iteration, as a triangle.
-    """
+    """Strict accuracy and the share of careful steps by iteration, with groups of 8."""
+    fig, panels = accuracy_and_careful_steps(title, 5.6)
     for model in RARE_MODELS:
-        side = f"rare/{model}_group{group_size}_rate2e-4"
-        steps, accuracies = measures_by_step(side, "strict")
-        for curve in accuracies:
-            iteration = differences.iteration_that_reaches(RARE_LEVEL, steps, curve)
-            is_reached = np.isfinite(iteration)
-            place = (careful_share_before(model), iteration if is_reached else steps[-1])
-            marker = style["marker"] if is_reached else "^"
-            ax.plot(*place, marker, color=style["color"], alpha=0.7)
-    ax.plot([], [], style["marker"], color=style["color"], label=style["label"])
+        side = f"rare/{model}_group8_rate2e-4"
+        marker = "o" if model.startswith("careful") else "s"
+        style = {"color": color_of(side), "marker": marker, "label": name_of(side)}
+        for key, ax in panels.items():
+            steps, values = measures_by_step(side, key)
+            draw_mean_with_range(ax, steps, values, style)
+            ax.set_xlabel("iteration")
+    add_legend(fig, panels["strict"].get_legend_handles_labels()[0], num_columns=2)
+    return fig
 
 
 # The sides that are shown beside the line of entropy.py, and their marks.
