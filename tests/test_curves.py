@@ -112,7 +112,7 @@ def test_the_figure_shows_the_line_and_the_sides_beside_it(studies, monkeypatch)
     write_run(studies / "a" / "base_seed0", [1 / 4, 1 / 8], [0.2, 0.5, 0.6])
     monkeypatch.setattr(figures, "BESIDE_THE_LINE", {"a/base": "s"})
     (ax,) = figures.draw("entropy").axes
-    others, dots, line, beside = ax.lines
+    dots, others, line, beside = ax.lines
     assert len(others.get_xdata()) == 8
     assert dots.get_xydata() == pytest.approx(
         np.array([[1 / 4, 0.5], [1 / 8, 0.7], [1 / 8, 0.7], [1 / 16, 0.9]])
