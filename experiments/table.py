@@ -49,6 +49,8 @@
         the completions of one prompt at each evaluation
     python experiments/table.py planning scaling/0.3m_seed0
         how many answers are wrong although each of their steps is right
+    python experiments/table.py operators rare/careful0_before
+        for each operator, how many hard steps are careful, and how many of each kind are right
     python experiments/table.py exchange exchange/grpo sft/direct10
         the number of GRPO iterations that reach the accuracy at which SFT ends, in all and for each
         example of SFT
@@ -103,8 +105,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from data.word_problems import OPERATORS  # noqa: E402
 from experiments import archive, differences, entropy, outcomes, pages, paired, study_logs  # noqa: E402
-from experiments.answers import checked_steps, correct_answers  # noqa: E402
+from experiments.answers import (  # noqa: E402
+    checked_steps,
+    correct_answers,
+    steps_with_operators,
+)
 from experiments.study_logs import (  # noqa: E402
     DAMAGES,
     KINDS_OF_RUNS,
@@ -758,6 +765,31 @@ def planning_table(*sides):
                 yield row_name, str(num_answers), str(num_with_right_steps), str(num_right)
 
 
+def operators_table(*sides):
+    """For each operator, how many hard steps are careful, and how many of each kind are right."""
+    yield "side, iteration, operator", "hard", "careful", "careful, right", "direct, right"
+    for side in sides:
+        for name, run in named_runs(side):
+            for transcript in study_logs.transcripts_of(run):
+                counts = Counter()  # of (operator, kind, whether it is right)
+                for row in study_logs.read(transcript, ("completion",)):
+                    counts.update(steps_with_operators(row["completion"]))
+                row_name = f"{name}, {study_logs.iteration_of(transcript)}"
+                for operator in OPERATORS:
+                    right = {kind: counts[operator, kind, True] for kind in ("careful", "direct")}
+                    wrong = {kind: counts[operator, kind, False] for kind in ("careful", "direct")}
+                    careful = right["careful"] + wrong["careful"]
+                    direct = right["direct"] + wrong["direct"]
+                    hard = careful + direct
+                    yield (
+                        f"{row_name}, {operator}",
+                        str(hard),
+                        percent(careful / hard) if hard else "",
+                        f"{right['careful']} of {careful}",
+                        f"{right['direct']} of {direct}",
+                    )
+
+
 # --- Expert iteration -----------------------------------------------------------------------------
 
 
@@ -1108,6 +1140,7 @@ TABLES = {
     "texts": texts_table,
     "completions": completions_table,
     "planning": planning_table,
+    "operators": operators_table,
     "solutions": solutions_table,
     "judge": judge_table,
     "damages": damages_table,

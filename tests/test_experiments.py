@@ -250,6 +250,16 @@ def test_answers_that_are_wrong_although_each_step_is_right(studies):
     assert table.rows_of("planning a/base_rate1e-4_seed1")[1:] == (row,)
 
 
+def test_steps_are_counted_by_operator(studies):
+    """Two careful products, one of them right, a direct one, and an easy sum."""
+    texts = ["33 * 4 = 120 + 12 = 132\n33 * 4 = 130", "1 + 1 = 2\n33 * 4 = 120 + 12 = 133"]
+    rows = [{"completion": text} for text in texts]
+    jsonl.write(studies / "a/base_rate1e-4_seed1/eval/step_000020.jsonl", rows)
+    cells = {row[0]: row[1:] for row in table.rows_of("operators a/base_rate1e-4_seed1")[1:]}
+    assert cells["a/base_rate1e-4, seed 1, 20, *"] == ("3", "66.7", "1 of 2", "0 of 1")
+    assert cells["a/base_rate1e-4, seed 1, 20, +"] == ("0", "", "0 of 0", "0 of 0")
+
+
 def test_solutions_of_a_teacher_are_counted_by_format_and_answer(studies):
     """The right solution has two steps with easier pieces, and writes one of them carefully."""
     in_format = "<reasoning>\n{}\n</reasoning>\n<answer>\n1\n</answer>"
