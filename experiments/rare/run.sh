@@ -50,9 +50,10 @@ done
 compare --seeds 2 --first_seed 3 --learning_rate 2e-4 "${arms[@]}" -- $GRPO $hundred $OFTEN
 # The tables by operator need transcripts: those before training and those at the end.
 for name in $names; do
-    [ -e $LOGS/${name}_before/eval ] || cp -r $OUT/${name}_before/eval $LOGS/${name}_before
+    [ -e $LOGS/${name}_before/eval ] || cp -r "$OUT/${name}_before/eval" $LOGS/${name}_before
 done
 for run in $LOGS/*_seed*; do
-    last=$(ls "$OUT/$(basename $run)/eval"/step_* | tail -n 1)
-    [ -e $run/eval ] || { mkdir $run/eval && cp "$last" $run/eval; }
+    if [ -e $run/eval ]; then continue; fi
+    mkdir $run/eval
+    cp "$(ls "$OUT/$(basename $run)/eval"/step_* | tail -n 1)" $run/eval
 done
