@@ -651,7 +651,7 @@ def draw_last_accuracies(runs, by, flags, title):
     usual_title = f"{read.adapt_to_stories('Accuracy', runs)} at the end of each run"
     lines = [title] if title else [usual_title, common_description(runs)]
     set_page_title(fig, lines, FIGURE_WIDTH)
-    ylabel = read.adapt_to_stories("accuracy", runs)
+    ylabel = read.adapt_to_stories("Accuracy", runs).lower()
     ax = fig.add_subplot(xlabel=flags_in_words(x_flags), ylabel=ylabel)
     styles = styles_of_groups(runs)
     for group, group_runs in read.groups_of(runs).items():

@@ -68,9 +68,8 @@ def steps_with_operators(text):
         y = int(match["second"])
         divides_by_zero = (operator == "/" and y == 0) or (operator == "part" and x == 0)
         if divides_by_zero:
-            steps.append(
-                (operator, "easy", False)
-            )  # easier_pieces would divide by 0; no result is right
+            # No result is right, and easier_pieces would divide by 0.
+            steps.append((operator, "easy", False))
             continue
         numerator, denominator = OPERATORS[operator].fraction(x, y)
         is_right = numerator == denominator * int(match["result"])
