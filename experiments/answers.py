@@ -49,14 +49,6 @@ EVALUATION_KEYS = ("id", "prompt", "completion", "correct_strict", "correct_flex
 
 def checked_steps(text):
     """Each step of a completion as (one of KINDS, whether it is right)."""
-    return [(kind, is_right) for _, kind, is_right in steps_with_operators(text)]
-
-
-def steps_with_operators(text):
-    """Each step of a completion as (operator, one of KINDS, whether it is right).
-
-    The operator is one of data/word_problems.py: +, -, *, /, % or part.
-    """
     steps = []
     for match in STEP.finditer(text):
         if match["divisor"]:  # "1/4 of 40": a part of a number
@@ -69,7 +61,7 @@ def steps_with_operators(text):
         divides_by_zero = (operator == "/" and y == 0) or (operator == "part" and x == 0)
         if divides_by_zero:
             # No result is right, and easier_pieces would divide by 0.
-            steps.append((operator, "easy", False))
+            steps.append(("easy", False))
             continue
         numerator, denominator = OPERATORS[operator].fraction(x, y)
         is_right = numerator == denominator * int(match["result"])
@@ -79,7 +71,7 @@ def steps_with_operators(text):
             kind = "careful"
         else:
             kind = "direct"
-        steps.append((operator, kind, is_right))
+        steps.append((kind, is_right))
     return steps
 
 

@@ -49,12 +49,6 @@ def is_unpacked(study, checksum):
     return stamp.exists() and stamp.read_text("utf-8") == checksum
 
 
-def unpack_all():
-    """Unpack every study that has an archive. Raises ValueError and OSError, as `unpack` does."""
-    for study in read_checksums():
-        unpack(study)
-
-
 def unpack(study):
     """Put the runs of a study in its folder. Does nothing if its archive was unpacked there before.
 

@@ -1,7 +1,5 @@
 """What the tests of plots and reports share: rows of logs, runs on disk, the plotter's command."""
 
-import itertools
-import math
 import shlex
 
 import plotter
@@ -45,19 +43,3 @@ def write_answers(run, step, strict, flexible=None, gold=str):
 def plot(*paths, flags=""):
     """Run the plotter on these directories and return its exit code."""
     return plotter.main(["--log_dir", *map(str, paths), *shlex.split(flags)])
-
-
-def write_choice(folder, arm, rates, outcome_of, tokens_per_step=100, seeds=range(3, 7)):
-    """Runs of an arm, evaluated at steps 0, 10 and 20."""
-    for rate, seed in itertools.product(rates, seeds):
-        run = folder / "choices" / f"{arm}_rate{rate}_seed{seed}"
-        mean = outcome_of(math.log2(float(rate)), seed)
-        rows = []
-        for step, accuracy in ((0, 0.0), (10, mean - 0.1), (20, mean + 0.1)):
-            tokens = step * tokens_per_step
-            rows.append({"step": step, "accuracy": accuracy, "total_tokens": tokens})
-        jsonl.write(run / "eval_log.jsonl", rows)
-        jsonl.write(run / "train_log.jsonl", [{"accuracy": mean}, {"accuracy": mean}])
-        summary = {"step": 20, "n": 10, "samples": 1, "questions": 1, "tokens": 10.0}
-        summary |= {"strict": "780", "flexible": "780", "careful": [1, 1], "direct": [1, 3]}
-        jsonl.write(run / "answers.jsonl", [summary])

@@ -23,12 +23,13 @@ import gpu_estimate
 import memory_table
 
 README = (ROOT / "README.md").read_text("utf-8")
+# The pages of the studies say that their commands belong to an earlier commit. What such a page
+# names may have left since, so it is not checked.
+COMMIT_OF_THE_STUDIES = "c8c75e44f92dc22fb8e3a73fbcdc952254c6b5ea"
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "analysis.md",
-    *ROOT.glob("*/*.md"),
-    *ROOT.glob("experiments/*/*.md"),
+    page
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("experiments/*/*.md"))
+    if COMMIT_OF_THE_STUDIES not in page.read_text("utf-8")
 ]
 
 
@@ -116,24 +117,15 @@ def test_commands_have_flags_that_exist():
     assert num_commands > 10
 
 
-def test_the_demo_is_the_same_in_the_makefile_the_page_and_the_study():
-    """Its flags stand in three places, and its numbers are those of the study."""
+def test_the_demo_is_the_same_in_the_makefile_and_on_the_page():
     makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
-    print_demo = ["bash", "-c", "source experiments/study.sh; echo $DEMO", "dynamics/run.sh"]
-    shell = os.environ | {
-        "PYTHON": "true",
-        "QUICK": "",
-    }  # `true` in the place of python: no unpacking
-    script = subprocess.run(print_demo, cwd=ROOT, env=shell, capture_output=True, text=True)
+    makefile = makefile.replace("$(DEMO)", "output/demo")
     in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
     on_page = main_commands(ROOT / "docs" / "try.md")[0]
-    in_study = script.stdout.split()
 
-    def settings(command):
-        return vars(flags.parse_args(command)) | {"output_dir": None, "device": None}
-
-    assert settings(in_makefile) == settings(on_page) == settings(in_study)
-    assert settings(in_makefile)["num_train_iters"] == 100
+    settings = vars(flags.parse_args(in_makefile))
+    assert settings == vars(flags.parse_args(on_page))
+    assert settings["num_train_iters"] == 100
 
 
 def requirements_in(name):
