@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from config import JudgeConfig
 from grading import extraction
 from grading.math_answers import MathGrader
 from judges import judge_report, story_rules
@@ -64,8 +65,8 @@ class RewardEvaluator:
             cls.reward_weights = (1.0,) * len(cls.reward_names)
 
     @classmethod
-    def check_flags(cls, args, prompt: str) -> None:
-        """Raise ValueError, before anything is loaded, for flags that do not suit this evaluator.
+    def check_flags(cls, config, prompt: str) -> None:
+        """Raise ValueError, before anything is loaded, for settings that do not suit it.
 
         prompt: the name of the prompt format.
         """
@@ -166,14 +167,14 @@ class RewardEvaluator:
             breakdown[f"rewards/{name}"] = mean
         return breakdown | rewards.counts | rewards.means
 
-    def before_training(self, args, run, sample: Callable) -> None:
+    def before_training(self, config, run, sample: Callable) -> None:
         """Look at the rewards once, before the first update of a run.
 
         An evaluator can measure here whether its rewards are worth training on. It raises
         ValueError if they are not, and the run then ends before it begins.
 
-        args: the flags of main.py. run: the training run. sample: the function by which main.py
-        samples completions.
+        config: the settings of main.py. run: the training run. sample: the function by which
+        main.py samples completions.
         """
 
 
@@ -225,7 +226,7 @@ class GSM8kEvaluator(RewardEvaluator):
         self.check_flags(None, prompt)
 
     @classmethod
-    def check_flags(cls, args, prompt):
+    def check_flags(cls, config, prompt):
         if prompt != "reasoning_answer":
             raise ValueError(
                 f"the evaluator gsm8k reads only reasoning_answer as a prompt format, not {prompt}:"
@@ -302,7 +303,7 @@ class MathEvaluator(RewardEvaluator):
         self.grader = grader or MathGrader()
 
     @classmethod
-    def check_flags(cls, args, prompt):
+    def check_flags(cls, config, prompt):
         if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
             raise ValueError(
                 "the evaluator math reads the prompt formats r1_zero, question_only and"
@@ -368,8 +369,8 @@ class CreativeWritingEvaluator(RewardEvaluator):
         },
     )
 
-    def __init__(self, judge: Judge | None = None, flags=None, reference=(None, None), **_):
-        """Take a judge, or make the one that the flags of main.py name.
+    def __init__(self, judge: Judge | None = None, config=None, reference=(None, None), **_):
+        """Take a judge, or make the one that the settings of main.py name.
 
         reference: the (frozen model or None, tokenizer) of the run.
 
@@ -377,26 +378,26 @@ class CreativeWritingEvaluator(RewardEvaluator):
         reached.
         """
         if judge is None:
-            self.check_flags(flags, "story")
-            judge = get_judge(flags, self.rubric, reference)
-            max_judge_failures = flags.max_judge_failures
+            self.check_flags(config, "story")
+            judge = get_judge(config, self.rubric, reference)
+            max_judge_failures = config.max_judge_failures
         else:
             max_judge_failures = 0.5
         self.judge = judge
         self.max_judge_failures = max_judge_failures  # share of a batch that may lack a score
 
     @classmethod
-    def check_flags(cls, args, prompt):
-        if args is None or "judge_type" not in args:
+    def check_flags(cls, config, prompt):
+        if not isinstance(config, JudgeConfig):
             raise ValueError(
                 "this evaluator needs a judge, and only main.py and selfcheck.py have flags for one"
             )
-        check_judge_flags(args)
+        check_judge_flags(config)
 
-    def before_training(self, args, run, sample):
+    def before_training(self, config, run, sample):
         """Measure the judge on the policy's stories; ValueError if it cannot tell them apart."""
-        report = judge_report.make_judge_report(args, run, sample)
-        judge_report.check_spread(report, args.min_judge_spread)
+        report = judge_report.make_judge_report(config, run, sample)
+        judge_report.check_spread(report, config.min_judge_spread)
 
     def compute_rewards(self, prompts, completions, answers):
         """Show the judge the texts above the floor, and return the Rewards of all N texts.
@@ -479,8 +480,8 @@ EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": Creati
 def get_evaluator(name: str, **context) -> RewardEvaluator:
     """Return the evaluator called `name`, which takes from the context what it needs.
 
-    prompt: the name of the prompt format. flags: those of main.py. reference: the (frozen model or
-    None, tokenizer) of the run.
+    prompt: the name of the prompt format. config: the settings of main.py. reference: the (frozen
+    model or None, tokenizer) of the run.
 
     Raises ValueError for a name that is not in EVALUATORS.
     """

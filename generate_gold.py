@@ -26,13 +26,17 @@ import re
 import signal
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
-import flags
+from config import GoldConfig, parse
+
+if __name__ == "__main__":
+    parse(GoldConfig)  # --help and mistakes are answered before the seconds that imports take
+
 import llms
 import utils
 from evaluator import get_evaluator
@@ -41,7 +45,8 @@ from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api
 from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS
 from sampling import generation
-from training import memory
+from training.checks import check_device, check_lengths, check_names
+from training.memory import flag_to_lower
 
 # An endpoint is always asked for this format; `read_sample` then rewrites the reply in the format
 # of --prompt.
@@ -141,13 +146,13 @@ class GoldCollector:
         OSError: The output file cannot be written.
     """
 
-    def __init__(self, args, problems, evaluator):
-        self.args = args
+    def __init__(self, config, problems, evaluator):
+        self.config = config
         self.problems = problems
         self.evaluator = evaluator
-        self.source = args.api_model or args.model_name or "reference"
-        rejected_path = Path(str(args.output).removesuffix(".jsonl") + ".rejected.jsonl")
-        self.accepted_file = JsonlFile(args.output)
+        self.source = config.api_model or config.model_name or "reference"
+        rejected_path = Path(str(config.output).removesuffix(".jsonl") + ".rejected.jsonl")
+        self.accepted_file = JsonlFile(config.output)
         self.rejected_file = JsonlFile(rejected_path)
         self.solved_ids = set()
         self.num_attempts = Counter()  # problem id -> attempts that this source has made
@@ -173,13 +178,13 @@ class GoldCollector:
         """Note what earlier runs have solved, and how often this source has tried."""
         questions = {problem["id"]: problem["question"] for problem in self.problems}
         for row in rows:
-            has_same_prompt = row["prompt_name"] == self.args.prompt
+            has_same_prompt = row["prompt_name"] == self.config.prompt
             # The row's problem may not be among the --num_problems of this run.
             is_known = row["id"] in questions
             has_same_question = not is_known or questions[row["id"]] == row["question"]
             if not has_same_prompt or not has_same_question:
                 raise ValueError(
-                    f"{self.args.output} was made from other problems or for another prompt; "
+                    f"{self.config.output} was made from other problems or for another prompt; "
                     "name another --output"
                 )
             if row["correct"]:
@@ -193,7 +198,7 @@ class GoldCollector:
         if problem["id"] in self.solved_ids:
             return 0
         # A second reading of the data set's own solution would not differ from the first.
-        max_attempts = 1 if self.args.from_reference else self.args.num_attempts
+        max_attempts = 1 if self.config.from_reference else self.config.num_attempts
         return max(0, max_attempts - self.num_attempts[problem["id"]])
 
     def record(self, problems, samples):
@@ -213,9 +218,9 @@ class GoldCollector:
                 "source": self.source,
                 "attempt": self.num_attempts[problem["id"]],
                 "correct": reason is None,
-                "prompt_name": self.args.prompt,
+                "prompt_name": self.config.prompt,
             }
-            if reason is None or self.args.keep_incorrect:
+            if reason is None or self.config.keep_incorrect:
                 accepted_rows.append(row)
             else:
                 rejected_rows.append({**row, "reason": reason})
@@ -271,7 +276,7 @@ class GoldCollector:
             return
         num_solved = sum(problem["id"] in self.solved_ids for problem in self.problems)
         print(
-            f"{self.args.output}: {num_solved:,} of {len(self.problems):,} problems solved; "
+            f"{self.config.output}: {num_solved:,} of {len(self.problems):,} problems solved; "
             f"{self.token_usage()}"
         )
         num_done_before = len(self.problems) - len(self.open_problems)
@@ -312,9 +317,9 @@ def rejection_reason(sample, detail):
 # --- The three sources ----------------------------------------------------------------------------
 
 
-def collect_references(args, collector):
+def collect_references(config, collector):
     """Grade the data set's own solutions; a missing one counts as an empty completion."""
-    prompt = PROMPTS[args.prompt]
+    prompt = PROMPTS[config.prompt]
     for start in range(0, len(collector.open_problems), REFERENCE_BATCH_SIZE):
         batch = collector.open_problems[start : start + REFERENCE_BATCH_SIZE]
         samples = []
@@ -327,45 +332,37 @@ def collect_references(args, collector):
         collector.record(batch, samples)
 
 
-def sample_local_model(args, collector, model, tokenizer):
+def sample_local_model(config, collector, model, tokenizer):
     """Sample until every problem is solved or out of attempts, --concurrency problems at a time."""
     # The seed counts the attempts of earlier runs, so that a second start draws other samples.
-    utils.seed_everything(args.seed + collector.num_attempts.total())
-    batch_size = args.concurrency  # out of memory, fewer of a batch are sampled at a time
+    utils.seed_everything(config.seed + collector.num_attempts.total())
+    batch_size = config.concurrency
     for start in range(0, len(collector.open_problems), batch_size):
         batch = collector.open_problems[start : start + batch_size]
         while batch:
-            collector.record(batch, sample_batch(args, batch, model, tokenizer))
+            collector.record(batch, sample_batch(config, batch, model, tokenizer))
             batch = [problem for problem in batch if collector.attempts_left(problem)]
 
 
-def render_prompts(args, problems, tokenizer):
+def render_prompts(config, problems, tokenizer):
     """The prompt of each problem, as a local model gets it."""
-    prompt = PROMPTS[args.prompt]
+    prompt = PROMPTS[config.prompt]
     return [prompt.render(tokenizer, problem["question"]) for problem in problems]
 
 
-def sample_batch(args, problems, model, tokenizer):
+def sample_batch(config, problems, model, tokenizer):
     """One Sample for each problem."""
 
-    def generate():
-        return generation.generate(
+    with flag_to_lower("concurrency", config.concurrency, how="start again with"):
+        rollout = generation.generate(
             model,
             tokenizer,
-            render_prompts(args, problems, tokenizer),
-            max_completion_length=args.max_completion_length,
-            temperature=1.0 if args.temperature is None else args.temperature,
-            stop_strings=PROMPTS[args.prompt].stop_strings,
-            max_concurrent_sequences=args.concurrency,
+            render_prompts(config, problems, tokenizer),
+            max_completion_length=config.max_completion_length,
+            temperature=1.0 if config.temperature is None else config.temperature,
+            stop_strings=PROMPTS[config.prompt].stop_strings,
+            max_concurrent_sequences=config.concurrency,
         )
-
-    rollout = memory.halve_until_it_fits(
-        generate,
-        model=model,
-        settings=args,
-        flag="concurrency",
-        divide=lambda rows_at_a_time: min(rows_at_a_time, len(problems)),
-    )
     finished = rollout.finished.tolist()
     completion_tokens = rollout.lengths.tolist()
     prompt_tokens = (rollout.attention_mask.sum(1) - rollout.lengths).tolist()
@@ -375,19 +372,19 @@ def sample_batch(args, problems, model, tokenizer):
     ]
 
 
-async def ask_endpoint(args, collector):
+async def ask_endpoint(config, collector):
     """Solve the open problems with at most --concurrency requests at a time."""
     options = {}
-    if args.max_completion_length:
-        options["max_tokens"] = args.max_completion_length
-    if args.temperature is not None:
-        options["temperature"] = args.temperature
-    read_reply = partial(read_sample, prompt=PROMPTS[args.prompt])
+    if config.max_completion_length:
+        options["max_tokens"] = config.max_completion_length
+    if config.temperature is not None:
+        options["temperature"] = config.temperature
+    read_reply = partial(read_sample, prompt=PROMPTS[config.prompt])
     # Ctrl-C cancels this task at once. asyncio's own handler does not wake an event loop that has
     # just gone to sleep, so the script would go on until the next reply.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
     async with Endpoint(
-        args.api_model, args.base_url, timeout=args.timeout, max_retries=args.max_retries
+        config.api_model, config.base_url, timeout=config.timeout, max_retries=config.max_retries
     ) as endpoint:
         await endpoint.check()
 
@@ -400,7 +397,7 @@ async def ask_endpoint(args, collector):
             except NoReply as error:
                 collector.record_no_reply(problem, str(error), error.message)
 
-        await for_each(solve, collector.open_problems, args.concurrency)
+        await for_each(solve, collector.open_problems, config.concurrency)
 
 
 def read_sample(reply_text, prompt):
@@ -429,150 +426,69 @@ def read_sample(reply_text, prompt):
 # --- The command line -----------------------------------------------------------------------------
 
 
-def parse_args(argv=None):
-    parser = flags.ArgumentParser(
-        description="Collect verified solutions for supervised fine-tuning."
-    )
-    add = parser.add_argument_group("source, one of three").add_argument
-    add(
-        "--from_reference",
-        action="store_true",
-        help="take the data set's own solutions",
-    )
-    add(
-        "--model_name",
-        help="sample from this local model: a hub name, or a directory with safetensors weights",
-    )
-    add(
-        "--api_model",
-        help="ask the model of this name at an OpenAI-compatible endpoint, whose key is read from "
-        "the environment variable OPENAI_API_KEY",
-    )
-    add(
-        "--base_url",
-        help="address of the endpoint, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)",
-    )
-
-    add = flags.add_data(parser)
-    add(
-        "--num_problems",
-        type=int,
-        help="number of training problems, drawn at random by --seed; a smaller draw is always "
-        "part of a larger one (default: all)",
-    )
-
-    add = parser.add_argument_group("sampling").add_argument
-    add(
-        "--num_attempts",
-        type=int,
-        default=1,
-        help="maximum number of samples for each problem; sampling stops at the first correct one",
-    )
-    add(
-        "--temperature",
-        type=float,
-        help="sampling temperature (default: the endpoint's own; 1 for a local model)",
-    )
-    add(
-        "--max_completion_length",
-        type=int,
-        default=512,
-        help="maximum number of tokens in a completion; 0 leaves the limit to the endpoint",
-    )
-    add(
-        "--concurrency",
-        type=int,
-        default=16,
-        help="requests at a time to an endpoint, or prompts in a batch of a local model; out of"
-        " memory, fewer of a batch are sampled at a time",
-    )
-    add(
-        "--timeout",
-        type=float,
-        default=120.0,
-        help="seconds without a sign of life from the endpoint, after which a request is repeated",
-    )
-    add(
-        "--max_retries",
-        type=int,
-        default=5,
-        help="how many times a failed request is repeated, with exponential back-off",
-    )
-
-    add = parser.add_argument_group("output").add_argument
-    add(
-        "--output",
-        type=Path,
-        default=Path("gold.jsonl"),
-        help="file that solutions are appended to; start again with the same file to continue",
-    )
-    add(
-        "--keep_incorrect",
-        action="store_true",
-        help='write incorrect attempts to --output as well, marked "correct": false',
-    )
-    flags.add_runtime(parser)
-    return parser.parse_args(argv)
-
-
-def check_args(args):
-    """Check the flags, and fill in the data set's own defaults.
-
-    Raises:
-        ValueError: Flags cannot work together, or are out of range; the message is one line.
-    """
-    sources = [args.from_reference, args.model_name, args.api_model]
+def check_config(config: GoldConfig) -> None:
+    """Raise ValueError, in one line, for settings that cannot work together."""
+    sources = [config.from_reference, config.model_name, config.api_model]
     if sum(bool(source) for source in sources) != 1:
         raise ValueError("name one source: --from_reference, --model_name or --api_model")
-    if args.base_url and not args.api_model:
+    if config.base_url and not config.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
-    check_base_url("--base_url", args.base_url)
-    zero_is_fine = ["temperature", "max_retries", "seed"]
-    if args.api_model:
-        get_api_key(args.base_url)
-        zero_is_fine.append("max_completion_length")
-    flags.check_numbers(args, zero_is_fine)
-    flags.check_names(args)
-    data_set = DATASETS[args.dataset_name]
-    args.prompt = args.prompt or data_set.default_prompt
-    args.evaluator = args.evaluator or data_set.default_evaluator
+    check_base_url("--base_url", config.base_url)
+    if config.api_model:
+        get_api_key(config.base_url)
+    elif config.max_completion_length == 0:
+        raise ValueError("--max_completion_length must be more than 0 without an endpoint")
+    check_names(config)
+    check_device(config.device)
 
 
-def choose_problems(args):
+def complete(config: GoldConfig) -> GoldConfig:
+    """The settings with the defaults of the data set filled in."""
+    data_set = DATASETS[config.dataset_name]
+    return replace(
+        config,
+        prompt=config.prompt or data_set.default_prompt,
+        evaluator=config.evaluator or data_set.default_evaluator,
+    )
+
+
+def choose_problems(config):
     """The first --num_problems (default: all) of the training split after a shuffle by --seed.
 
     Raises:
         ValueError: There is no training split.
     """
-    examples = DATASETS[args.dataset_name].read("train", args.dataset_path)
+    examples = DATASETS[config.dataset_name].read("train", config.dataset_path)
     if not examples:
-        raise ValueError(f"{args.dataset_path or args.dataset_name} has no training split")
-    random.Random(f"gold/{args.seed}").shuffle(examples)
-    return examples[: args.num_problems]
+        raise ValueError(f"{config.dataset_path or config.dataset_name} has no training split")
+    random.Random(f"gold/{config.seed}").shuffle(examples)
+    return examples[: config.num_problems]
 
 
-def collect(args):
+def collect(config):
     """Collect solutions from the source that the flags name, and print a report even after an
     error.
     """
-    check_args(args)
-    problems = choose_problems(args)
-    if args.model_name:
-        model, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
-        prompts = render_prompts(args, problems, tokenizer)
+    config = replace(config, device=llms.resolve_device(config.device))
+    check_config(config)
+    config = complete(config)
+    problems = choose_problems(config)
+    if config.model_name:
+        model, tokenizer = llms.get_llm_tokenizer(config.model_name, config.device)
+        prompts = render_prompts(config, problems, tokenizer)
         prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
         longest_prompt = max(len(ids) for ids in prompt_ids)
-        flags.check_lengths(model, longest_prompt, args.max_completion_length)
-    evaluator = get_evaluator(args.evaluator, prompt=args.prompt)
+        check_lengths(model, longest_prompt, config.max_completion_length)
+    evaluator = get_evaluator(config.evaluator, prompt=config.prompt)
     evaluator.check_gold(problems)
-    collector = GoldCollector(args, problems, evaluator)
+    collector = GoldCollector(config, problems, evaluator)
     try:
-        if args.from_reference:
-            collect_references(args, collector)
-        elif args.model_name:
-            sample_local_model(args, collector, model, tokenizer)
+        if config.from_reference:
+            collect_references(config, collector)
+        elif config.model_name:
+            sample_local_model(config, collector, model, tokenizer)
         elif collector.open_problems:
-            asyncio.run(ask_endpoint(args, collector))
+            asyncio.run(ask_endpoint(config, collector))
     finally:
         collector.report()
         collector.accepted_file.close()
@@ -581,9 +497,9 @@ def collect(args):
 
 def main(argv=None):
     """The command line; returns its exit code."""
-    args = parse_args(argv)
+    config = parse(GoldConfig, argv)
     try:
-        collect(args)
+        collect(config)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -26,6 +26,13 @@ from sampling import generation
 transformers_logging.disable_progress_bar()
 
 
+def resolve_device(device: str) -> str:
+    """What --device stands for on this machine: `auto` is a GPU where there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 # --- Loading --------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 `train` is the algorithm. Its steps are numbered: 1 sample groups of completions, 2 reward them,
 3 turn rewards into advantages, 4 keep the log-probs that several updates share, 5 compute the loss
-and its gradient, 6 update the weights, 7 log. `compute_loss` and its parts follow, then the setup.
+and its gradient, 6 update the weights, 7 log. `compute_loss` follows, then the setup. losses.py has
+the loss of each paper.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
   1. Rewards are computed by rules or by a judge, not by a trained reward model. --evaluator names
@@ -32,9 +33,13 @@ a rollout batch, over all processes.
 """
 
 import sys
-from argparse import Namespace
 from dataclasses import dataclass
 from functools import partial
+
+from config import GRPOConfig, LossConfig, parse
+
+if __name__ == "__main__":
+    parse(GRPOConfig)  # --help and mistakes are answered before the seconds that imports take
 
 import torch
 from torch import Tensor
@@ -42,9 +47,9 @@ from torch import Tensor
 import distributed
 import llms
 import utils
-from flags import LOSS_TYPES, parse_args
+from losses import LENGTH_NORMALIZATIONS, LOSSES, estimate_kl
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import memory, steps, token_changes, write_logs
+from training import steps, token_changes, write_logs
 from training.metrics import (
     Maximum,
     Minimum,
@@ -60,36 +65,39 @@ from training.schedule import learning_rate_factor, split_into_updates
 from training.signals import Guard
 from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each, rows_of_groups
 
+# Decay of AdamW's running means of the gradient and of its square.
+ADAM_BETAS = (0.9, 0.95)
+
 # --- The algorithm --------------------------------------------------------------------------------
 
 
-def train(args: Namespace, run: Run) -> None:
-    """Run GRPO on what `setup` made; write logs, transcripts and checkpoints to args.output_dir."""
+def train(config: GRPOConfig, run: Run) -> None:
+    """Run GRPO on what `setup` made; write logs, transcripts and checkpoints."""
     # After --resume the sampler still holds the weights from before: copy the policy's again.
     llms.refresh_sampler(run.sampler, run.model)
-    if args.eval_only:
-        write_logs.print_categories(args, steps.evaluate(args, run))
+    if config.eval_only:
+        write_logs.print_categories(config, steps.evaluate(config, run))
         return
-    evaluation_is_due = steps.is_due(run.step, args.eval_iterations, args.num_train_iters)
+    evaluation_is_due = steps.is_due(run.step, config.eval_iterations, config.num_train_iters)
     if evaluation_is_due and run.evaluated_step != run.step:
-        steps.evaluate(args, run)
+        steps.evaluate(config, run)
 
-    for step in run.progress_bar(args.num_train_iters):
+    for step in run.progress_bar(config.num_train_iters):
         # 1 to 3. Sample G completions for each of several prompts, reward them, compute advantages.
-        examples = run.train_loader.next_batch(args.rollout_batch_size // args.group_size)
-        groups = sample_groups(args, run, examples, distributed.share(examples))
-        if args.dynamic_sampling:
-            groups = replace_flat_groups(args, run, groups)
+        examples = run.train_loader.next_batch(config.rollout_batch_size // config.group_size)
+        groups = sample_groups(config, run, examples, distributed.share(examples))
+        if config.dynamic_sampling:
+            groups = replace_flat_groups(config, run, groups)
         rollout = groups.rollout
-        loss_weights = distributed.share(groups.loss_weights).to(args.device)
+        loss_weights = distributed.share(groups.loss_weights).to(run.model.device)
 
         # 4. If several updates need the same log-probs, compute these before the first update.
-        updates = split_into_updates(args)
+        updates = split_into_updates(config)
         with run.timer("logps"):
-            old_logps, ref_logps = compute_shared_logps(args, run, rollout, len(updates))
+            old_logps, ref_logps = compute_shared_logps(config, run, rollout, len(updates))
         with run.timer("tokens"):
             shown_groups = token_changes.before_updates(
-                args, run, rollout, groups.trained_records, old_logps
+                config, run, rollout, groups.trained_records, old_logps
             )
 
         update_metrics = []
@@ -97,27 +105,27 @@ def train(args: Namespace, run: Run) -> None:
             # 5. Compute the loss and its gradient, in micro-batches.
             with run.timer("loss"):
                 loss_metrics = accumulate_gradient(
-                    args, run, rollout, loss_weights, rows, old_logps, ref_logps
+                    config, run, rollout, loss_weights, rows, old_logps, ref_logps
                 )
             # 6. Update the weights.
             with run.timer("step"):
-                step_metrics = take_step(args, run, loss_metrics["loss"])
+                step_metrics = take_step(config, run, loss_metrics["loss"])
             update_metrics.append(loss_metrics | step_metrics)
 
         # 7. Log what was sampled and what the updates did, in a few groups to each token.
         with run.timer("tokens"):
-            token_changes.add_to_records(args, run, rollout, shown_groups, ref_logps)
+            token_changes.add_to_records(config, run, rollout, shown_groups, ref_logps)
         # Both dicts have `response_length`; `|` keeps that of groups.metrics, the mean over all
         # sampled completions.
         metrics = average_updates(update_metrics) | groups.metrics
         num_tokens = sum(record["length"] for record in groups.records)
         with run.finish_step(num_tokens):
-            write_logs.save_iteration(args, run, metrics, groups.records)
+            write_logs.save_iteration(config, run, metrics, groups.records)
         run.check_health(metrics)
-        if steps.is_due(step, args.eval_iterations, args.num_train_iters):
-            steps.evaluate(args, run)
-        if steps.is_due(step, args.save_iterations, args.num_train_iters):
-            save_checkpoint(args, run)
+        if steps.is_due(step, config.eval_iterations, config.num_train_iters):
+            steps.evaluate(config, run)
+        if steps.is_due(step, config.save_iterations, config.num_train_iters):
+            save_checkpoint(config, run)
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ class Groups:
 
 
 def sample_groups(
-    args: Namespace, run: Run, examples: list[dict], my_examples: list[dict]
+    config: GRPOConfig, run: Run, examples: list[dict], my_examples: list[dict]
 ) -> Groups:
     """Steps 1 to 3: sample G completions for each prompt, reward them, and compute advantages.
 
@@ -142,46 +150,46 @@ def sample_groups(
             the processes, make up `examples`.
     """
     with run.timer("sample"):  # 1.
-        rollout = steps.sample(args, run, my_examples, args.group_size, args.temperature)
+        rollout = steps.sample(config, run, my_examples, config.group_size, config.temperature)
 
     with run.timer("reward"):  # 2.
-        my_repeated_examples = repeat_each(my_examples, args.group_size)
+        my_repeated_examples = repeat_each(my_examples, config.group_size)
         my_rewards = steps.reward(run.evaluator, my_repeated_examples, rollout.texts)
         completions, rewards = gather_completions(rollout, my_rewards)
         total_rewards = run.evaluator.total(rewards)  # (N,) one weighted sum for each completion
 
     # 3. How much better is a completion than the other completions of its group?
     advantages, group_metrics = compute_group_normalized_rewards(
-        total_rewards, args.group_size, args.advantage_eps, args.use_std_normalization
+        total_rewards, config.group_size, normalize_by_std=config.use_std_normalization
     )
-    repeated_examples = repeat_each(examples, args.group_size)
+    repeated_examples = repeat_each(examples, config.group_size)
     records = write_logs.completion_records(
         run.evaluator, repeated_examples, completions, rewards, advantages
     )
     return Groups(
         rollout=rollout,
-        loss_weights=total_rewards if args.loss_type == "no_baseline" else advantages,
+        loss_weights=total_rewards if config.loss_type == "no_baseline" else advantages,
         records=records,
         trained_records=records,
         metrics=group_metrics | rollout_metrics(run.evaluator, rewards, completions),
     )
 
 
-def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
+def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
     """DAPO's dynamic sampling (arXiv:2503.14476): replace groups whose rewards are all equal.
 
-    Up to args.dynamic_sampling times, groups of new prompts take their place. All processes draw
+    Up to config.dynamic_sampling times, groups of new prompts take their place. All processes draw
     the same prompts, and each samples for its own groups. The metrics stay those of the first
     sampling: after the replacement they would leave out the flat groups.
     """
-    G = args.group_size
+    G = config.group_size
     rollout = groups.rollout
     loss_weights = groups.loss_weights.clone()
     records = list(groups.records)
     trained_records = list(groups.records)
     num_groups = len(loss_weights) // G
     my_groups = distributed.share(range(num_groups))
-    for _ in range(args.dynamic_sampling):
+    for _ in range(config.dynamic_sampling):
         # A group's loss weights are all equal exactly if its rewards are all equal.
         flat = flat_groups(loss_weights, G).nonzero().flatten().tolist()
         if not flat:
@@ -191,7 +199,7 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
         my_examples = [
             example for group, example in zip(flat, examples, strict=True) if group in my_groups
         ]
-        new = sample_groups(args, run, examples, my_examples)
+        new = sample_groups(config, run, examples, my_examples)
         if my_flat:
             # Row 0 of the rollout is the first row of group my_groups[0].
             my_rows = rows_of_groups([group - my_groups[0] for group in my_flat], G)
@@ -207,9 +215,8 @@ def replace_flat_groups(args: Namespace, run: Run, groups: Groups) -> Groups:
     return Groups(rollout, loss_weights, records, trained_records, groups.metrics | metrics)
 
 
-@memory.with_smaller_micro_batches
 def compute_shared_logps(
-    args: Namespace, run: Run, rollout: Rollout, num_updates: int
+    config: GRPOConfig, run: Run, rollout: Rollout, num_updates: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """(B, C) log-probs under the policy before its updates, and under the reference.
 
@@ -221,12 +228,12 @@ def compute_shared_logps(
     compute_logps = partial(
         compute_rollout_logps,
         rollout=rollout,
-        group_size=args.group_size,
-        temperature=args.temperature,
-        micro_batch_tokens=args.micro_batch_tokens,
+        group_size=config.group_size,
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
     )
     old_logps = compute_logps(run.model)
-    ref_logps = compute_logps(run.base_model) if args.beta > 0 else None
+    ref_logps = compute_logps(run.base_model) if config.beta > 0 else None
     return old_logps, ref_logps
 
 
@@ -286,9 +293,8 @@ def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
 # --- One update -----------------------------------------------------------------------------------
 
 
-@memory.with_smaller_micro_batches
 def accumulate_gradient(
-    args: Namespace,
+    config: GRPOConfig,
     run: Run,
     rollout: Rollout,
     loss_weights: Tensor,
@@ -300,8 +306,7 @@ def accumulate_gradient(
 
     Denominators are those of the whole update, over all micro-batches and processes. Each
     micro-batch gives its share of the loss, the gradient and the metrics, and shares simply add.
-    The parameters must have no gradient before. Where memory does not suffice, all is computed
-    again in smaller micro-batches.
+    The parameters must have no gradient before.
 
     Args:
         loss_weights: (B,) advantages, or rewards under no_baseline; NaN where a reward is missing.
@@ -312,20 +317,19 @@ def accumulate_gradient(
         the metrics of the update, its loss among them.
     """
     loss_mask = rollout.completion_mask
-    if args.mask_truncated_completions:
+    if config.mask_truncated_completions:
         loss_mask = loss_mask * rollout.finished.unsqueeze(1)
     has_reward = ~loss_weights[rows].isnan()  # sequences without a reward are not counted
     num_sequences, num_tokens = distributed.all_sum(
         int(has_reward.sum()), int(loss_mask[rows][has_reward].sum())
     )
-    trained_rows = select_groups_with_gradient(args, loss_weights, loss_mask, rows)
+    trained_rows = select_groups_with_gradient(config, loss_weights, loss_mask, rows)
 
-    config = LossConfig.from_flags(args)
     shares = []
     micro_batches = rollout.micro_batches(
         trained_rows,
-        args.group_size,
-        args.micro_batch_tokens,
+        config.group_size,
+        config.micro_batch_tokens,
         sharded=distributed.is_sharded(run.model),
     )
     for batch_rows, batch, is_counted in micro_batches:
@@ -336,7 +340,7 @@ def accumulate_gradient(
             # This pass only keeps the process in step with the others. It must contribute nothing,
             # so all its rewards are marked as missing (NaN).
             batch_weights = torch.full_like(batch_weights, torch.nan)
-        with utils.autocast(args.device):
+        with utils.autocast(run.model.device):
             loss, metrics = compute_loss(
                 run.model,
                 run.base_model,
@@ -346,6 +350,7 @@ def accumulate_gradient(
                 batch_mask,
                 batch_weights,
                 config,
+                group_size=config.group_size,
                 old_per_token_logps=None if old_logps is None else old_logps[batch_rows, :C],
                 ref_per_token_logps=None if ref_logps is None else ref_logps[batch_rows, :C],
                 sampled_per_token_logps=batch.sampled_logps,
@@ -368,7 +373,7 @@ def accumulate_gradient(
 
 
 def select_groups_with_gradient(
-    args: Namespace, loss_weights: Tensor, loss_mask: Tensor, rows: list[int]
+    config: GRPOConfig, loss_weights: Tensor, loss_mask: Tensor, rows: list[int]
 ) -> Tensor:
     """The rows that must go through the model; those of a group without gradient are left out.
 
@@ -378,52 +383,22 @@ def select_groups_with_gradient(
     has_reward = ~loss_weights[rows].isnan()
     has_tokens = loss_mask[rows].any(1)
     has_gradient = has_reward & has_tokens
-    if args.beta == 0:  # without a KL term, a weight of 0 teaches nothing
+    if config.beta == 0:  # without a KL term, a weight of 0 teaches nothing
         has_gradient &= loss_weights[rows] != 0
-    group_has_gradient = has_gradient.view(-1, args.group_size).any(1)
-    return torch.tensor(rows)[group_has_gradient.repeat_interleave(args.group_size).cpu()]
+    group_has_gradient = has_gradient.view(-1, config.group_size).any(1)
+    return torch.tensor(rows)[group_has_gradient.repeat_interleave(config.group_size).cpu()]
 
 
-def take_step(args: Namespace, run: Run, loss: float) -> dict[str, float]:
+def take_step(config: GRPOConfig, run: Run, loss: float) -> dict[str, float]:
     """One step of the optimiser and of the learning rate; returns metrics of the step."""
     learning_rate = run.scheduler.get_last_lr()[0]
-    metrics = steps.clip_and_step(run.model, run.optimizer, args.max_grad_norm, loss)
+    metrics = steps.clip_and_step(run.model, run.optimizer, config.max_grad_norm, loss)
     run.scheduler.step()
     llms.refresh_sampler(run.sampler, run.model)
     return {"learning_rate": learning_rate} | metrics
 
 
 # --- The loss -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """The settings of the loss: the flags of main.py that have the same names."""
-
-    loss_type: str = "grpo_clip"  # one of flags.LOSS_TYPES
-    beta: float = 0.04  # the weight of the KL to the reference; 0: there is no reference
-    cliprange: float = 0.2  # the ratio is clipped to [1 - cliprange, 1 + cliprange]
-    cliprange_high: float | None = None  # the upper end is 1 + this; None: 1 + cliprange
-    length_normalization: str = "masked_mean"  # how tokens are averaged: utils.aggregate_tokens
-    importance_cap: float | None = None  # tokens weigh min(p_old / p_sampler, cap); None: all 1
-    temperature: float = 1.0  # of sampling: log-probs are of softmax(logits / temperature)
-    group_size: int = 1  # G consecutive rows share a prompt; a batch may be a part of one group
-    max_completion_length: int | None = None  # masked_normalize divides by it; None: by C
-
-    @classmethod
-    def from_flags(cls, args: Namespace) -> "LossConfig":
-        """The settings that the flags of the same names ask for."""
-        return cls(
-            loss_type=args.loss_type,
-            beta=args.beta,
-            cliprange=args.cliprange,
-            cliprange_high=args.cliprange_high,
-            length_normalization=args.length_normalization,
-            importance_cap=args.importance_cap,
-            temperature=args.temperature,
-            group_size=args.group_size,
-            max_completion_length=args.max_completion_length,
-        )
 
 
 def compute_loss(
@@ -434,8 +409,9 @@ def compute_loss(
     attention_mask: Tensor,
     completion_mask: Tensor,
     advantages: Tensor,
-    config: LossConfig = LossConfig(),  # noqa: B008
+    config: LossConfig = LossConfig(),
     *,
+    group_size: int = 1,
     old_per_token_logps: Tensor | None = None,
     ref_per_token_logps: Tensor | None = None,
     sampled_per_token_logps: Tensor | None = None,
@@ -452,6 +428,7 @@ def compute_loss(
         completion_ids, completion_mask: (B, C), the last C columns.
         advantages: (B,), for "no_baseline" raw rewards; a row with NaN, whose reward is missing,
             contributes nothing.
+        group_size: how many consecutive rows share a prompt, which is then computed once.
         old_per_token_logps: (B, C) under the policy before this batch's updates; None: the present
             policy's, detached, so that the ratio is 1.
         ref_per_token_logps: (B, C) under the reference; None: they are computed here.
@@ -484,21 +461,14 @@ def compute_loss(
         prompt_completion_ids=prompt_completion_ids,
         attention_mask=attention_mask,
         logits_to_keep=C,
-        group_size=config.group_size,
+        group_size=group_size,
         temperature=config.temperature,
     )
     policy_logps, entropy = compute_logps(model, return_entropy=True)  # (B, C) each
     old_logps = policy_logps.detach() if old_per_token_logps is None else old_per_token_logps
 
-    per_token_loss, clip_metadata = compute_policy_gradient_loss(
-        policy_logps,
-        config.loss_type,
-        raw_rewards=advantages,  # under no_baseline the argument holds raw rewards
-        advantages=advantages,
-        old_log_probs=old_logps,
-        cliprange=config.cliprange,
-        cliprange_high=config.cliprange_high,
-        mask=mask,
+    per_token_loss, clip_metadata = LOSSES[config.loss_type](
+        advantages, policy_logps, old_logps, mask, config
     )  # (B, C)
     if config.importance_cap is not None:
         # Truncated importance sampling: https://fengyao.notion.site/off-policy-rl
@@ -513,10 +483,9 @@ def compute_loss(
 
     # This call's share of the update's average, which config.length_normalization defines.
     share_of_average = partial(
-        utils.aggregate_tokens,
+        LENGTH_NORMALIZATIONS[config.length_normalization],
         mask=mask,
-        length_normalization=config.length_normalization,
-        constant=config.max_completion_length or C,
+        constant=config.max_completion_length,
         num_sequences=num_sequences,
         num_tokens=num_tokens,
     )
@@ -545,171 +514,37 @@ def compute_loss(
     return share_of_average(per_token_loss), metrics
 
 
-def estimate_kl(policy_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """The k3 estimate of KL(policy || reference) for each token, in nats. (B, C) -> (B, C).
-
-    It is never negative, and its mean over samples of the policy is the KL
-    (http://joschu.net/blog/kl-approx.html). Its gradient is (1 - p_ref / p) grad log p. Over
-    samples of the policy the mean of that is -E_ref[grad log p], the gradient of KL(reference ||
-    policy).
-    """
-    log_ratio = ref_log_probs - policy_log_probs
-    return log_ratio.exp() - log_ratio - 1
-
-
-# The policy-gradient losses. Each returns a loss for each token (B, C); all but the naive one also
-# return boolean masks (B, C), and the fraction of tokens where a mask is true is logged. Advantages
-# are (B, 1), log-probs (B, C).
-
-
-def compute_naive_policy_gradient_loss(
-    raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
-) -> Tensor:
-    """REINFORCE: -A log pi for each token. (B, 1), (B, C) -> (B, C)."""
-    return -raw_rewards_or_advantages * policy_log_probs
-
-
-def compute_clipped_loss(
-    ratio: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, 1 - low, 1 + high) A).
-
-    The clip stops the gradient of a token whose ratio has already left the range in the direction
-    in which the advantage pushes it.
-    """
-    high = cliprange if cliprange_high is None else cliprange_high
-    clipped_ratio = ratio.clamp(1 - cliprange, 1 + high)
-    loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
-    stopped_low = (ratio < 1 - cliprange) & (advantages < 0)
-    stopped_high = (ratio > 1 + high) & (advantages > 0)
-    return loss, {
-        "clip_fraction": stopped_low | stopped_high,
-        "clip_fraction_low": stopped_low,
-        "clip_fraction_high": stopped_high,
-    }
-
-
-def compute_grpo_clip_loss(
-    advantages: Tensor,
-    policy_log_probs: Tensor,
-    old_log_probs: Tensor,
-    cliprange: float,
-    cliprange_high: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """GRPO (arXiv:2402.03300): the clipped objective with the ratio of each token."""
-    ratio = (policy_log_probs - old_log_probs).exp()
-    return compute_clipped_loss(ratio, advantages, cliprange, cliprange_high)
-
-
-def compute_grpo_no_clip_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """GRPO without its clip: -ratio A."""
-    ratio = (policy_log_probs - old_log_probs).exp()
-    return -ratio * advantages, {}
-
-
-def compute_gspo_loss(
-    advantages: Tensor,
-    policy_log_probs: Tensor,
-    old_log_probs: Tensor,
-    cliprange: float,
-    cliprange_high: float | None,
-    mask: Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """GSPO (arXiv:2507.18071): the ratio of a sequence is exp of its tokens' mean log-ratio."""
-    log_ratio = policy_log_probs - old_log_probs
-    length = mask.sum(1, keepdim=True).clamp(min=1)
-    mean_log_ratio = masked_sum(log_ratio, mask, dim=1).unsqueeze(1) / length  # (B, 1)
-    ratio = mean_log_ratio.exp().expand_as(log_ratio)  # every token has that of its sequence
-    return compute_clipped_loss(ratio, advantages, cliprange, cliprange_high)
-
-
-def compute_cispo_loss(
-    advantages: Tensor,
-    policy_log_probs: Tensor,
-    old_log_probs: Tensor,
-    cliprange: float,
-    cliprange_high: float | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """CISPO (arXiv:2506.13585): -min(ratio, cap) A log pi, where the ratio is only a weight.
-
-    The weight is capped and has no gradient, so that no token's gradient is stopped.
-    """
-    ratio = (policy_log_probs - old_log_probs).exp().detach()
-    cap = 1 + (cliprange if cliprange_high is None else cliprange_high)
-    loss = -ratio.clamp(max=cap) * advantages * policy_log_probs
-    return loss, {"clip_fraction": ratio > cap}
-
-
-def compute_policy_gradient_loss(
-    policy_log_probs: Tensor,
-    loss_type: str,
-    raw_rewards: Tensor | None = None,
-    advantages: Tensor | None = None,
-    old_log_probs: Tensor | None = None,
-    cliprange: float = 0.2,
-    cliprange_high: float | None = None,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of each token (B, C) under one of LOSS_TYPES, and masks whose fractions are logged.
-
-    Args:
-        policy_log_probs, old_log_probs, mask: (B, C).
-        raw_rewards, advantages: (B, 1).
-    """
-    if loss_type == "no_baseline":
-        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
-    if loss_type == "reinforce_with_baseline":
-        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    if loss_type == "grpo_clip":
-        return compute_grpo_clip_loss(
-            advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high
-        )
-    if loss_type == "grpo_no_clip":
-        return compute_grpo_no_clip_loss(advantages, policy_log_probs, old_log_probs)
-    if loss_type == "gspo":
-        return compute_gspo_loss(
-            advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high, mask
-        )
-    if loss_type == "cispo":
-        return compute_cispo_loss(
-            advantages, policy_log_probs, old_log_probs, cliprange, cliprange_high
-        )
-    raise ValueError(f"unknown loss_type {loss_type!r}; known: {', '.join(LOSS_TYPES)}")
-
-
 # --- Setting up -----------------------------------------------------------------------------------
 
 
-def setup(args: Namespace) -> Run:
+def setup(config: GRPOConfig) -> Run:
     """All that GRPO works with, from the flags.
 
     Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
     """
-    run = steps.load(args, with_reference=args.beta > 0)
-    if not args.eval_only:
+    run = steps.load(config, with_reference=config.beta > 0)
+    if not config.eval_only:
         run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
     run.optimizer = torch.optim.AdamW(
         run.model.parameters(),
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        weight_decay=args.weight_decay,
+        lr=config.learning_rate,
+        betas=ADAM_BETAS,
+        weight_decay=config.weight_decay,
         fused=True if run.model.device.type == "cuda" else None,
     )
     run.scheduler = torch.optim.lr_scheduler.LambdaLR(
-        run.optimizer, partial(learning_rate_factor, args)
+        run.optimizer, partial(learning_rate_factor, config)
     )
-    run.guard = Guard(args.max_kl)
-    run.saves = not args.eval_only
-    if not args.eval_only and not args.resume:
+    run.guard = Guard(config.max_kl)
+    run.saves = not config.eval_only
+    if not config.eval_only and not config.resume:
         # An evaluator may sample, and refuse rewards that nothing can be learnt from.
-        run.evaluator.before_training(args, run, steps.sample)
+        run.evaluator.before_training(config, run, steps.sample)
     return run
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_to_the_end(parse_args(argv), setup, train)
+    return run_to_the_end(parse(GRPOConfig, argv), setup, train)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,12 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
     )
 
 
-PROMPTS = {prompt.name: prompt for prompt in (ReasoningAnswer(), R1Zero(), QuestionOnly(), Story())}
+PROMPTS = {
+    "reasoning_answer": ReasoningAnswer(),
+    "r1_zero": R1Zero(),
+    "question_only": QuestionOnly(),
+    "story": Story(),
+}
 
 
 class DataLoader(ABC):
@@ -414,7 +419,10 @@ class CreativeLoader(DataLoader):
 
 
 DATASETS = {
-    loader.name: loader for loader in (ArithmeticLoader, GSM8kLoader, MathLoader, CreativeLoader)
+    "arithmetic": ArithmeticLoader,
+    "gsm8k": GSM8kLoader,
+    "math": MathLoader,
+    "creative": CreativeLoader,
 }
 
 

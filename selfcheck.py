@@ -13,15 +13,15 @@ import resource
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 import distributed
-import flags
 import llms
 import main
 import utils
+from config import ArgumentParser, GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, Rewards
 from judges import judge_report
 from logs.diagnose import TRUNCATED
@@ -31,6 +31,7 @@ from sampling.rollout import Rollout, compute_rollout_logps
 from training import checkpoints, steps
 from training.lock import Lock
 from training.memory import OutOfMemory
+from training.run import resolve
 
 NUM_PROMPTS = 4  # sampled in groups of --group_size
 OTHER_GROUP_SIZES = (4, 8, 16, 32)  # for which the share of flat groups is predicted
@@ -54,12 +55,12 @@ class CheckResult:
     advice: str = ""  # what to do if the check fails
 
 
-def sample_groups(args, run):
+def sample_groups(config, run):
     """Sample and reward the groups that the checks look at."""
     examples = run.train_loader.next_batch(NUM_PROMPTS)
-    with utils.isolated_seed(args.seed):
-        rollout = steps.sample(args, run, examples, args.group_size, args.temperature)
-    repeated_examples = utils.repeat_each(examples, args.group_size)
+    with utils.isolated_seed(config.seed):
+        rollout = steps.sample(config, run, examples, config.group_size, config.temperature)
+    repeated_examples = utils.repeat_each(examples, config.group_size)
     rewards = steps.reward(run.evaluator, repeated_examples, rollout.texts)
     return Sampled(examples, rollout, rewards)
 
@@ -68,7 +69,7 @@ def sample_groups(args, run):
 # The docstring of a check says what should hold. It is printed if the check fails.
 
 
-def check_template(args, run, sampled):
+def check_template(config, run, sampled):
     """A chat rendered with its reply starts with the prompt, and the reply follows at once."""
     example = sampled.examples[0]
     prompt = run.train_loader.prompt
@@ -85,10 +86,12 @@ def check_template(args, run, sampled):
     )
 
 
-def check_masks(args, run, sampled):
+def check_masks(config, run, sampled):
     """Completions end by themselves, and the mask includes their EOS and nothing after it."""
     rollout = sampled.rollout
-    eos_ids = torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)).to(args.device)
+    eos_ids = torch.tensor(generation.eos_token_ids(run.sampler, run.tokenizer)).to(
+        run.model.device
+    )
     is_eos = torch.isin(rollout.completion_ids, eos_ids)  # (B, C)
     eos_counts = (is_eos & rollout.completion_mask.bool()).sum(1)  # (B,)
     num_completions = len(eos_counts)
@@ -114,15 +117,15 @@ def check_masks(args, run, sampled):
     )
 
 
-def check_sampled_logps(args, run, sampled):
+def check_sampled_logps(config, run, sampled):
     """The sampler gives every token that it drew the log-prob that the loss gives it."""
     rollout = sampled.rollout
     logps = compute_rollout_logps(
         run.model,
         rollout,
-        group_size=args.group_size,
-        temperature=args.temperature,
-        micro_batch_tokens=args.micro_batch_tokens,
+        group_size=config.group_size,
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
     )
     gaps = (logps - rollout.sampled_logps).abs()[rollout.completion_mask.bool()]
     # bfloat16, in a sampling copy or under autocast, has 8 bits of mantissa: its log-probs differ
@@ -136,7 +139,7 @@ def check_sampled_logps(args, run, sampled):
     )
 
 
-def check_graphs(args, run, sampled):
+def check_graphs(config, run, sampled):
     """Decode steps in CUDA graphs draw the same tokens as ordinary steps, in less time."""
     decoder = decoding.CAPTURED_DECODERS.get(run.sampler)
     if decoder is None:
@@ -157,7 +160,7 @@ def check_graphs(args, run, sampled):
                 run.sampler,
                 run.tokenizer,
                 prompts,
-                num_samples=args.group_size,
+                num_samples=config.group_size,
                 max_completion_length=150,
             )
             completion_ids = rollout.completion_ids.tolist()
@@ -176,7 +179,7 @@ def check_graphs(args, run, sampled):
     )
 
 
-def check_gold(args, run, sampled):
+def check_gold(config, run, sampled):
     """The data set's own answers, written in the required format, are strictly correct."""
     examples = [example for example in run.train_loader.examples[:500] if example["answer"]]
     if not examples:
@@ -197,28 +200,28 @@ def check_gold(args, run, sampled):
     )
 
 
-def check_spread(args, run, sampled):
+def check_spread(config, run, sampled):
     """Rewards differ within groups: without spread there is nothing to learn from."""
     total_rewards = run.evaluator.total(sampled.rewards)
-    _, metrics = main.compute_group_normalized_rewards(total_rewards, args.group_size)
+    _, metrics = main.compute_group_normalized_rewards(total_rewards, config.group_size)
     flat_fraction = metrics["zero_std_fraction"]
     return CheckResult(
         ok=flat_fraction < 0.9,
         figure=f"mean reward {metrics['reward']:.3f}, "
         f"std within groups {metrics['reward_std']:.3f}, "
         f"in {flat_fraction:.0%} of the groups all rewards are equal"
-        f"{predicted_flat_groups(args, sampled)}",
+        f"{predicted_flat_groups(config, sampled)}",
         advice="use easier problems, a larger --group_size or --temperature, "
         "or supervised fine-tuning first",
     )
 
 
-def predicted_flat_groups(args, sampled):
+def predicted_flat_groups(config, sampled):
     """How many groups of other sizes would be all right or all wrong, as the end of a sentence."""
     has_answers = all(example["answer"] for example in sampled.examples)
     if not has_answers:  # what a judge reads is neither right nor wrong
         return ""
-    G = args.group_size
+    G = config.group_size
     correct = [detail["correct_strict"] for detail in sampled.rewards.details]
     num_correct = [sum(correct[i : i + G]) for i in range(0, len(correct), G)]
     shares = []
@@ -232,9 +235,9 @@ def predicted_flat_groups(args, sampled):
     )
 
 
-def check_checkpoint(args, run, sampled):
+def check_checkpoint(config, run, sampled):
     """A checkpoint that is written and read again holds the same weights, bit for bit."""
-    folder = next(path for path in args.output_dir.absolute().parents if path.is_dir())
+    folder = next(path for path in config.output_dir.absolute().parents if path.is_dir())
     with tempfile.TemporaryDirectory(dir=folder, prefix="selfcheck-") as output_dir:
         path = checkpoints.write(output_dir, 0, run.model, run.tokenizer, state={})
         if path is None:
@@ -255,16 +258,16 @@ def check_checkpoint(args, run, sampled):
     )
 
 
-def check_memory(args, run, sampled):
+def check_memory(config, run, sampled):
     """The peak of an iteration, with the optimiser's states, leaves a tenth of the memory free."""
     num_completions = len(sampled.rollout.texts)
-    loss_weights = torch.ones(num_completions, device=args.device)
+    loss_weights = torch.ones(num_completions, device=run.model.device)
     rows = list(range(num_completions))
-    main.accumulate_gradient(args, run, sampled.rollout, loss_weights, rows)
+    main.accumulate_gradient(config, run, sampled.rollout, loss_weights, rows)
     run.optimizer.zero_grad()
     # AdamW's two moments, 4 bytes each, do not exist before the first update.
     num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    peak_so_far, total = memory(args.device)
+    peak_so_far, total = memory(run.model.device)
     peak = peak_so_far + 8 * num_parameters
     return CheckResult(
         ok=peak < 0.9 * total,
@@ -298,13 +301,13 @@ CHECKS = (
 # --- The command line -----------------------------------------------------------------------------
 
 
-def run_checks(args, run):
+def run_checks(config, run):
     """Print a line for each check; returns the names of those that failed."""
-    sampled = sample_groups(args, run)
+    sampled = sample_groups(config, run)
     failed = []
     for check in CHECKS:
         start = time.perf_counter()
-        result = check(args, run, sampled)
+        result = check(config, run, sampled)
         seconds = time.perf_counter() - start
         name = check.__name__.removeprefix("check_").replace("_", " ")
         print(f"{'pass' if result.ok else 'FAIL'}  {name:16s} {result.figure} ({seconds:.1f} s)")
@@ -314,27 +317,27 @@ def run_checks(args, run):
     return failed
 
 
-def check_judge(args, num_lines):
+def check_judge(config, num_lines):
     """Print and store the judge's report on num_lines opening lines, with a group of stories each.
 
     Raises:
         ValueError: The data set has no judge, or another run is still using the output directory.
     """
-    args.eval_only = True  # the setup of a training run would make a report of its own
-    run = main.setup(args)
+    # The setup of a training run would make a report of its own.
+    run = main.setup(replace(config, eval_only=True))
     if not isinstance(run.evaluator, CreativeWritingEvaluator):
         raise ValueError(
-            f"--dataset_name {args.dataset_name} has no judge; use --dataset_name creative"
+            f"--dataset_name {config.dataset_name} has no judge; use --dataset_name creative"
         )
-    lock = Lock(args.output_dir)  # protects the report of a run that is still going
-    judge_report.make_judge_report(args, run, steps.sample, num_lines)
+    lock = Lock(config.output_dir)  # protects the report of a run that is still going
+    judge_report.make_judge_report(config, run, steps.sample, num_lines)
     lock.release()
-    print(f"kept in {args.output_dir / 'judge_report.json'}")
+    print(f"kept in {config.output_dir / 'judge_report.json'}")
 
 
 def run_selfcheck(argv=None):
     """The command line; returns its exit code."""
-    parser = flags.ArgumentParser(
+    parser = ArgumentParser(
         description="Check a model, data and hardware; any other flag is one of main.py's."
     )
     parser.add_argument(
@@ -344,18 +347,19 @@ def run_selfcheck(argv=None):
         help="make only the report of the judge of stories, on this number of opening lines",
     )
     own_args, training_argv = parser.parse_known_args(argv)
-    args = flags.parse_args(training_argv)
+    config = parse(GRPOConfig, training_argv)
     try:
-        distributed.init(args.device, allow_several=False)
+        config = resolve(config)
+        distributed.init(config.device, allow_several=False)
         if own_args.check_judge is not None:
-            check_judge(args, own_args.check_judge)
+            check_judge(config, own_args.check_judge)
             return 0
-        run = main.setup(args)
+        run = main.setup(config)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        failed = run_checks(args, run)
+        failed = run_checks(config, run)
     except OutOfMemory as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

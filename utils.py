@@ -23,7 +23,6 @@ LOGITS_CHUNK = 2**23
 LOGITS_CHUNK_ON_GPU = 2**27
 # Completions run in this many batches of similar length, so that little of them is padding.
 LENGTH_BUCKETS = 4
-LENGTH_NORMALIZATIONS = ("masked_mean", "masked_normalize", "token_mean")
 
 Item = TypeVar("Item")
 
@@ -270,49 +269,6 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean where the mask is true, over the number of true entries; NaN where there is none."""
     return masked_sum(tensor, mask, dim) / mask.sum(dim)
-
-
-def masked_normalize(
-    tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None
-) -> Tensor:
-    """Sum where the mask is true, divided by a constant (Dr. GRPO, arXiv:2503.20783)."""
-    return masked_sum(tensor, mask, dim) / normalize_constant
-
-
-def aggregate_tokens(
-    per_token: Tensor,
-    mask: Tensor,
-    length_normalization: str,
-    constant: float,
-    num_sequences: int,
-    num_tokens: int,
-) -> Tensor:
-    """What a micro-batch contributes to its update's mean of a per-token loss (B, C).
-
-    The contributions of all micro-batches and processes add up to the mean.
-
-    "masked_mean": the mean over each sequence's tokens, then over sequences (GRPO,
-        arXiv:2402.03300).
-    "masked_normalize": each sequence's sum divided by a constant, then the mean over sequences (Dr.
-        GRPO, arXiv:2503.20783).
-    "token_mean": the mean over all tokens (DAPO, arXiv:2503.14476).
-
-    Args:
-        constant: for "masked_normalize", such as the maximum length of a completion.
-        num_sequences, num_tokens: those of the whole update, over all micro-batches and processes.
-    """
-    if length_normalization == "masked_mean":
-        lengths = mask.sum(1).clamp(min=1)
-        per_sequence = masked_sum(per_token, mask, dim=1) / lengths
-        return per_sequence.sum() / max(1, num_sequences)
-    if length_normalization == "masked_normalize":
-        per_sequence = masked_normalize(per_token, mask, constant, dim=1)
-        return per_sequence.sum() / max(1, num_sequences)
-    if length_normalization == "token_mean":
-        return masked_sum(per_token, mask) / max(1, num_tokens)
-    raise ValueError(
-        f"unknown length_normalization {length_normalization!r}; known: {LENGTH_NORMALIZATIONS}"
-    )
 
 
 # --- Groups and micro-batches ---------------------------------------------------------------------

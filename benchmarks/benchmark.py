@@ -1,26 +1,33 @@
-"""How fast a GRPO step is, compared with transformers and TRL doing the same work: one table.
+"""How long a training step and sampling take, next to TRL and transformers doing the same work.
 
-  step      iterations of main.py as it runs, by stage, with rewards, optimiser and logs; compared
-            with TRL's GRPOTrainer
-  sampling  generation.generate compared with model.generate: once until EOS, and once without EOS,
-            so that every completion has the maximum length
+    python benchmarks/benchmark.py step sampling
+    python benchmarks/benchmark.py step sampling --trl_python ~/trl/bin/python
+    python benchmarks/benchmark.py step sampling --model_name Qwen/Qwen2-0.5B-Instruct \
+        --num_prompts 4 16 32 64 --max_completion_length 512      # on a GPU, at four sizes
 
-Competitors take turns in one run, with the same weights, prompts, dtype, threads and attention.
-Each row of the table has the median and the range over the repeats. A ratio is taken within each
-repeat: the competitor's time divided by ours.
+  step      iterations of main.py with rewards, optimiser and logs, next to TRL's GRPOTrainer
+  sampling  generation.generate next to model.generate, until EOS and with EOS switched off, so that
+            every completion has the maximum length. On a GPU also next to itself without CUDA
+            graphs
+
+The competitors take turns in one run, with the same weights, prompts, precision, threads and kind
+of attention. The speed of a machine drifts, so each ratio is taken within a turn. Two tables in
+Markdown are printed: the comparison, and the stages of our step with their memory on a GPU.
 """
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -28,166 +35,217 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+import transformers
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
-from flags import ArgumentParser
-from logs import jsonl
+from config import ArgumentParser
+from logs import jsonl, markdown
 from rl_datasets import get_dataloaders
 from sampling import generation
-from training.metrics import StageTimer
+from sampling.decoding import Decoder
 
 HERE = Path(__file__).parent
+# Weight of the KL in main.py and in TRL, so that both compute a reference.
+BETA = 0.04
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the table: a quantity and its value in each repeat."""
-
-    quantity: str
-    unit: str
-    # One value for each repeat.
-    values: list[float]
-
-
-# --- Steps, compared with TRL ---------------------------------------------------------------------
-
-
-def step(args, folder: Path) -> Iterator[Row]:
-    """Iterations of main.py and of TRL.
-
-    Each turn is a new process. The first iteration of a process only warms up.
-    """
-    our_runs = []
-    trl_runs = []
-    for repeat in range(args.repeats):
-        our_runs.append(run_grpo(args, folder / f"ours{repeat}"))
-        if args.trl_python:
-            trl_runs.append(run_trl(args, folder / f"trl{repeat}.json"))
-    for key in our_runs[0]:
-        quantity, unit = key.rsplit(", ", 1)
-        yield Row(f"ours: {quantity}", unit, [run[key] for run in our_runs])
-    if trl_runs:
-        name = f"TRL {trl_runs[0]['version']}"
-        our_seconds = [run["whole step, s"] for run in our_runs]
-        trl_seconds = [median(run["seconds"]) for run in trl_runs]
-        trl_lengths = [median(run["response_length"]) for run in trl_runs]
-        yield Row(f"{name}: whole step", "s", trl_seconds)
-        yield Row(f"{name}: completion length", "tokens", trl_lengths)
-        yield Row(f"{name} / ours", "ratio", ratios(trl_seconds, our_seconds))
-
-
-def run_grpo(args, output_dir: Path) -> dict[str, float]:
-    """Run main.py, and return {"quantity, unit": the median over the timed iterations}."""
-    flags = dict(
-        model_name=args.model_name,
-        dataset_name="arithmetic",
-        device=args.device,
-        output_dir=output_dir,
-        rollout_batch_size=args.num_prompts * args.group_size,
-        group_size=args.group_size,
-        beta=args.beta,
-        eval_size=1,
-        max_completion_length=args.max_completion_length,
-        micro_batch_tokens=args.micro_batch_tokens,
-        num_train_iters=args.iterations + 1,
-        eval_iterations=10**6,
-        save_iterations=10**6,
-    )
-    command = [sys.executable, HERE.parent / "main.py"]
-    for name, value in flags.items():
-        command += [f"--{name}", str(value)]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-
-    log = jsonl.read(output_dir / "train_log.jsonl")
-    timed = log[1:]  # the first iteration only warms up
-    # A whole step lasts from one log line to the next. So it includes what belongs to no stage,
-    # such as writing transcripts and computing metrics.
-    end_times = [line["elapsed"] for line in log]
-    whole_steps = [end - start for start, end in zip(end_times, end_times[1:], strict=False)]
-    medians = {}
-    for key, value in timed[0].items():
-        if isinstance(value, (int, float)):
-            medians[key] = median(line[key] for line in timed)
-    quantities = {
-        "whole step, s": median(whole_steps),
-        "sample, s": medians["time/sample"],
-        "reward, s": medians["time/reward"],
-        "loss, s": medians["time/loss"],
-        "step, s": medians["time/step"],  # the update by the optimiser
-        "sampling, tokens/s": medians["sampled_tokens"] / medians["time/sample"],
-        "completion length, tokens": medians["response_length"],
-        "sampling gap, nats": medians["sampling_logp_gap"],
-    }
-    for key, value in medians.items():
-        if key.startswith("memory/"):  # one for each stage, on CUDA alone
-            quantities[f"peak memory: {key.removeprefix('memory/')}, GB"] = value
-    return quantities
-
-
-def run_trl(args, output: Path) -> dict:
-    """Run the same iterations on the same prompts in TRL, and return what trl_step.py writes."""
-    tokenizer = AutoTokenizer.from_pretrained(args.model_name)
-    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
-    batch = loader.next_batch(args.num_prompts * (args.iterations + 1))
-    examples = [{"prompt": example["prompt"], "answer": example["answer"]} for example in batch]
-    settings = {
-        **vars(args),
-        "examples": examples,
-        "output": str(output),
-        "completions_per_batch": args.num_prompts * args.group_size,
-    }
-    settings_file = output.with_suffix(".settings")
-    jsonl.write_json(settings_file, settings)
-    command = [args.trl_python, HERE / "trl_step.py", settings_file]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    return json.loads(output.read_text("utf-8"))
-
-
-# --- Sampling, compared with transformers ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One turn of a competitor in `sampling`."""
+class Turn:
+    """What a competitor needed for the work once."""
 
     seconds: float
-    # The number of tokens of each completion.
-    lengths: list[int]
+    mean_length: float  # tokens of a completion
 
 
-def sampling(args, folder: Path) -> Iterator[Row]:
-    """The time from prompts to decoded texts. Both samplers run in this process, in turns."""
+def comparison_row(
+    work: str, num_completions: int, ours: list[Turn], theirs: list[Turn]
+) -> list[str]:
+    """One row of the first table. `theirs` is empty if there is no competitor."""
+    speeds = [num_completions * turn.mean_length / turn.seconds for turn in ours]
+    cells = [work, str(num_completions), f"{median(speeds):,.0f}", describe(ours)]
+    if not theirs:
+        return [*cells, "-", "-"]
+    ratios = [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
+    ratio = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return [*cells, describe(theirs), ratio]
+
+
+def describe(turns: list[Turn]) -> str:
+    seconds = median(turn.seconds for turn in turns)
+    length = median(turn.mean_length for turn in turns)
+    return f"{seconds:.3g} s, {length:.0f} tokens"
+
+
+def read_examples(tokenizer, num_examples: int) -> list[dict]:
+    """The first training examples, as main.py draws them with seed 0."""
+    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
+    return loader.next_batch(num_examples)
+
+
+# --- Training steps -------------------------------------------------------------------------------
+
+
+def compare_steps(args, num_prompts: int) -> tuple[list[list[str]], list[list[str]]]:
+    """The rows of the first and of the second table. Each turn is a new process."""
+    num_completions = num_prompts * args.group_size
+    our_turns = []
+    trl_turns = []
+    our_stages = []
+    competitor = "TRL, which is not installed"
+    for _ in range(args.repeats):
+        log = run_main(args, num_completions)
+        our_turns.append(turn_of_log(log))
+        our_stages.append(stages_of_log(log))
+        if args.trl_python:
+            result = run_trl(args, num_prompts)
+            competitor = f"TRL {result['version']}"
+            trl_turns.append(Turn(median(result["seconds"]), median(result["mean_lengths"])))
+    work = f"step, next to {competitor}"
+    comparison = comparison_row(work, num_completions, our_turns, trl_turns)
+    stage_rows = []
+    for stage in our_stages[0]:
+        seconds = median(stages[stage][0] for stages in our_stages)
+        peaks = [stages[stage][1] for stages in our_stages]
+        peak = "-" if None in peaks else f"{max(peaks):.1f}"
+        stage_rows.append([stage, str(num_completions), f"{seconds:.3f}", peak])
+    return [comparison], stage_rows
+
+
+def run_main(args, num_completions: int) -> list[dict]:
+    """Run main.py, and return the lines of its train_log.jsonl."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = dict(
+            model_name=args.model_name,
+            dataset_name="arithmetic",
+            device=args.device,
+            output_dir=folder,
+            rollout_batch_size=num_completions,
+            group_size=args.group_size,
+            max_completion_length=args.max_completion_length,
+            micro_batch_tokens=args.micro_batch_tokens,
+            beta=BETA,
+            num_train_iters=args.iterations + 1,
+            eval_size=1,
+            eval_iterations=10**6,
+            save_iterations=10**6,
+        )
+        command = [sys.executable, HERE.parent / "main.py"]
+        for name, value in flags.items():
+            command += [f"--{name}", str(value)]
+        run(command, stdout=sys.stderr)
+        return jsonl.read(Path(folder) / "train_log.jsonl")
+
+
+def turn_of_log(log: list[dict]) -> Turn:
+    """The median iteration of a train_log.jsonl. The first one only warms up.
+
+    An iteration lasts from one line of the log to the next. This includes what belongs to no stage,
+    such as writing transcripts.
+    """
+    seconds = []
+    for i in range(1, len(log)):
+        seconds.append(log[i]["elapsed"] - log[i - 1]["elapsed"])
+    length = median(line["response_length"] for line in log[1:])
+    return Turn(median(seconds), length)
+
+
+def stages_of_log(log: list[dict]) -> dict[str, tuple[float, float | None]]:
+    """{stage: (median seconds, GB at its peak)}; the memory is known on CUDA alone."""
+    timed = log[1:]
+    stages = {}
+    for key in timed[0]:
+        kind, _, stage = key.partition("/")
+        if kind == "time":
+            seconds = median(line[key] for line in timed)
+            peaks = [line[f"memory/{stage}"] for line in timed if f"memory/{stage}" in line]
+            stages[stage] = (seconds, max(peaks, default=None))
+    return stages
+
+
+def run_trl(args, num_prompts: int) -> dict:
+    """Run the same iterations on the same prompts in TRL, and return what trl_step.py prints."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model_name)
+    examples = read_examples(tokenizer, num_prompts * (args.iterations + 1))
+    settings = dict(
+        model_name=args.model_name,
+        device=args.device,
+        examples=[{"prompt": row["prompt"], "answer": row["answer"]} for row in examples],
+        num_completions=num_prompts * args.group_size,
+        group_size=args.group_size,
+        max_completion_length=args.max_completion_length,
+        beta=BETA,
+        iterations=args.iterations,
+    )
+    command = [args.trl_python, HERE / "trl_step.py"]
+    result = run(command, input=json.dumps(settings), stdout=subprocess.PIPE, text=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def run(command: list, **options) -> subprocess.CompletedProcess:
+    """Run a command that prints its own errors.
+
+    Raises:
+        SystemExit: it failed, with its exit code.
+    """
+    result = subprocess.run(command, **options)
+    if result.returncode:
+        raise SystemExit(result.returncode)
+    return result
+
+
+# --- Sampling -------------------------------------------------------------------------------------
+
+
+def compare_sampling(args, num_prompts: int) -> list[list[str]]:
+    """The rows of the first table: the time from prompts to decoded texts."""
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name, args.device)
     model = llms.get_sampler(policy).eval()
-    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
-    prompts = [example["prompt"] for example in loader.next_batch(args.num_prompts)]
-    eos_of_setting = {
-        "natural lengths": generation.eos_token_ids(model, tokenizer),
-        "equal lengths": [model.config.vocab_size],  # an id that is never sampled
+    examples = read_examples(tokenizer, num_prompts)
+    prompts = [example["prompt"] for example in examples]
+    num_completions = num_prompts * args.group_size
+    competitors = {"ours": sample, "model.generate": sample_with_transformers}
+    if args.device == "cuda":
+        competitors["itself without CUDA graphs"] = sample_without_graphs
+    eos_of_lengths = {
+        "until EOS": generation.eos_token_ids(model, tokenizer),
+        "to the maximum length": [model.config.vocab_size],  # an id that is never sampled
     }
-    competitors = {"ours": sample_ours, "generate": sample_transformers}
-    for setting, eos in eos_of_setting.items():
+    rows = []
+    for lengths, eos in eos_of_lengths.items():
         # Both samplers ask this function which ids end a completion.
         with patch.object(generation, "eos_token_ids", return_value=eos):
-            timings = alternate(competitors, args, model, tokenizer, prompts)
-        for name in competitors:
-            yield from sampling_rows(f"{setting}, {name}", timings[name])
-        our_seconds = [turn.seconds for turn in timings["ours"]]
-        their_seconds = [turn.seconds for turn in timings["generate"]]
-        yield Row(f"{setting}, generate / ours", "ratio", ratios(their_seconds, our_seconds))
+            turns = take_turns(competitors, args, model, tokenizer, prompts)
+        ours = turns.pop("ours")
+        for name, theirs in turns.items():
+            work = f"sampling {lengths}, next to {name}"
+            rows.append(comparison_row(work, num_completions, ours, theirs))
+    return rows
 
 
-def sampling_rows(label: str, turns: list[Timing]) -> Iterator[Row]:
-    """A competitor's time, speed and mean completion length."""
-    yield Row(label, "s", [turn.seconds for turn in turns])
-    yield Row(label, "tokens/s", [sum(turn.lengths) / turn.seconds for turn in turns])
-    mean_lengths = [sum(turn.lengths) / len(turn.lengths) for turn in turns]
-    yield Row(f"{label}: mean completion", "tokens", mean_lengths)
+def take_turns(competitors: dict[str, Callable], args, *inputs) -> dict[str, list[Turn]]:
+    """{name: its turns on the same inputs}. The first turn of each only warms up."""
+    turns = {name: [] for name in competitors}
+    for repeat in range(args.repeats + 1):
+        for name, sampler in competitors.items():
+            torch.manual_seed(repeat)
+            start = synchronized_time(args.device)
+            lengths = sampler(args, *inputs)
+            seconds = synchronized_time(args.device) - start
+            if repeat > 0:
+                turns[name].append(Turn(seconds, sum(lengths) / len(lengths)))
+    return turns
 
 
-def sample_ours(args, model, tokenizer, prompts) -> list[int]:
-    """Sample with this project's sampler, and return the number of tokens of each completion."""
+def synchronized_time(device: str) -> float:
+    """The time in seconds, once the GPU has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def sample(args, model, tokenizer, prompts: list[str]) -> list[int]:
+    """The number of tokens of each completion, from this project's sampler."""
     rollout = generation.generate(
         model,
         tokenizer,
@@ -198,8 +256,18 @@ def sample_ours(args, model, tokenizer, prompts) -> list[int]:
     return rollout.lengths.tolist()
 
 
-def sample_transformers(args, model, tokenizer, prompts) -> list[int]:
-    """Sample with model.generate, and return the number of tokens of each completion.
+def sample_without_graphs(args, model, tokenizer, prompts: list[str]) -> list[int]:
+    """The same without CUDA graphs: each kernel is launched from Python."""
+
+    def ordinary_decoder(model, cache, num_rows, num_slots):
+        return Decoder(model, num_rows, num_slots)
+
+    with patch.object(generation, "decoder_for", ordinary_decoder):
+        return sample(args, model, tokenizer, prompts)
+
+
+def sample_with_transformers(args, model, tokenizer, prompts: list[str]) -> list[int]:
+    """The number of tokens of each completion, from model.generate.
 
     It samples from the whole distribution. The fields that could change this are all set, because
     transformers takes an unset field from the model's generation config.
@@ -222,9 +290,9 @@ def sample_transformers(args, model, tokenizer, prompts) -> list[int]:
     ids = model.generate(
         inputs.input_ids, attention_mask=inputs.attention_mask, generation_config=config
     )
-    P = inputs.input_ids.shape[1]
+    prompt_length = inputs.input_ids.shape[1]
     completions = []
-    for row in ids[:, P:].tolist():
+    for row in ids[:, prompt_length:].tolist():
         # A completion ends with its first EOS, which belongs to it. Padding follows.
         length = next((n for n, token in enumerate(row, 1) if token in eos), len(row))
         completions.append(row[:length])
@@ -232,91 +300,95 @@ def sample_transformers(args, model, tokenizer, prompts) -> list[int]:
     return [len(completion) for completion in completions]
 
 
-def alternate(competitors: dict, args, *inputs) -> dict[str, list[Timing]]:
-    """Let the competitors take turns on the same inputs. The first turn of each only warms up.
-
-    Returns:
-        For each competitor's name one Timing per repeat.
-    """
-    timings = {name: [] for name in competitors}
-    timer = StageTimer(args.device)
-    for repeat in range(args.repeats + 1):
-        for name, run in competitors.items():
-            torch.manual_seed(repeat)
-            with timer("run"):
-                lengths = run(args, *inputs)
-            seconds = timer.flush()["time/run"]
-            if repeat > 0:
-                timings[name].append(Timing(seconds, lengths))
-    return timings
+# --- The command line and its tables --------------------------------------------------------------
 
 
-def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
-    """The ratio within each repeat."""
-    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+def positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is too small; use 1 or more")
+    return number
 
 
-# --- The command line and its table ---------------------------------------------------------------
-
-BENCHMARKS = {"step": step, "sampling": sampling}
-
-
-def parse_args(argv):
-    parser = ArgumentParser(description="GRPO-Lite's speed, compared with transformers and TRL.")
-    add = parser.add_argument
-    benchmark_help = (
-        "step: iterations of main.py, by stage, compared with TRL's GRPOTrainer."
-        " sampling: this project's sampler, compared with transformers' model.generate"
+def parse_args(argv=None):
+    parser = ArgumentParser(
+        description="How long a training step and sampling take, next to TRL and transformers"
+        " doing the same work in turns. Prints two Markdown tables: the comparison, and the"
+        " stages of a training step. The defaults take some minutes on two CPU cores. On a GPU,"
+        " try --model_name Qwen/Qwen2-0.5B-Instruct --num_prompts 4 16 32 64"
+        " --max_completion_length 512."
     )
-    add("benchmarks", nargs="+", choices=BENCHMARKS, help=benchmark_help)
+    add = parser.add_argument
+    work_help = (
+        "step: iterations of main.py, next to TRL's GRPOTrainer.\n"
+        "sampling: our sampler, next to transformers' model.generate."
+    )
+    add("work", nargs="+", choices=["step", "sampling"], help=work_help)
     add("--model_name", default="tiny/1m", help="directory of a model, or its name on the hub")
-    add("--device", default="cpu", help="cpu or cuda")
-    add("--threads", type=int, default=2, help="CPU threads of every competitor")
-    add("--num_prompts", type=int, default=16, help="prompts in a batch")
-    add("--group_size", type=int, default=8, help="completions per prompt")
-    add("--max_completion_length", type=int, default=64, help="tokens, at most, per completion")
-    beta_help = "weight of the KL to the reference model; 0 means that there is no reference"
-    add("--beta", type=float, default=0.04, help=beta_help)
-    add("--micro_batch_tokens", type=int, default=16384, help="padded tokens per pass of main.py")
-    iterations_help = "timed iterations per repeat of `step`, after one that warms up"
-    add("--iterations", type=int, default=5, help=iterations_help)
-    add("--repeats", type=int, default=5, help="turns of each competitor")
-    trl_help = "python of an environment with trl, torch, accelerate and datasets; default: no TRL"
-    add("--trl_python", help=trl_help)
-    return parser.parse_args(argv)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=["cpu", "cuda"], default=device, help="where everything runs")
+    add("--threads", type=positive_int, default=2, help="CPU threads of each competitor")
+    prompts_help = "prompts in a batch; several numbers give a row for each"
+    add("--num_prompts", type=positive_int, nargs="+", default=[16], help=prompts_help)
+    add("--group_size", type=positive_int, default=8, help="completions for each prompt")
+    length_help = "tokens at which a completion is cut"
+    add("--max_completion_length", type=positive_int, default=64, help=length_help)
+    micro_batch_help = "padded tokens in a pass of main.py; fewer take less memory"
+    add("--micro_batch_tokens", type=positive_int, default=16384, help=micro_batch_help)
+    iterations_help = "timed iterations in a turn of `step`, after one that warms up"
+    add("--iterations", type=positive_int, default=5, help=iterations_help)
+    add("--repeats", type=positive_int, default=5, help="turns of each competitor")
+    trl_help = (
+        "Python of an environment with trl, torch, accelerate and datasets."
+        " Without it `step` is compared with TRL only if TRL is installed here."
+    )
+    trl_python = sys.executable if find_spec("trl") else None
+    add("--trl_python", default=trl_python, help=trl_help)
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU here")
+    return args
 
 
 def main(argv=None):
     args = parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes that `step` starts
     torch.set_num_threads(args.threads)
-    rows = []  # (name of the benchmark, Row)
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        for name in args.benchmarks:
-            for row in BENCHMARKS[name](args, Path(folder)):
-                rows.append((name, row))
+    comparisons = []
+    stages = []
+    try:
+        with redirect_stdout(sys.stderr):
+            for num_prompts in args.num_prompts:
+                if "step" in args.work:
+                    rows, stage_rows = compare_steps(args, num_prompts)
+                    comparisons += rows
+                    stages += stage_rows
+                if "sampling" in args.work:
+                    comparisons += compare_sampling(args, num_prompts)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
     print(f"`python {' '.join(sys.argv)}`: {describe_setting(args)}\n")
-    print("| benchmark | quantity | median | min .. max | unit |\n|---|---|---:|---:|---|")
-    for name, row in rows:
-        value_range = f"{min(row.values):.4g} .. {max(row.values):.4g}"
-        middle = f"{median(row.values):.4g}"
-        print(f"| {name} | {row.quantity} | {middle} | {value_range} | {row.unit} |")
+    header = ["work", "completions", "our tokens/s", "GRPO-Lite", "other", "other / GRPO-Lite"]
+    print(markdown.table(header, comparisons))
+    if stages:
+        header = ["stage of our step", "completions", "seconds", "GB at the peak"]
+        print(f"\n{markdown.table(header, stages)}")
     return 0
 
 
 def describe_setting(args) -> str:
-    """Commit, date, device, threads and versions, for the line above the table."""
+    """Commit, date, hardware, threads and versions, for the line above the tables."""
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
     )
     commit = git.stdout.strip() or "unknown"
-    if args.device == "cpu":
-        device = f"{os.cpu_count()} {platform.machine()} cores"
-    else:
-        device = torch.cuda.get_device_name()
-    versions = f"torch {version('torch')}, transformers {version('transformers')}"
-    return f"commit {commit}, {date.today()}, {device}, {args.threads} threads, {versions}"
+    hardware = f"{os.cpu_count()} {platform.machine()} cores"
+    if args.device == "cuda":
+        hardware = f"{torch.cuda.get_device_name()} and {hardware}"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"commit {commit}, {date.today()}, {hardware}, threads: {args.threads}, {versions}"
 
 
 if __name__ == "__main__":

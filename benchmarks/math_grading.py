@@ -243,7 +243,7 @@ def measure(grader, questions: list[tuple[str, str]]) -> tuple[list[str], list[f
 
 
 def parse_args(argv):
-    from flags import ArgumentParser
+    from config import ArgumentParser
 
     parser = ArgumentParser(description="How often graders of MATH answers are wrong.")
     data_help = "MATH-500 as JSON lines; default: data/math/math500.jsonl below $GRPO_LITE_DATA"

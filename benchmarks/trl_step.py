@@ -1,17 +1,16 @@
 """TRL's side of the benchmark `step` in benchmark.py: GRPO steps, each one timed.
 
-`python trl_step.py SETTINGS.json` runs in an environment of its own, made by `pip install torch trl
-accelerate datasets`, and imports nothing of this project. TRL is set up for the same update and,
-where there is a choice, for speed: no gradient checkpointing, no checkpoints and no reports. The
-other settings are its defaults.
+It imports nothing of this project, so that TRL can have an environment of its own. Settings come as
+JSON on the standard input; the last line on the standard output is the result. TRL is set up for
+the same update and, where there is a choice, for speed: no gradient checkpointing, no checkpoints
+and no reports. Its other settings are its defaults.
 """
 
 import importlib.metadata
 import json
-import re
 import sys
+import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -21,13 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def reward(completions, answer, **_):
-    """1 where the answer tags contain the gold answer, else 0. This rule takes next to no time."""
-    rewards = []
-    for text, gold in zip(completions, answer, strict=True):
-        match = re.search(r"<answer>\s*(.*?)\s*</answer>", text, re.DOTALL)
-        is_correct = match is not None and match[1] == gold
-        rewards.append(float(is_correct))
-    return rewards
+    """1 where the gold answer occurs in the text, else 0. This rule takes next to no time."""
+    return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
 
 
 class Clock(TrainerCallback):
@@ -35,7 +29,7 @@ class Clock(TrainerCallback):
 
     def __init__(self):
         self.ends = []
-        self.lengths = []
+        self.mean_lengths = []
 
     def on_step_end(self, args, state, control, **_):
         if torch.cuda.is_available():
@@ -44,21 +38,19 @@ class Clock(TrainerCallback):
 
     def on_log(self, args, state, control, logs, **_):
         if "completions/mean_length" in logs:
-            self.lengths.append(logs["completions/mean_length"])
+            self.mean_lengths.append(logs["completions/mean_length"])
 
 
-def main():
-    settings = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    args = SimpleNamespace(**settings)  # benchmark.py's flags, and what its run_trl adds to them
-    is_cpu = args.device == "cpu"
+def train(settings: SimpleNamespace, folder: str) -> Clock:
+    is_cpu = settings.device == "cpu"
     config = GRPOConfig(
-        output_dir=args.output + ".trl",
-        max_steps=args.iterations + 1,
-        per_device_train_batch_size=args.completions_per_batch,
-        num_generations=args.group_size,
-        max_completion_length=args.max_completion_length,
+        output_dir=folder,
+        max_steps=settings.iterations + 1,
+        per_device_train_batch_size=settings.num_completions,
+        num_generations=settings.group_size,
+        max_completion_length=settings.max_completion_length,
         temperature=1.0,
-        beta=args.beta,
+        beta=settings.beta,
         num_iterations=1,
         loss_type="grpo",
         learning_rate=1e-6,
@@ -74,23 +66,30 @@ def main():
     clock = Clock()
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(
-            args.model_name, dtype=torch.float32, attn_implementation="sdpa"
+            settings.model_name, dtype=torch.float32, attn_implementation="sdpa"
         ),
-        processing_class=AutoTokenizer.from_pretrained(args.model_name, padding_side="left"),
+        processing_class=AutoTokenizer.from_pretrained(settings.model_name, padding_side="left"),
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_list(args.examples),
+        train_dataset=Dataset.from_list(settings.examples),
         callbacks=[clock],
     )
     trainer.train()
+    return clock
+
+
+def main():
+    settings = SimpleNamespace(**json.load(sys.stdin))
+    with tempfile.TemporaryDirectory() as folder:
+        clock = train(settings, folder)
     # The first step only warms up.
     steps = zip(clock.ends, clock.ends[1:], strict=False)
     result = {
         "seconds": [end - start for start, end in steps],
-        "response_length": clock.lengths[1:],
+        "mean_lengths": clock.mean_lengths[1:],
         "version": importlib.metadata.version("trl"),
     }
-    Path(args.output).write_text(json.dumps(result), "utf-8")
+    print(f"\n{json.dumps(result)}")
 
 
 if __name__ == "__main__":

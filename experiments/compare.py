@@ -38,7 +38,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,10 +50,9 @@ from matplotlib.figure import Figure  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 import plotter  # noqa: E402
+from config import ArgumentParser, GRPOConfig, parse  # noqa: E402
 from experiments import answers  # noqa: E402
 from experiments.paired import judge, outcome_at_best_rate  # noqa: E402
-from flags import ArgumentParser  # noqa: E402
-from flags import parse_args as parse_main_flags  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
 from logs.read import MAY_DIFFER, read_args  # noqa: E402
 
@@ -370,7 +369,7 @@ def check_flags(run: PlannedRun, folder: Path) -> None:
     """Raise ValueError if a run that is there, finished or not, was made with other flags."""
     saved = read_args(folder / "args.json")  # {} if there is no run
     if run.arm.script == "main.py":
-        wanted = vars(parse_main_flags(run.flags))
+        wanted = asdict(parse(GRPOConfig, run.flags))
     else:  # of other scripts only the flags are known that the command names
         wanted = {}
         for flag, values in group_flags(run.flags).items():
@@ -795,7 +794,7 @@ def settings_of(arm: Arm) -> tuple:
     """What makes an arm's runs. Flags of main.py are parsed, since one may name a default."""
     flags = arm.flags
     if arm.script == "main.py":
-        flags = vars(parse_main_flags(arm.flags))
+        flags = asdict(parse(GRPOConfig, arm.flags))
     return arm.script, flags, arm.learning_rates
 
 

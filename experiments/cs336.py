@@ -6,6 +6,7 @@ Shapes: B rows, L tokens of prompt and output, V vocabulary, N responses.
 import sys
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -14,12 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import main
 from evaluator import MathEvaluator
-from main import (
-    compute_grpo_clip_loss,
-    compute_naive_policy_gradient_loss,
-    compute_policy_gradient_loss,
-)
-from utils import compute_entropy, masked_mean, masked_normalize
+from losses import LOSSES
+from utils import compute_entropy, masked_mean, masked_sum
 
 # There is one evaluator for each prompt format, kept after its first use: each starts a grading
 # process, which takes a second.
@@ -53,6 +50,11 @@ def get_response_log_probs(model, input_ids, labels, return_token_entropy=False)
     if return_token_entropy:
         result["token_entropy"] = compute_entropy(logits)
     return result
+
+
+def masked_normalize(tensor, mask, normalize_constant, dim=None):
+    """Sum where the mask is true, divided by a constant."""
+    return masked_sum(tensor, mask, dim) / normalize_constant
 
 
 def sft_microbatch_train_step(
@@ -92,6 +94,43 @@ def compute_group_normalized_rewards(
     return advantages, raw_rewards, metadata
 
 
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs):
+    """REINFORCE's loss of each token. (B, 1), (B, L) -> (B, L)."""
+    loss, _ = compute_policy_gradient_loss(
+        policy_log_probs, "reinforce_with_baseline", advantages=raw_rewards_or_advantages
+    )
+    return loss
+
+
+def compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange):
+    """(loss of each token (B, L), masks of clipped tokens (B, L)); advantages are (B, 1)."""
+    return compute_policy_gradient_loss(
+        policy_log_probs,
+        "grpo_clip",
+        advantages=advantages,
+        old_log_probs=old_log_probs,
+        cliprange=cliprange,
+    )
+
+
+def compute_policy_gradient_loss(
+    policy_log_probs,
+    loss_type,
+    raw_rewards=None,
+    advantages=None,
+    old_log_probs=None,
+    cliprange=None,
+):
+    """(loss of each token (B, L), masks (B, L)); rewards and advantages are (B, 1).
+
+    loss_type: no_baseline, reinforce_with_baseline, grpo_clip or grpo_no_clip.
+    """
+    weights = raw_rewards if loss_type == "no_baseline" else advantages
+    config = SimpleNamespace(cliprange=cliprange, cliprange_high=None)
+    # None of these four losses reads the mask.
+    return LOSSES[loss_type](weights, policy_log_probs, old_log_probs, None, config)
+
+
 def grpo_microbatch_train_step(
     policy_log_probs,
     response_mask,
@@ -114,7 +153,6 @@ def grpo_microbatch_train_step(
         advantages,
         old_log_probs,
         cliprange,
-        mask=response_mask,
     )
     loss = masked_mean(per_token, response_mask, dim=1).mean() / gradient_accumulation_steps
     loss.backward()

@@ -10,73 +10,43 @@ and the tokens sampled so far are logged, so that plotter.py can lay them beside
 GRPO. `sample_entropy` estimates the entropy at all sampled tokens, which GRPO logs as `entropy`.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import flags  # noqa: E402
+from config import ExpertIterationConfig, parse  # noqa: E402
+
+if __name__ == "__main__":
+    parse(ExpertIterationConfig)  # --help and mistakes are answered before the slow imports
+
 import llms  # noqa: E402
 import sft  # noqa: E402
-from training import memory, steps, write_logs  # noqa: E402
+from training import steps, write_logs  # noqa: E402
 from training.run import Run, run_to_the_end, save_checkpoint  # noqa: E402
 from utils import repeat_each  # noqa: E402
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.ArgumentParser(description="Train a language model by expert iteration.")
-    flags.add_model_and_data(parser)
-    flags.add_sampling(
-        parser, batch_flag=("--num_questions", 512, "questions per expert iteration, D_b")
-    )
-    add = flags.add_optimisation(parser)
-    add("--n_ei_steps", type=int, default=5, help="expert iterations")
-    add(
-        "--epochs",
-        type=int,
-        default=1,
-        help="passes over the completions that an expert iteration keeps, E",
-    )
-    add("--train_batch_size", type=int, default=32, help="examples per optimiser step")
-    add(
-        "--learning_rate",
-        type=float,
-        default=1e-5,
-        help="the peak in each expert iteration, from which it falls to 0 as a cosine",
-    )
-    add_evaluation_flag = flags.add_evaluation_and_output(parser, "output/expert_iteration")
-    add_evaluation_flag(
-        "--eval_ei_steps",
-        type=int,
-        default=1,
-        help="evaluate and save once every N expert iterations, and after the last",
-    )
-    flags.add_runtime(parser)
-    parser.set_defaults(warmup_steps=0)
-    return flags.parse(parser, argv)
-
-
-def setup(args: argparse.Namespace) -> Run:
+def setup(config: ExpertIterationConfig) -> Run:
     """Model, data and evaluator, from the flags.
 
     Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
     """
-    run = steps.load(args)
-    run.optimizer = sft.get_optimizer(run.model, args.weight_decay)
+    run = steps.load(config)
+    run.optimizer = sft.get_optimizer(run.model, config.weight_decay)
     return run
 
 
-def train(args: argparse.Namespace, run: Run) -> None:
-    """args.n_ei_steps times: sample, keep the strictly correct, fine-tune on them, evaluate."""
+def train(config: ExpertIterationConfig, run: Run) -> None:
+    """config.n_ei_steps times: sample, keep the strictly correct, fine-tune on them, evaluate."""
     # After --resume the sampler still holds the weights from before: copy the policy's again.
     llms.refresh_sampler(run.sampler, run.model)
     if run.evaluated_step != run.step:
-        steps.evaluate(args, run)
-    for ei_step in range(run.ei_step + 1, args.n_ei_steps + 1):
-        questions = run.train_loader.next_batch(args.num_questions)
-        rollout = steps.sample(args, run, questions, args.group_size, args.temperature)
-        examples = repeat_each(questions, args.group_size)
+        steps.evaluate(config, run)
+    for ei_step in range(run.ei_step + 1, config.n_ei_steps + 1):
+        questions = run.train_loader.next_batch(config.num_questions)
+        rollout = steps.sample(config, run, questions, config.group_size, config.temperature)
+        examples = repeat_each(questions, config.group_size)
         rewards = steps.reward(run.evaluator, examples, rollout.texts)
         correct_examples = [
             {"prompt": example["prompt"], "completion": text}
@@ -89,7 +59,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
             " and kept"
         )
         records = write_logs.completion_records(run.evaluator, examples, rollout, rewards)
-        write_logs.write_transcript(args, "rollouts", ei_step, records)
+        write_logs.write_transcript(config, "rollouts", ei_step, records)
 
         accuracy = num_correct / len(examples)
         # The mean of -log p over sampled tokens is an unbiased estimate of their mean entropy.
@@ -97,7 +67,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         sample_entropy = -logps_of_tokens.mean().item()
         log = []
         if correct_examples:
-            log = fine_tune_on_correct(args, run, correct_examples, ei_step)
+            log = fine_tune_on_correct(config, run, correct_examples, ei_step)
         with run.finish_step(num_tokens=int(rollout.lengths.sum()), num_steps=len(log)):
             first_step = run.step - len(log) + 1  # finish_step has counted the updates already
             for step, row in enumerate(log, first_step):
@@ -107,44 +77,34 @@ def train(args: argparse.Namespace, run: Run) -> None:
                 row["accuracy"] = accuracy  # of the sampled completions
                 row["sample_entropy"] = sample_entropy
                 row["total_tokens"] = run.total_tokens
-                row |= memory.in_force(args)
-                write_logs.append(args, "train_log.jsonl", row)
+                write_logs.append(config, "train_log.jsonl", row)
             run.ei_step = ei_step
         llms.refresh_sampler(run.sampler, run.model)
-        if steps.is_due(ei_step, args.eval_ei_steps, args.n_ei_steps):
+        if steps.is_due(ei_step, config.eval_ei_steps, config.n_ei_steps):
             if run.evaluated_step != run.step:  # otherwise there was no update since
-                steps.evaluate(args, run)
-            save_checkpoint(args, run)
+                steps.evaluate(config, run)
+            save_checkpoint(config, run)
 
 
 def fine_tune_on_correct(
-    args: argparse.Namespace, run: Run, examples: list[dict], ei_step: int
+    config: ExpertIterationConfig, run: Run, examples: list[dict], ei_step: int
 ) -> list[dict]:
     """Supervised fine-tuning on the kept completions of one expert iteration; returns its log."""
-    config = sft.SFTConfig(
-        num_updates=max(1, args.epochs * len(examples) // args.train_batch_size),
-        train_batch_size=args.train_batch_size,
-        micro_batch_tokens=args.micro_batch_tokens,
-        learning_rate=args.learning_rate,
-        warmup_steps=args.warmup_steps,
-        max_grad_norm=args.max_grad_norm,
-        log_entropy=True,
-        seed=args.seed + ei_step,
-    )
-    log = sft.fine_tune(
+    return sft.fine_tune(
         run.model,
         run.tokenizer,
         examples,
         config,
+        num_updates=max(1, config.epochs * len(examples) // config.train_batch_size),
+        seed=config.seed + ei_step,
+        log_entropy=True,
         optimizer=run.optimizer,
         start_time=run.start,
     )
-    args.micro_batch_tokens = config.micro_batch_tokens  # memory may have been too small
-    return log
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_to_the_end(parse_args(argv), setup, train, several_processes=False)
+    return run_to_the_end(parse(ExpertIterationConfig, argv), setup, train, several_processes=False)
 
 
 if __name__ == "__main__":

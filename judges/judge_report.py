@@ -225,7 +225,7 @@ def describe_auc(report, statistic, damage) -> str:
     return f"{area:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def make_judge_report(args, run, sample, num_prompts=8) -> dict:
+def make_judge_report(config, run, sample, num_prompts=8) -> dict:
     """Print and write the report on the run's judge, and return it.
 
     It is measured on one group of the policy's stories for each of `num_prompts` opening lines. If
@@ -236,22 +236,24 @@ def make_judge_report(args, run, sample, num_prompts=8) -> dict:
     report = {}
     if distributed.is_main():
         examples = run.train_loader.examples[:num_prompts]
-        with utils.isolated_seed(args.seed):
+        with utils.isolated_seed(config.seed):
             rollout = sample(
-                args, run, examples, num_samples=args.group_size, temperature=args.temperature
+                config, run, examples, num_samples=config.group_size, temperature=config.temperature
             )
         questions = [example["question"] for example in examples]
-        prompts = utils.repeat_each(questions, args.group_size)
+        prompts = utils.repeat_each(questions, config.group_size)
         num_stories = len(prompts)
         num_scores = num_stories * (2 + len(DAMAGES))
         print(
             f"measuring the judge: {num_stories} stories, twice, and {len(DAMAGES)} copies of each:"
             f" {num_scores} scores at most"
         )
-        report = measure_judge(run.evaluator, prompts, rollout.texts, args.group_size, args.seed)
+        report = measure_judge(
+            run.evaluator, prompts, rollout.texts, config.group_size, config.seed
+        )
         print("\n".join(describe_report(report)))
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        jsonl.write_json(args.output_dir / "judge_report.json", report)
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        jsonl.write_json(config.output_dir / "judge_report.json", report)
     return distributed.from_main(report)
 
 

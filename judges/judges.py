@@ -23,10 +23,14 @@ import torch
 
 import distributed
 import llms
+from config import JudgeConfig
 from judges.endpoint import Endpoint, Halted, NoReply, check_base_url, for_each, get_api_key
 from judges.rating import GRADES, Rubric, rating_messages, read_rating
 from logs import jsonl
 from sampling.rollout import as_rollout, compute_rollout_logps
+
+TIMEOUT = 60.0  # seconds without a sign of life from the endpoint, then a request is repeated
+MAX_RETRIES = 5  # how many times a request is repeated if it fails or its reply is unreadable
 
 
 class Judge(ABC):
@@ -95,7 +99,15 @@ class EndpointJudge(Judge):
     OPTIONS = {"temperature": 0, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}
 
     def __init__(
-        self, rubric, model, base_url=None, *, cache, concurrency=16, timeout=60.0, max_retries=5
+        self,
+        rubric,
+        model,
+        base_url=None,
+        *,
+        cache,
+        concurrency=16,
+        timeout=TIMEOUT,
+        max_retries=MAX_RETRIES,
     ):
         super().__init__()
         self.rubric = rubric
@@ -357,107 +369,41 @@ class LikelihoodJudge(ModelJudge):
         return scores, [{} for _ in scores]
 
 
-# --- Flags ----------------------------------------------------------------------------------------
-
-# With 0 they mean: no retries, no failures allowed, no lower limit on the spread.
-ZERO_IS_FINE = ("judge_max_retries", "max_judge_failures", "min_judge_spread")
+# --- From the settings ----------------------------------------------------------------------------
 
 
-def add_flags(parser):
-    add = parser.add_argument_group("judge (of the data set creative)").add_argument
-    add(
-        "--judge_type",
-        default="policy",
-        choices=("openai", "local", "policy"),
-        help="who judges. openai: a model behind an OpenAI-compatible endpoint. local: a Hugging"
-        " Face model in this process. policy: the frozen reference of the run.",
-    )
-    add(
-        "--judge_score",
-        default="rating",
-        choices=("rating", "likelihood"),
-        help="what a score is. rating: the mean grade from 1 to 5 that the judge gives. likelihood:"
-        " the mean log-likelihood of a token of the story, in nats, for models that are too small"
-        " to rate.",
-    )
-    add(
-        "--judge_model",
-        help="the judge's name at the endpoint (openai), or its hub name or directory (local)",
-    )
-    add(
-        "--judge_base_url",
-        help="the endpoint's address, such as http://127.0.0.1:8000/v1 (default: OpenAI's own)."
-        " Its key is read from the environment variable OPENAI_API_KEY.",
-    )
-    add(
-        "--judge_concurrency",
-        type=int,
-        default=16,
-        help="how many requests to the endpoint may wait for their reply at a time",
-    )
-    add(
-        "--judge_timeout",
-        type=float,
-        default=60.0,
-        help="seconds without a sign of life from the endpoint, after which a request is repeated",
-    )
-    add(
-        "--judge_max_retries",
-        type=int,
-        default=5,
-        help="how many times a request is repeated if it fails or its reply is unreadable",
-    )
-    add(
-        "--max_judge_failures",
-        type=float,
-        default=0.5,
-        help="share of the stories of a batch that may lack a score; more of them end the run",
-    )
-    add(
-        "--min_judge_spread",
-        type=float,
-        default=0.1,
-        help="a run begins only if the scores within groups have at least this mean standard"
-        " deviation; 0 accepts any",
-    )
-
-
-def check_judge_flags(args) -> None:
+def check_judge_flags(config: JudgeConfig) -> None:
     """Raise ValueError, before anything is loaded, for flags that name no usable judge."""
-    check_base_url("--judge_base_url", args.judge_base_url)
-    if args.max_judge_failures > 1:
-        raise ValueError(
-            f"--max_judge_failures must be a share from 0 to 1, not {args.max_judge_failures:g}"
-        )
-    if args.judge_type != "policy" and not args.judge_model:
-        raise ValueError(f"--judge_type {args.judge_type} needs --judge_model")
-    if args.judge_type == "policy" and args.judge_model:
+    check_base_url("--judge_base_url", config.judge_base_url)
+    if config.judge_type != "policy" and not config.judge_model:
+        raise ValueError(f"--judge_type {config.judge_type} needs --judge_model")
+    if config.judge_type == "policy" and config.judge_model:
         raise ValueError(
             "--judge_model goes with --judge_type local or openai; --judge_type policy takes the"
             " reference of the run"
         )
-    if args.judge_type == "policy" and not args.beta:
+    if config.judge_type == "policy" and not config.beta:
         raise ValueError(
             "--judge_type policy takes the reference as the judge, which --beta 0 leaves out: use"
             " --judge_type local"
         )
-    if args.judge_type == "policy" and distributed.world_size() > 1:
+    if config.judge_type == "policy" and distributed.world_size() > 1:
         raise ValueError(
             "--judge_type policy needs a reference that is not sharded: use one process, or"
             " --judge_type local"
         )
-    if args.judge_type == "openai":
-        if args.judge_score == "likelihood":
+    if config.judge_type == "openai":
+        if config.judge_score == "likelihood":
             raise ValueError(
                 "--judge_score likelihood needs a model in this process: use --judge_type local or"
                 " policy"
             )
-        get_api_key(args.judge_base_url)
-    if args.judge_type == "local":
-        llms.check_model_name("--judge_model", args.judge_model)
+        get_api_key(config.judge_base_url)
+    if config.judge_type == "local":
+        llms.check_model_name("--judge_model", config.judge_model)
 
 
-def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
+def get_judge(config: JudgeConfig, rubric: Rubric, reference=(None, None)) -> Judge:
     """Return the judge that the flags name.
 
     reference: (frozen model, tokenizer) of the run, for --judge_type policy.
@@ -465,25 +411,25 @@ def get_judge(args, rubric: Rubric, reference=(None, None)) -> Judge:
     Raises ValueError for flags that name no usable judge, and OSError where it cannot be reached or
     loaded.
     """
-    if args.judge_type == "openai":
+    if config.judge_type == "openai":
         return EndpointJudge(
             rubric,
-            args.judge_model,
-            args.judge_base_url,
-            cache=Cache(args.output_dir / "judge_cache.jsonl"),
-            concurrency=args.judge_concurrency,
-            timeout=args.judge_timeout,
-            max_retries=args.judge_max_retries,
+            config.judge_model,
+            config.judge_base_url,
+            cache=Cache(config.output_dir / "judge_cache.jsonl"),
+            concurrency=config.judge_concurrency,
+            timeout=TIMEOUT,
+            max_retries=MAX_RETRIES,
         )
     model, tokenizer = reference
-    if args.judge_type == "local":
+    if config.judge_type == "local":
         try:
-            model, tokenizer = llms.get_llm_tokenizer(args.judge_model, args.device)
+            model, tokenizer = llms.get_llm_tokenizer(config.judge_model, config.device)
         except ValueError as error:
             # The message names the flag by which scripts load the model that they train.
             message = str(error).replace("--model_name", "--judge_model", 1)
             raise ValueError(message) from error
         model.requires_grad_(False).eval()
-    if args.judge_score == "likelihood":
+    if config.judge_score == "likelihood":
         return LikelihoodJudge(model, tokenizer)
     return ModelRatingJudge(rubric, model, tokenizer)

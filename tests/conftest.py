@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import main
 import utils
+from config import LossConfig
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
@@ -215,6 +216,7 @@ def loss_of(
     base_model,
     batch,
     *,
+    group_size=1,
     old_per_token_logps=None,
     ref_per_token_logps=None,
     sampled_per_token_logps=None,
@@ -231,7 +233,8 @@ def loss_of(
         model,
         base_model,
         **batch,
-        config=main.LossConfig(**settings),
+        config=LossConfig(**settings),
+        group_size=group_size,
         old_per_token_logps=old_per_token_logps,
         ref_per_token_logps=ref_per_token_logps,
         sampled_per_token_logps=sampled_per_token_logps,

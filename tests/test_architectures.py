@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import llms
 import utils
-from flags import check_lengths
 from sampling import generation
 from sampling.rollout import compute_rollout_logps
 from training import checkpoints
+from training.checks import check_lengths
 
 SIZES = dict(
     vocab_size=48,

@@ -40,6 +40,7 @@ import evaluator
 import llms
 import main
 import sft
+from config import GRPOConfig, parse
 from logs import jsonl
 from training import checkpoints, steps
 
@@ -149,7 +150,7 @@ def make_updates(case):
         micro_batch_tokens=50,
         max_grad_norm=0.5,
     )
-    args = main.parse_args([*flags, "--mask_truncated_completions"])
+    args = parse(GRPOConfig, [*flags, "--mask_truncated_completions"])
     advantages = advantages_of(case.advantages)
     my_rows = distributed.share(torch.arange(len(advantages)))
     updates = Updates([], [], None)

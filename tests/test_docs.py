@@ -6,21 +6,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
-from collections import defaultdict
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from conftest import ROOT
 from packaging.requirements import Requirement
 
-import flags
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import gpu_estimate
-import memory_table
+from config import DATASETS, GRPOConfig, parse
 
 README = (ROOT / "README.md").read_text("utf-8")
 # The pages of the studies say that their commands belong to an earlier commit. What such a page
@@ -111,9 +103,8 @@ def test_commands_have_flags_that_exist():
             num_commands += 1
             if "--resume" in command:  # the flags of a run would be read, which is not there
                 continue
-            args = flags.parse_args(command)
-            flags.check_numbers(args)
-            assert args.dataset_name in flags.DATASETS, (page.name, command)
+            args = parse(GRPOConfig, command)
+            assert args.dataset_name in DATASETS, (page.name, command)
     assert num_commands > 10
 
 
@@ -123,9 +114,9 @@ def test_the_demo_is_the_same_in_the_makefile_and_on_the_page():
     in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
     on_page = main_commands(ROOT / "docs" / "try.md")[0]
 
-    settings = vars(flags.parse_args(in_makefile))
-    assert settings == vars(flags.parse_args(on_page))
-    assert settings["num_train_iters"] == 100
+    settings = parse(GRPOConfig, in_makefile)
+    assert settings == parse(GRPOConfig, on_page)
+    assert settings.num_train_iters == 100
 
 
 def requirements_in(name):
@@ -169,30 +160,20 @@ def edited_copy(tmp_path_factory):
             shutil.copy(ROOT / name, folder / name)
 
     evaluator, evaluator_of_columns, loader, loss = python_blocks(README)
-    evaluator_line, loader_line = re.findall(r"`((?:EVALUATORS|DATASETS)\[.+?\] = \w+)`", README)
+    registrations = re.findall(r"`((?:EVALUATORS|DATASETS|LOSSES)\[.+?\] = \w+)`", README)
+    evaluator_line, loader_line, loss_line = registrations
     for name, code, registration in (
         ("evaluator.py", f"{evaluator}\n\n{evaluator_of_columns}", evaluator_line),
         ("rl_datasets.py", loader, loader_line),
+        ("losses.py", loss, loss_line),
     ):
         with open(folder / name, "a") as file:
             file.write(f"\n\n{code}\n\n{registration}\n")
-    insert_before(
-        folder / "main.py",
-        '    raise ValueError(f"unknown loss_type',
-        textwrap.indent(loss, "    "),
-    )
-    insert_before(folder / "flags.py", '    "cispo",\n)', '    "soft",\n')
     return folder
 
 
-def insert_before(path, place, text):
-    content = path.read_text()
-    assert content.count(place) == 1, place
-    path.write_text(content.replace(place, text + place))
-
-
 def test_the_examples_pass_the_lint(edited_copy):
-    names = ["evaluator.py", "rl_datasets.py", "main.py", "flags.py"]
+    names = ["evaluator.py", "rl_datasets.py", "losses.py"]
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for command in (["check"], ["format", "--check", "--diff"]):
         run = run_in(edited_copy, ruff, *command, "--no-cache", *names)
@@ -223,59 +204,3 @@ def test_the_snippet_that_compares_two_models_runs(tmp_path):
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("===") == 2
     assert run.stdout.count("\n---\n") == 10
-
-
-@pytest.fixture(scope="module")
-def count_once():
-    """Counts of a model's activations are the same in every table, and take seconds for 7B."""
-    count = memory_table.bytes_per_token
-    counts = {}
-
-    def bytes_per_token(config, num_layers, group_size):
-        key = (config.name_or_path, num_layers, group_size)
-        if key not in counts:
-            counts[key] = count(config, num_layers, group_size)
-        return counts[key]
-
-    with mock.patch.object(memory_table, "bytes_per_token", bytes_per_token):
-        yield
-
-
-@pytest.mark.slow
-def test_hours_and_dollars_are_what_the_script_prints(data_folder, count_once, capsys):
-    page = (ROOT / "docs" / "gpus.md").read_text("utf-8")
-    (table,) = re.findall(r"^\| model .*flags to add \|\n(?:\|.*\n)*", page, re.MULTILINE)
-    rows = table.splitlines()[2:]
-    assert len(rows) == 4
-    configs = data_folder / "models" / "qwen2" / "configs"
-    rows_of_command = defaultdict(list)  # (model, added flags) -> rows, one for each number of GPUs
-    for row in rows:
-        model, num_gpus, *_, added_flags = row.strip("| ").split(" | ")
-        rows_of_command[model, added_flags].append((num_gpus, row))
-    for (model, added_flags), numbered_rows in rows_of_command.items():
-        command = [str(configs / f"{model}-Instruct"), "--processes"]
-        command += [num_gpus for num_gpus, _ in numbered_rows]
-        if added_flags != "none":
-            command += added_flags.strip("`").split()
-        gpu_estimate.main(command)
-        printed = capsys.readouterr().out.replace("-Instruct", "")
-        for _, row in numbered_rows:
-            assert row in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("table_number", [0, 1], ids=["defaults", "less memory"])
-def test_the_memory_tables_are_what_the_script_prints(
-    table_number, data_folder, count_once, capsys
-):
-    """They once stayed as they were when the computation changed."""
-    page = (ROOT / "docs" / "gpus.md").read_text("utf-8")
-    page = page[page.index("## Memory") :]
-    table = re.findall(r"^\| Qwen2.*(?:\n\|.*)*", page, re.MULTILINE)[table_number]
-    extra_flags = []
-    if table_number == 1:
-        extra_flags = shlex.split(re.search(r"Then with `(.+?)`", page)[1])
-    configs = data_folder / "models" / "qwen2" / "configs"
-    models = [str(configs / f"Qwen2-{size}-Instruct") for size in ("0.5B", "1.5B", "7B")]
-    memory_table.main([*models, *extra_flags])
-    assert table in capsys.readouterr().out.replace("-Instruct", "")

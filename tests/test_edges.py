@@ -27,9 +27,11 @@ import llms
 import main
 import sft
 import utils
+from config import FineTuningConfig, GRPOConfig, SFTConfig, parse
 from data.rows import find_files
 from grading.extraction import only_number
 from logs import jsonl
+from losses import LENGTH_NORMALIZATIONS
 from rl_datasets import PROMPTS
 from sampling import generation
 from sampling.rollout import compute_rollout_logps
@@ -130,7 +132,7 @@ def test_a_prompt_has_the_bos_that_its_tokenizer_adds(name, with_eos):
 def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model, tmp_path):
     """Where every completion was cut and masked, AdamW's momentum alone moved the weights."""
     masked_flags = run_flags("m", tmp_path, warmup_steps=1, mask_truncated_completions="")
-    args = main.parse_args(masked_flags)
+    args = parse(GRPOConfig, masked_flags)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     run = Run(
         model=model,
@@ -163,11 +165,14 @@ def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model
 def test_fine_tuning_skips_an_update_that_is_not_finite(model, tokenizer, monkeypatch):
     """sft.py stepped on a NaN gradient, and saved weights that were all NaN."""
     initial_parameters = copy_parameters(model)
-    monkeypatch.setattr(
-        utils, "aggregate_tokens", lambda per_token, *_, **__: per_token.sum() * torch.nan
+    examples = [{"prompt": "ab", "completion": "c"}]
+    config = FineTuningConfig(learning_rate=1.0)
+    monkeypatch.setitem(
+        LENGTH_NORMALIZATIONS,
+        "masked_mean",
+        lambda per_token, *_, **__: per_token.sum() * torch.nan,
     )
-    config = sft.SFTConfig(num_updates=1, learning_rate=1.0)
-    (row,) = sft.fine_tune(model, tokenizer, [{"prompt": "ab", "completion": "c"}], config)
+    (row,) = sft.fine_tune(model, tokenizer, examples, config, num_updates=1)
     assert row["skipped_updates"] == 1
     assert are_equal(model.parameters(), initial_parameters)
 
@@ -186,7 +191,7 @@ def test_the_guard_reads_nats_whatever_the_length_normalization(model, base_mode
     """With masked_normalize `kl` is divided by a constant, so --max_kl meant something else."""
     batch = ragged_batch()
     kls_per_token = []
-    for normalization in utils.LENGTH_NORMALIZATIONS:
+    for normalization in LENGTH_NORMALIZATIONS:
         _, metrics = loss_of(
             model,
             base_model,
@@ -268,7 +273,7 @@ def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
 )
 def test_several_samples_are_not_one_greedy_answer_several_times(eval_flags, expected):
     """--eval_samples 4 gave the greedy answer four times."""
-    args = main.parse_args(["--temperature", "0.7", *eval_flags.split()])
+    args = parse(GRPOConfig, ["--temperature", "0.7", *eval_flags.split()])
     assert args.eval_temperature == expected
 
 
@@ -521,7 +526,7 @@ def test_an_evaluation_claims_no_training_directory(model_folder, tmp_path, caps
 def test_the_command_in_args_json_can_be_pasted(monkeypatch):
     """It lacked `python` and its quotes."""
     monkeypatch.setattr("sys.argv", ["main.py", "--output_dir", "my run"])
-    description = run_description(main.parse_args([]), random_model())
+    description = run_description(parse(GRPOConfig, []), random_model())
     assert description["command"] == "python main.py --output_dir 'my run'"
 
 
@@ -598,7 +603,7 @@ def test_what_flags_alone_tell_is_said_before_anything_is_loaded(
 def test_under_torchrun_a_wrong_flag_is_said_once(rank, num_lines, capsys, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(SystemExit) as system_exit:
-        main.parse_args(["--no_such_flag"])
+        parse(GRPOConfig, ["--no_such_flag"])
     assert system_exit.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == num_lines
 
@@ -609,10 +614,10 @@ def test_json_files_are_named_where_jsonl_is_wanted(tmp_path):
         find_files(tmp_path, "test")
 
 
-@pytest.mark.parametrize("script", [main, sft])
-def test_a_damaged_args_json_is_one_line(script, tmp_path, capsys):
+@pytest.mark.parametrize("config_type", [GRPOConfig, SFTConfig])
+def test_a_damaged_args_json_is_one_line(config_type, tmp_path, capsys):
     (tmp_path / "args.json").write_text("{")
     with pytest.raises(SystemExit) as system_exit:
-        script.parse_args(["--resume", "--output_dir", str(tmp_path)])
+        parse(config_type, ["--resume", "--output_dir", str(tmp_path)])
     assert system_exit.value.code == 2
     assert str(tmp_path / "args.json") in only_error(capsys)

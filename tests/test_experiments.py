@@ -18,10 +18,9 @@ import generate_gold
 import main
 import plotter
 import sft
-import utils
 from experiments import archive
-from flags import LOSS_TYPES
 from logs import jsonl
+from losses import LENGTH_NORMALIZATIONS, LOSSES
 from rl_datasets import ArithmeticLoader
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -328,7 +327,7 @@ def test_every_command_of_the_cs336_page_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss_type", "length_normalization"),
-    zip(LOSS_TYPES, chain(utils.LENGTH_NORMALIZATIONS, repeat("masked_mean")), strict=False),
+    zip(LOSSES, chain(LENGTH_NORMALIZATIONS, repeat("masked_mean")), strict=False),
 )
 def test_the_demo_model_trains_with_every_form_of_the_loss(
     loss_type, length_normalization, tmp_path

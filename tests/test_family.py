@@ -42,12 +42,15 @@ from conftest import (
 
 import distributed
 import evaluator
-import flags
 import llms
 import main
 import utils
+from config import GRPOConfig, LossConfig, parse
 from logs import jsonl
+from losses import LOSSES
 from sampling.rollout import Rollout
+from training.checks import check
+from training.run import resolve
 from training.schedule import learning_rate_factor
 
 CLIPRANGE = 0.1
@@ -157,7 +160,7 @@ def one_update(loss_type, length_normalization, budget, model, batch, old_logps)
     budget: the greatest number of tokens of a micro-batch.
     """
     settings = settings_of(loss_type, length_normalization)
-    args = main.parse_args(run_flags("unused", "unused", **settings, micro_batch_tokens=budget))
+    args = parse(GRPOConfig, run_flags("unused", "unused", **settings, micro_batch_tokens=budget))
     run = SimpleNamespace(model=model, base_model=None)
     my_rows = distributed.share(torch.arange(len(old_logps)))
     columns = {}
@@ -193,15 +196,10 @@ def gradient_of_policy_loss(loss_type, policy_logps, advantage, mask):
 
     The old log-probs are 0, so that a token's ratio is the exponential of its log-prob.
     """
-    losses, metadata = main.compute_policy_gradient_loss(
-        policy_logps,
-        loss_type,
-        advantages=torch.full((len(policy_logps), 1), float(advantage)),
-        old_log_probs=torch.zeros_like(policy_logps),
-        cliprange=CLIPRANGE,
-        cliprange_high=CLIPRANGE_HIGH,
-        mask=mask,
-    )
+    advantages = torch.full((len(policy_logps), 1), float(advantage))
+    old_logps = torch.zeros_like(policy_logps)
+    config = main.LossConfig(cliprange=CLIPRANGE, cliprange_high=CLIPRANGE_HIGH)
+    losses, metadata = LOSSES[loss_type](advantages, policy_logps, old_logps, mask, config)
     (gradient,) = torch.autograd.grad(utils.masked_sum(losses, mask), policy_logps)
     return losses, metadata, gradient
 
@@ -271,14 +269,11 @@ def test_a_row_without_tokens_is_finite_and_clips_nothing(loss_type):
 )
 def test_the_cap_of_cispo_is_one_plus_cliprange_by_default(cliprange_high, weight):
     policy_logps = torch.tensor([[0.5]], requires_grad=True)
-    loss, _ = main.compute_policy_gradient_loss(
-        policy_logps,
-        "cispo",
-        advantages=torch.ones(1, 1),
-        old_log_probs=torch.zeros(1, 1),
-        cliprange=0.2,
-        cliprange_high=cliprange_high,
-    )
+    advantages = torch.ones(1, 1)
+    old_logps = torch.zeros(1, 1)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    config = main.LossConfig(cliprange=0.2, cliprange_high=cliprange_high)
+    loss, _ = LOSSES["cispo"](advantages, policy_logps, old_logps, mask, config)
     (gradient,) = torch.autograd.grad(loss.sum(), policy_logps)
     assert gradient.item() == pytest.approx(-weight)
     assert loss.item() == pytest.approx(-0.5 * weight)
@@ -398,7 +393,7 @@ def test_numbers_of_trl(algorithm, monkeypatch):
         attention_mask=mask,
         completion_mask=mask,
         advantages=torch.tensor(ADVANTAGES),
-        config=main.LossConfig(**(clip_range | expected.settings)),
+        config=LossConfig(**(clip_range | expected.settings)),
         old_per_token_logps=None if expected.on_policy else torch.tensor(OLD),
         ref_per_token_logps=torch.tensor(REFERENCE),
     )
@@ -784,7 +779,7 @@ def test_two_processes_replace_the_groups_that_one_does(folder_of_two_processes,
 
 def rates(num_steps, **flags):
     """The learning rate of each optimiser step, as a fraction of --learning_rate."""
-    args = main.parse_args(as_flags(num_train_iters=num_steps, **flags))
+    args = parse(GRPOConfig, as_flags(num_train_iters=num_steps, **flags))
     return [learning_rate_factor(args, step) for step in range(num_steps)]
 
 
@@ -821,11 +816,24 @@ def test_the_end_of_a_decay_may_not_move(schedule, is_refused, model_folder, tmp
 # --- the table ------------------------------------------------------------------------------------
 
 
-def table_of_algorithms():
-    """{name: its flags as a list of text} of each row of docs/family.md."""
+def rows_of_table():
+    """{name: its flags as the page has them} of each row of docs/family.md."""
     page = (ROOT / "docs" / "family.md").read_text("utf-8")
-    rows = re.findall(r"^\| (.+?) \|.*?\| `(--.+?)` \|", page, re.M)
-    return {name: shlex.split(command_line) for name, command_line in rows}
+    return dict(re.findall(r"^\| ([^|]+) \|.*\| \[?`([@-].+?)`", page, re.M))
+
+
+def table_of_algorithms():
+    """{name: its flags as a list of text} of each row, with a recipe's flags in its place."""
+    table = {}
+    for name, command_line in rows_of_table().items():
+        table[name] = []
+        for word in command_line.split():
+            if word.startswith("@"):
+                recipe = (ROOT / word.removeprefix("@")).read_text("utf-8")
+                table[name] += shlex.split(recipe, comments=True)
+            else:
+                table[name].append(word)
+    return table
 
 
 @pytest.mark.parametrize("name", table_of_algorithms())
@@ -833,8 +841,8 @@ def test_the_flags_of_each_algorithm_train(name, model_folder, tmp_path):
     """As they stand, but on a small model and with its sizes."""
     table_flags = table_of_algorithms()[name]
     model_and_data = as_flags(model_name=model_folder, dataset_name="arithmetic")
-    args = main.parse_args([*table_flags, *model_and_data])
-    flags.check(args)
+    args = parse(GRPOConfig, [*table_flags, *model_and_data])
+    check(resolve(args))
     small = run_flags(
         model_folder,
         tmp_path / "run",
@@ -853,6 +861,13 @@ def test_the_flags_of_each_algorithm_train(name, model_folder, tmp_path):
 
 def test_every_loss_is_in_the_table():
     table = table_of_algorithms()
-    losses = {main.parse_args(table_flags).loss_type for table_flags in table.values()}
-    assert losses == set(flags.LOSS_TYPES)
+    losses = {parse(GRPOConfig, table_flags).loss_type for table_flags in table.values()}
+    assert losses == set(LOSSES)
     assert len(table) >= 9
+
+
+def test_every_recipe_is_in_the_table():
+    """A recipe that is not there would not be tried either."""
+    recipes = {f"@recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    words = " ".join(rows_of_table().values()).split()
+    assert recipes == {word for word in words if word.startswith("@")}

@@ -1,13 +1,14 @@
 """The architecture: imports run one way, and flags do something."""
 
-import argparse
 import ast
 import re
 import subprocess
+from dataclasses import fields
 
+import pytest
 from conftest import ROOT
 
-import flags
+from config import ExpertIterationConfig, GoldConfig, GRPOConfig, SFTConfig
 
 # From the top down: a room imports only from rooms on lines below its own. A folder is one room.
 FLOORS = """
@@ -15,14 +16,14 @@ FLOORS = """
     sft.py generate_gold.py selfcheck.py
     main.py
     training
-    flags.py
     evaluator.py rl_datasets.py
-    judges data
+    losses.py judges data
     llms.py
     sampling
     utils.py
     grading distributed.py plotter.py
     logs
+    config.py
 """
 
 
@@ -117,27 +118,23 @@ def test_what_plots_needs_no_torch():
             assert not {"torch", "transformers"} & packages, source
 
 
-def test_every_flag_is_read_somewhere():
+@pytest.mark.parametrize("config_type", [GRPOConfig, SFTConfig, ExpertIterationConfig, GoldConfig])
+def test_every_flag_is_read_somewhere(config_type):
     """A flag that nothing reads misleads whoever sets it."""
     names_read = set()
     for source in SOURCES:
         for node in ast.walk(parse(source)):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id in ("args", "flags"):
-                    names_read.add(node.attr)
-    names_read |= {"judge_concurrency", "judge_timeout", "judge_max_retries"}  # read by getattr
-    flag_names = vars(flags.parse_args([])).keys()
-    assert len(flag_names) > 45
-    assert not flag_names - names_read
-
-
-def test_flags_that_scripts_share_are_flags_of_main_too():
-    parser = argparse.ArgumentParser()
-    flags.add_model_and_data(parser)
-    flags.add_sampling(parser)
-    flags.add_optimisation(parser)
-    flags.add_runtime(parser)
-    assert vars(parser.parse_args([])).keys() <= vars(flags.parse_args([])).keys()
+            # `config.beta` and `self.config.beta`
+            if isinstance(node, ast.Attribute) and "config" in (
+                getattr(node.value, "id", None),
+                getattr(node.value, "attr", None),
+            ):
+                names_read.add(node.attr)
+    # These are read in config.py, where the settings are `self`, `given` or a dict.
+    names_read |= {"epochs", "resume"}
+    names = {setting.name for setting in fields(config_type)}
+    assert len(names) > 15
+    assert not names - names_read
 
 
 def test_nothing_is_unpickled_evaluated_or_run_from_a_model_repository():

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import anyio
@@ -23,6 +24,7 @@ import llms
 import main
 import rl_datasets
 import selfcheck
+from config import GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, get_evaluator
 from judges import endpoint, judge_report, judges, rating, story_rules
 from judges.endpoint import Halted
@@ -722,6 +724,8 @@ class Lenient(CreativeWritingEvaluator):
 
 @pytest.fixture
 def lenient(monkeypatch):
+    """A judge of any story, who is asked a second time at most."""
+    monkeypatch.setattr(judges, "MAX_RETRIES", 1)
     monkeypatch.setitem(evaluator.EVALUATORS, "lenient", Lenient)
 
 
@@ -747,7 +751,6 @@ def small_flags(model_folder, folder, server=None, **flags):
             judge_type="openai",
             judge_model="fake",
             judge_base_url=server.base_url,
-            judge_max_retries=1,
         )
     return run_flags(model_folder, folder, **small | flags)
 
@@ -953,7 +956,6 @@ def without_times(folder):
             "cannot reach",
         ),
         (dict(judge_type="local", judge_model="./nowhere"), "there is no such directory"),
-        (dict(max_judge_failures=-1), "--max_judge_failures must be at least 0"),
     ],
 )
 def test_what_a_user_got_wrong_is_one_line(model_folder, tmp_path, capsys, flags, message):
@@ -965,14 +967,12 @@ def test_what_a_user_got_wrong_is_one_line(model_folder, tmp_path, capsys, flags
 def test_policy_and_local_judges_are_the_frozen_reference_and_a_model_of_its_own(
     model_folder, tmp_path
 ):
-    args = main.parse_args(run_flags(model_folder, tmp_path, judge_score="likelihood"))
+    args = parse(GRPOConfig, run_flags(model_folder, tmp_path, judge_score="likelihood"))
     reference = random_model(3), small_tokenizer()
     judge = judges.get_judge(args, RUBRIC, reference)
     assert isinstance(judge, judges.LikelihoodJudge) and judge.model is reference[0]
-    args.judge_type = "local"
-    args.judge_model = str(model_folder)
-    args.judge_score = "rating"
-    judge = judges.get_judge(args, RUBRIC, reference)
+    local = replace(args, judge_type="local", judge_model=str(model_folder), judge_score="rating")
+    judge = judges.get_judge(local, RUBRIC, reference)
     assert isinstance(judge, judges.ModelRatingJudge)
     assert not any(parameter.requires_grad for parameter in judge.model.parameters())
 
@@ -989,9 +989,7 @@ def test_missing_scores_in_training_count_in_no_mean_and_no_denominator(
         return ok("?") if len(story_in(request)) % 3 == 0 else likes_vowels(request)
 
     with FakeOpenAIServer(rates_two_thirds) as server:
-        flags = dict(
-            num_train_iters=2, max_judge_failures=1, eval_iterations=1, judge_max_retries=0
-        )
+        flags = dict(num_train_iters=2, max_judge_failures=1, eval_iterations=1)
         assert train(model_folder, tmp_path / "run", server, **flags) == 0
     for log, folder in (("train_log", "rollouts"), ("eval_log", "eval")):
         for line in jsonl.read(tmp_path / "run" / f"{log}.jsonl"):
@@ -1095,13 +1093,12 @@ class Misbehaving:
 
 
 @pytest.mark.slow
-def test_training_against_a_misbehaving_server(model_folder, tmp_path, lenient):
+def test_training_against_a_misbehaving_server(model_folder, tmp_path, lenient, monkeypatch):
     """Every count in the logs is the server's own, and every score is the script's or missing."""
+    monkeypatch.setattr(judges, "TIMEOUT", 3.0)
     trouble = Misbehaving(max_retries=1)
     with FakeOpenAIServer(trouble) as server:
-        flags = dict(
-            judge_timeout=3, max_completion_length=24, learning_rate=1e-3, num_train_iters=5
-        )
+        flags = dict(max_completion_length=24, learning_rate=1e-3, num_train_iters=5)
         assert train(model_folder, tmp_path / "run", server, **flags) == 0
     run = tmp_path / "run"
     logs = jsonl.read(run / "train_log.jsonl") + jsonl.read(run / "eval_log.jsonl")

@@ -24,6 +24,7 @@ from conftest import (
 
 import main
 import utils
+from losses import LENGTH_NORMALIZATIONS, LOSSES
 
 
 def unpadded_logps(model, ids, num_tokens, temperature):
@@ -147,7 +148,7 @@ def assert_equals_the_float64_formula(
         assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
-LOSS_TYPES = main.LOSS_TYPES[:4]  # the others: tests/test_family.py
+LOSS_TYPES = list(LOSSES)[:4]  # the others: tests/test_family.py
 
 
 @pytest.mark.parametrize("off_policy", [False, True])
@@ -159,7 +160,7 @@ def test_every_loss_type_equals_the_float64_formula(loss_type, off_policy, model
 
 
 @pytest.mark.parametrize("off_policy", [False, True])
-@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_difficult_rows_equal_the_float64_formula(
     loss_type, length_normalization, off_policy, model, base_model
@@ -174,7 +175,7 @@ def test_difficult_rows_equal_the_float64_formula(
 def test_kl_uses_the_loss_reduction_and_is_zero_for_equal_models(model, base_model, batch):
     # With advantage 0 the loss is beta times the KL, reduced as the loss is.
     kl_alone = batch | {"advantages": torch.zeros(12)}
-    for normalization in utils.LENGTH_NORMALIZATIONS:
+    for normalization in LENGTH_NORMALIZATIONS:
         _, metrics = loss_of(model, model, batch, length_normalization=normalization)
         assert metrics["kl"] == pytest.approx(0, abs=1e-7)
         loss, metrics = loss_of(model, base_model, kl_alone, length_normalization=normalization)
@@ -197,7 +198,7 @@ def test_ratio_is_one_for_the_old_self(model, base_model, batch):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])
-@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
 def test_on_policy_gradient_is_reinforce_with_a_group_baseline(
     loss_type, length_normalization, model, batch
 ):
@@ -205,6 +206,13 @@ def test_on_policy_gradient_is_reinforce_with_a_group_baseline(
     loss, _ = loss_of(model, None, batch, loss_type=loss_type, **settings)
     reinforce, _ = loss_of(model, None, batch, loss_type="reinforce_with_baseline", **settings)
     assert_same_gradient(gradients(model, loss), gradients(model, reinforce), 1e-6)
+
+
+def grpo_clip(advantages, policy_logps, old_logps, **settings):
+    """(loss of each token, masks of clipped tokens); settings are fields of LossConfig."""
+    mask = torch.ones_like(policy_logps, dtype=torch.bool)
+    config = main.LossConfig(**settings)
+    return LOSSES["grpo_clip"](advantages, policy_logps, old_logps, mask, config)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +231,7 @@ def test_clip_in_all_quadrants(advantage, ratio, has_gradient):
     old_logps = torch.tensor([[-1.0]])
     policy_logps = (old_logps + torch.tensor(ratio).log()).requires_grad_()
     advantages = torch.tensor([[float(advantage)]])
-    loss, clipped = main.compute_grpo_clip_loss(advantages, policy_logps, old_logps, 0.2)
+    loss, clipped = grpo_clip(advantages, policy_logps, old_logps)
     (gradient,) = torch.autograd.grad(loss.sum(), policy_logps)
     clipped_ratio = max(0.8, min(1.2, ratio))
     assert loss.item() == pytest.approx(-min(ratio * advantage, clipped_ratio * advantage))
@@ -236,8 +244,8 @@ def test_clip_range_high_moves_only_the_upper_bound():
     old_logps = torch.zeros(1, 2)
     advantages = torch.tensor([[1.0]])
     policy_logps = torch.tensor([[1.25, 0.75]]).log()
-    _, narrow = main.compute_grpo_clip_loss(advantages, policy_logps, old_logps, 0.2)
-    loss, wide = main.compute_grpo_clip_loss(advantages, policy_logps, old_logps, 0.2, 0.28)
+    _, narrow = grpo_clip(advantages, policy_logps, old_logps)
+    loss, wide = grpo_clip(advantages, policy_logps, old_logps, cliprange_high=0.28)
     assert narrow["clip_fraction_high"].tolist() == [[True, False]]
     assert not wide["clip_fraction"].any()
     assert loss[0].tolist() == pytest.approx([-1.25, -0.75])
@@ -545,23 +553,6 @@ def test_masked_reductions_by_hand():
     assert utils.masked_mean(values, mask).item() == 1.5
     assert utils.masked_mean(values, mask, dim=1).tolist()[0] == 1.5
     assert utils.masked_mean(values, mask, dim=1)[1].isnan()
-    assert utils.masked_normalize(values, mask, 7.0, dim=1).tolist() == pytest.approx([3 / 7, 0])
-
-
-def test_handout_example_of_length_normalization():
-    """CS336 A5, section 7: ratios 1, advantage 2, masks of 4 and 7 ones, constant 7."""
-    ratio = torch.ones(2, 7, requires_grad=True)
-    advantages = torch.tensor([[2.0], [2.0]])
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1] * 7])
-    mean = utils.masked_mean(ratio * advantages, mask, dim=1)
-    normalized = utils.masked_normalize(ratio * advantages, mask, 7, dim=1)
-    assert mean.tolist() == [2.0, 2.0] and normalized.tolist() == pytest.approx([8 / 7, 2.0])
-    (gradient,) = torch.autograd.grad(mean.mean(), ratio)
-    assert gradient[0].tolist() == pytest.approx([0.25] * 4 + [0] * 3)
-    assert gradient[1].tolist() == pytest.approx([1 / 7] * 7)
-    (gradient,) = torch.autograd.grad(normalized.mean(), ratio)
-    assert gradient[0].tolist() == pytest.approx([1 / 7] * 4 + [0] * 3)
-    assert gradient[1].tolist() == pytest.approx([1 / 7] * 7)
 
 
 def test_random_model_is_not_uniform():

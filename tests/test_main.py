@@ -22,9 +22,12 @@ from conftest import (
 import llms
 import main
 import utils
+from config import GRPOConfig, parse
 from logs import jsonl
+from losses import LENGTH_NORMALIZATIONS, LOSSES
 from training import steps
 from training.metrics import StageTimer
+from training.run import resolve
 
 LOGGED_OF_AN_ITERATION = {
     "loss",
@@ -139,8 +142,8 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
     flags = run_flags(
         model_folder, tmp_path / "run", num_train_iters=2, warmup_steps=4, max_grad_norm=0.1
     )
-    args = main.parse_args(flags)
-    run = main.setup(args)
+    args = parse(GRPOConfig, flags)
+    run = main.setup(resolve(args))
     expected_rows = updates_by_hand(run, args)
     assert main.main(flags) == 0
     rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
@@ -188,7 +191,7 @@ def test_gradient_does_not_depend_on_the_token_budget(
             length_normalization=length_normalization,
             micro_batch_tokens=budget,
         )
-        args = main.parse_args([*flags, "--mask_truncated_completions"])
+        args = parse(GRPOConfig, [*flags, "--mask_truncated_completions"])
         metrics = main.accumulate_gradient(args, run, rollout, loss_weights, list(range(16)))
         gradient = flat_gradient(model)
         model.zero_grad()
@@ -202,7 +205,7 @@ def test_gradient_does_not_depend_on_the_token_budget(
         assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("length_normalization", utils.LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
 def test_groups_without_gradient_are_skipped_and_change_nothing(
     length_normalization, model, tmp_path
 ):
@@ -213,8 +216,9 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(
     batch = ragged_batch(groups=4)
     batch["advantages"] = torch.randn(16, generator=torch.Generator().manual_seed(1))
     batch["advantages"][4:8] = 0
-    args = main.parse_args(
-        run_flags("unused", tmp_path, beta=0.0, length_normalization=length_normalization)
+    args = parse(
+        GRPOConfig,
+        run_flags("unused", tmp_path, beta=0.0, length_normalization=length_normalization),
     )
     run = SimpleNamespace(model=model, base_model=None)
     compute_loss = main.compute_loss
@@ -245,7 +249,7 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(
 
 
 def test_an_update_without_any_gradient_makes_no_pass(model, tmp_path):
-    args = main.parse_args(run_flags("unused", tmp_path, beta=0.0))
+    args = parse(GRPOConfig, run_flags("unused", tmp_path, beta=0.0))
     run = SimpleNamespace(model=model, base_model=None)
     rollout = rollout_of(ragged_batch(groups=4))
     metrics = main.accumulate_gradient(args, run, rollout, torch.zeros(16), list(range(16)))
@@ -258,7 +262,7 @@ def test_updates_cover_every_epoch_in_whole_groups():
         "unused", "unused", rollout_batch_size=24, train_batch_size=8, epochs_per_rollout_batch=2
     )
     torch.manual_seed(0)
-    updates = main.split_into_updates(main.parse_args(flags))
+    updates = main.split_into_updates(parse(GRPOConfig, flags))
     assert [len(rows) for rows in updates] == [8] * 6
     for epoch in (updates[:3], updates[3:]):
         assert sorted(itertools.chain(*epoch)) == list(range(24))
@@ -269,17 +273,15 @@ def test_updates_cover_every_epoch_in_whole_groups():
 
 
 def test_one_update_is_the_whole_rollout_batch_by_default():
-    args = main.parse_args(run_flags("unused", "unused"))
+    args = parse(GRPOConfig, run_flags("unused", "unused"))
     assert main.split_into_updates(args) == [list(range(8))]
 
 
 # Every loss type and every length normalization at least once.
-LOSSES = itertools.zip_longest(
-    main.LOSS_TYPES, utils.LENGTH_NORMALIZATIONS, fillvalue="masked_mean"
-)
+EVERY_LOSS = itertools.zip_longest(LOSSES, LENGTH_NORMALIZATIONS, fillvalue="masked_mean")
 
 
-@pytest.mark.parametrize(("loss_type", "length_normalization"), LOSSES)
+@pytest.mark.parametrize(("loss_type", "length_normalization"), EVERY_LOSS)
 def test_every_loss_trains_off_policy(loss_type, length_normalization, model_folder, tmp_path):
     flags = run_flags(
         model_folder,

@@ -12,6 +12,7 @@ import torch
 from conftest import ragged_batch, rollout_of, run_flags
 
 import main
+from config import GRPOConfig, parse
 from training.metrics import Maximum, Minimum, Share, TokenShare
 
 
@@ -43,7 +44,7 @@ def metrics_of_update(model, advantages, output_dir):
     """
     rollout = rollout_of(ragged_batch(groups=3, group_size=4))
     assert rollout.lengths.view(3, 4).tolist() == [[1, 6, 4, 2], [7, 5, 3, 1], [6, 4, 2, 7]]
-    args = main.parse_args(run_flags("unused", output_dir, beta=0.0, micro_batch_tokens=40))
+    args = parse(GRPOConfig, run_flags("unused", output_dir, beta=0.0, micro_batch_tokens=40))
     run = SimpleNamespace(model=model, base_model=None)
     return main.accumulate_gradient(args, run, rollout, advantages, list(range(12)))
 

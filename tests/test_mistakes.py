@@ -73,20 +73,18 @@ def mistake(program, flags, *words, files=None):
 
 
 MISTAKES_IN_FLAGS = [
-    mistake("main", "--betta 1", "--betta 1", "--help"),
+    mistake("main", "--betta 1", "--betta 1", "did you mean --beta?", "--help"),
     mistake("main", "--beta much", "--beta", "'much'", "float"),
     mistake("main", "--beta nan", "--beta", "at least 0", "nan"),
     mistake("main", "--learning_rate -1", "--learning_rate", "more than 0", "-1.0"),
     mistake("main", "--learning_rate inf", "--learning_rate", "inf"),
-    mistake("main", "--adam_beta1 1.5", "--adam_beta1", "below 1,", "1.5"),
     mistake("main", "--temperature 0", "--temperature", "more than 0", "not 0.0"),
     mistake("main", "--num_train_iters 0", "--num_train_iters", "more than 0", "not 0"),
     mistake("main", "--eval_size 0", "--eval_size", "more than 0", "not 0"),
     mistake("main", "--eval_samples 0", "--eval_samples", "more than 0", "not 0"),
     mistake("main", "--seed -1", "--seed", "at least 0", "-1"),
-    mistake("main", "--seed 4294967296", "--seed", "below 4294967296"),
+    mistake("main", "--seed 4294967296", "--seed", "at most 4294967295"),
     mistake("main", "--dynamic_sampling -1", "--dynamic_sampling", "at least 0", "-1"),
-    mistake("main", "--show_tokens -1", "--show_tokens", "at least 0", "-1"),
     mistake("main", "--loss_type ppo", "--loss_type", "'ppo'", "grpo_clip"),
     mistake("main", "--lr_schedule step", "--lr_schedule", "'step'", "cosine"),
     mistake("main", "--length_normalization sum", "--length_normalization", "'sum'", "token_mean"),
@@ -132,7 +130,8 @@ MISTAKES_IN_FLAGS = [
         "--max_completion_length 2000",
         "1,024",
     ),
-    mistake("main", f"{STORIES} --max_judge_failures 50", "--max_judge_failures", "0 to 1", "50"),
+    mistake("main", "--max_judge_failures 50", "--max_judge_failures", "at most 1", "50"),
+    mistake("main", "--max_judge_failures -1", "--max_judge_failures", "at least 0", "-1"),
     mistake(
         "main",
         f"{STORIES} --judge_type local --judge_model data",

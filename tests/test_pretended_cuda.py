@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -174,36 +175,18 @@ def test_other_scripts_run_on_a_gpu(device, tmp_path):
     run_on(device, "experiments/expert_iteration.py", expert_flags, tmp_path / "expert")
 
 
-def table_rows(output, header_start):
-    """The rows of the Markdown table whose header starts so, as lists of cells."""
-    rows = []
-    lines = iter(output.splitlines())
-    for line in lines:
-        if line.startswith(header_start):
-            break
-    next(lines)  # the line under the header
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
-
-
-def test_the_benchmark_for_gpus_fills_its_tables(device, tmp_path):
+def test_the_benchmark_samples_with_and_without_graphs(device, tmp_path):
     """What it measures on CUDA alone, no run on a CPU has ever shown."""
-    command = ["benchmarks/gpu.py", "--quick", "--device", "cuda"]
+    command = ["benchmarks/benchmark.py", "sampling", "--model_name", "tiny/0.1m"]
+    command += ["--device", "cuda", "--threads", "1", "--num_prompts", "2", "--group_size", "4"]
+    command += ["--max_completion_length", "16", "--repeats", "1"]
     output, counts = run_command_on(device, command, tmp_path / "counts.json")
+    assert "without CUDA graphs, which" not in output
     assert counts["graphs"]["failed"] == []
-    assert counts["graphs"]["captured"] > 0
-    decode_rows = table_rows(output, "| rows | slots |")
-    assert len(decode_rows) == 2
-    for *_, captured_ms, _, tokens in decode_rows:
-        assert float(captured_ms) > 0
-        assert tokens == "equal"
-    stages = {row[0]: row for row in table_rows(output, "| stage | seconds |")}
-    for stage in ("sample", "reward", "logps", "loss", "step"):
-        _, _, peak, _ = stages[stage]
-        assert float(peak) >= 0, "a number, where a CPU has -"
+    assert counts["graphs"]["replayed"] > 0
+    for competitor in ("model.generate", "itself without CUDA graphs"):
+        row = rf"\| sampling to the maximum length, next to {competitor} \|.* 16 tokens \|"
+        assert re.search(row, output)
 
 
 def test_two_gpus_share_a_run(device, tmp_path):

@@ -26,6 +26,7 @@ from conftest import (
 import distributed
 import main
 import sft
+from config import GRPOConfig, parse
 from logs import jsonl
 from sampling import generation
 from training import checkpoints, steps
@@ -461,7 +462,7 @@ def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folde
 def test_logs_hold_no_secret(tmp_path, model_folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     monkeypatch.setenv("HF_TOKEN", "hf-very-secret")
-    args = main.parse_args(run_flags(model_folder, tmp_path))
+    args = parse(GRPOConfig, run_flags(model_folder, tmp_path))
     description = run_description(args, random_model())
     assert "very-secret" not in json.dumps(description, default=str)
     assert description["args"]["group_size"] == 4, "the flags are there"

@@ -1,6 +1,7 @@
 """Each check passes on a sound setting and fails on one that is broken in just its way."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,9 @@ from conftest import ROOT
 import llms
 import main
 import selfcheck
+from config import GRPOConfig, parse
 from sampling import decoding, generation
+from training.run import resolve
 
 FLAGS = [
     "--model_name",
@@ -30,7 +33,7 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def prepared():
-    args = main.parse_args(FLAGS)
+    args = resolve(parse(GRPOConfig, FLAGS))
     return args, main.setup(args)
 
 
@@ -155,7 +158,7 @@ def test_a_mean_gap_of_a_bfloat16_copy_is_within_its_limit(setting):
 def test_completions_of_which_too_many_are_cut_are_found(setting):
     """Only if every one was cut, the check failed."""
     args, run = setting
-    args.max_completion_length = 40
+    args = replace(args, max_completion_length=40)
     sampled = selfcheck.sample_groups(args, run)
     share_cut = 1 - sampled.rollout.finished.float().mean()
     assert 0.25 < share_cut < 1

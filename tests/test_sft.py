@@ -11,6 +11,7 @@ from conftest import VOCAB, as_flags, assert_same_gradient, flat_gradient, small
 
 import sft
 import utils
+from config import FineTuningConfig, SFTConfig, parse
 from evaluator import get_evaluator
 from logs import jsonl
 from rl_datasets import PROMPTS
@@ -66,7 +67,12 @@ def reference_loss(model, batch, length_normalization, constant):
 
 
 def accumulate(
-    model, batch, length_normalization="masked_mean", constant=None, budget=1000, **options
+    model,
+    batch,
+    length_normalization="masked_mean",
+    constant=None,
+    budget=1000,
+    log_entropy=False,
 ):
     """The metrics of an update, and its gradient as one vector.
 
@@ -77,13 +83,10 @@ def accumulate(
         model,
         batch,
         PAD,
-        sft.SFTConfig(
-            num_updates=1,
-            micro_batch_tokens=budget,
-            length_normalization=length_normalization,
-            max_completion_length=constant,
-            **options,
-        ),
+        budget,
+        length_normalization=length_normalization,
+        max_completion_length=constant,
+        log_entropy=log_entropy,
     )
     return metrics, flat_gradient(model)
 
@@ -158,8 +161,8 @@ def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):
 
 
 def test_training_learns_to_answer_and_to_stop(model, tokenizer):
-    config = sft.SFTConfig(num_updates=60, train_batch_size=10, learning_rate=0.02)
-    log = sft.fine_tune(model, tokenizer, EXAMPLES, config)
+    config = FineTuningConfig(train_batch_size=10, learning_rate=0.02)
+    log = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=60)
     assert log[-1]["loss"] < 0.05 < 2 < log[0]["loss"]
     prompt = torch.tensor([tokenizer("after 3 comes ")["input_ids"]])
     completion = model.generate(
@@ -177,15 +180,14 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
     # This leaves a gradient in the parameters, to which training must not add.
     _, gradient = accumulate(model, sft.encode(tokenizer, EXAMPLES))
     norm = gradient.norm().item()
-    config = sft.SFTConfig(
-        num_updates=1,
+    config = FineTuningConfig(
         train_batch_size=10,
         learning_rate=0.01,
         warmup_steps=2,
         max_grad_norm=norm / 1000,
     )
     optimizer = sft.get_optimizer(model, weight_decay=10.0)
-    (row,) = sft.fine_tune(model, tokenizer, EXAMPLES, config, optimizer=optimizer)
+    (row,) = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=1, optimizer=optimizer)
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert row["learning_rate"] == pytest.approx(0.005)
     assert row["examples"] == 10
@@ -223,8 +225,8 @@ def test_optimiser_state_of_another_device_continues(devices, model):
 
 def test_an_update_does_not_add_to_the_gradient_of_the_one_before(model, tokenizer):
     """At learning rate 0 every update over all examples has the same gradient."""
-    config = sft.SFTConfig(num_updates=3, train_batch_size=10, learning_rate=0, max_grad_norm=1e9)
-    log = sft.fine_tune(model, tokenizer, EXAMPLES, config)
+    config = FineTuningConfig(train_batch_size=10, learning_rate=0, max_grad_norm=1e9)
+    log = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=3)
     assert [row["grad_norm"] for row in log] == pytest.approx([log[0]["grad_norm"]] * 3, rel=1e-4)
 
 
@@ -240,31 +242,22 @@ def test_order_depends_on_the_seed_alone_and_covers_each_epoch():
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
-    config = sft.SFTConfig(
-        num_updates=10, warmup_steps=4, learning_rate=1.0, final_learning_rate=0.2
-    )
-    rates = [sft.learning_rate_at(step, config) for step in range(1, 11)]
+    config = FineTuningConfig(warmup_steps=4, learning_rate=1.0)
+    rates = [sft.learning_rate_at(step, config, 10, 0.2) for step in range(1, 11)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert 0.2 < rates[-1] < 0.3
     # The decay has 7 intervals, from update 4 to update 11: update 8 is 4/7 of the way.
     assert rates[7] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * 4 / 7)) / 2)
-    no_warmup = sft.SFTConfig(num_updates=3, warmup_steps=0, learning_rate=1.0)
-    assert sft.learning_rate_at(1, no_warmup) < 1.0
-    only_warmup = sft.SFTConfig(num_updates=3, warmup_steps=3, learning_rate=1.0)
-    assert sft.learning_rate_at(3, only_warmup) == 1.0
+    no_warmup = FineTuningConfig(warmup_steps=0, learning_rate=1.0)
+    assert sft.learning_rate_at(1, no_warmup, 3) < 1.0
+    only_warmup = FineTuningConfig(warmup_steps=3, learning_rate=1.0)
+    assert sft.learning_rate_at(3, only_warmup, 3) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("examples", "options", "message"),
-    [
-        ([], {}, "no examples"),
-        (EXAMPLES, {"length_normalization": "mean"}, "unknown length_normalization"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(model, tokenizer, examples, options, message):
-    with pytest.raises(ValueError, match=message):
-        sft.fine_tune(model, tokenizer, examples, sft.SFTConfig(num_updates=1, **options))
+def test_no_examples_are_refused_in_one_line(model, tokenizer):
+    with pytest.raises(ValueError, match="no examples"):
+        sft.fine_tune(model, tokenizer, [], FineTuningConfig(), num_updates=1)
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -273,7 +266,7 @@ def test_bad_input_is_refused_in_one_line(model, tokenizer, examples, options, m
 def selected_ids(gold_file, **flags):
     """Ids of the examples that sft.py would train on, in order."""
     flags = dict(model_name="unused", train_file=gold_file, max_completion_length=300) | flags
-    args = sft.parse_args(as_flags(**flags))
+    args = parse(SFTConfig, as_flags(**flags))
     prompt = PROMPTS["reasoning_answer"]
     rows = sft.read_gold(gold_file, prompt.name)
     evaluator = get_evaluator("gsm8k", prompt=prompt.name)

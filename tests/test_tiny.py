@@ -154,8 +154,9 @@ def make_models(folder, *flags):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SUBJECT", "HABITS"):
             stage = getattr(make_tiny_models, name)
-            config = dataclasses.replace(stage.config, num_updates=2, train_batch_size=4)
-            patch.setattr(make_tiny_models, name, dataclasses.replace(stage, config=config))
+            config = dataclasses.replace(stage.config, train_batch_size=4)
+            stage = dataclasses.replace(stage, config=config, num_updates=2)
+            patch.setattr(make_tiny_models, name, stage)
         tokenizer = AutoTokenizer.from_pretrained(ROOT / "tiny" / "1m")
         patch.setattr(make_tiny_models, "make_tokenizer", lambda: tokenizer)
         patch.setattr(sys, "argv", command)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main
 from logs import jsonl
+from training import token_changes
 from training.token_changes import choose_rows, split_text
 
 # --- Their numbers --------------------------------------------------------------------------------
@@ -88,10 +90,11 @@ def test_an_update_raises_the_log_probs_of_good_completions(model_folder, tmp_pa
 
 
 def test_showing_tokens_changes_nothing_else(whole_run, model_folder, tmp_path):
-    """Not the logs, nor the weights. A resumed run may begin to show them, and shows the same."""
-    assert main.main(run_flags(model_folder, tmp_path, num_train_iters=2, show_tokens=0)) == 0
-    resume = ["--output_dir", str(tmp_path), "--resume", "--show_tokens", "1"]
-    assert main.main([*resume, "--num_train_iters", "4"]) == 0
+    """Not the logs, nor the weights."""
+    with mock.patch.object(token_changes, "NUM_GROUPS", 0):
+        assert main.main(run_flags(model_folder, tmp_path, num_train_iters=2)) == 0
+    resume = ["--output_dir", str(tmp_path), "--resume", "--num_train_iters", "4"]
+    assert main.main(resume) == 0
     logs = logs_of(tmp_path)
     expected_logs = logs_of(whole_run)
     for step in (1, 2):

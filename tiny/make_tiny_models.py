@@ -29,6 +29,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import sft  # noqa: E402
+from config import FineTuningConfig  # noqa: E402
 from data.word_problems import generate  # noqa: E402
 from rl_datasets import PROMPTS, gsm8k_example  # noqa: E402
 from utils import seed_everything  # noqa: E402
@@ -52,19 +53,21 @@ CHAT_TEMPLATE = (
 class Stage:
     """What a stage of training teaches."""
 
-    config: sft.SFTConfig
+    num_updates: int
+    config: FineTuningConfig
+    final_learning_rate: float
     answer_shares: dict  # level -> share of each answer style; see write_completion
     # Share of the problems' steps that are written carefully, with an intermediate step:
     # `33 * 4 = 120 + 12 = 132` (data/word_problems.py).
     careful_share: float
 
 
-COMMON = dict(train_batch_size=32, micro_batch_tokens=2048, length_normalization="token_mean")
+COMMON = dict(train_batch_size=32, micro_batch_tokens=2048)
 # There are two stages, as in large models: learn the subject, then pick up habits.
 SUBJECT = Stage(
-    config=sft.SFTConfig(
-        num_updates=1500, learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=100, **COMMON
-    ),
+    num_updates=1500,
+    config=FineTuningConfig(learning_rate=3e-3, warmup_steps=100, **COMMON),
+    final_learning_rate=3e-4,
     answer_shares=dict.fromkeys((1, 2, 3, 4), {"format": 0.6, "steps": 0.4, "at once": 0.0}),
     careful_share=0.6,
 )
@@ -72,9 +75,9 @@ SUBJECT = Stage(
 # bare steps on level 2, and an answer at once on levels 3 and 4, where that is mostly wrong.
 # Careful steps are learnt well in the first stage and seldom used in the second.
 HABITS = Stage(
-    config=sft.SFTConfig(
-        num_updates=250, learning_rate=6e-4, final_learning_rate=6e-5, warmup_steps=10, **COMMON
-    ),
+    num_updates=250,
+    config=FineTuningConfig(learning_rate=6e-4, warmup_steps=10, **COMMON),
+    final_learning_rate=6e-5,
     answer_shares={
         1: {"format": 0.65, "steps": 0.3, "at once": 0.05},
         2: {"format": 0.38, "steps": 0.54, "at once": 0.08},
@@ -286,13 +289,22 @@ def share(text):
 
 
 def examples_of_stage(tokenizer, stage, seed):
-    num_examples = stage.config.num_updates * stage.config.train_batch_size
+    num_examples = stage.num_updates * stage.config.train_batch_size
     return make_examples(tokenizer, num_examples, stage, seed)
 
 
 def train_stage(model, tokenizer, stage, examples, seed):
     """Train the model in place. Returns the log, a row for each update."""
-    return sft.fine_tune(model, tokenizer, examples, replace(stage.config, seed=seed))
+    return sft.fine_tune(
+        model,
+        tokenizer,
+        examples,
+        stage.config,
+        num_updates=stage.num_updates,
+        seed=seed,
+        length_normalization="token_mean",
+        final_learning_rate=stage.final_learning_rate,
+    )
 
 
 def save(model, tokenizer, log, folder):

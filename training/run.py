@@ -1,7 +1,7 @@
 """The object `Run`, and how a run starts, resumes, saves, and ends with one line that says why.
 
-A run can be stopped at any moment and continued with --resume as if it had never stopped. `args`
-are the flags of main.py, sft.py or experiments/expert_iteration.py.
+A run can be stopped at any moment and continued with --resume as if it had never stopped. `config`
+are the settings of main.py, sft.py or experiments/expert_iteration.py.
 """
 
 import json
@@ -12,10 +12,9 @@ import subprocess
 import sys
 import time
 import traceback
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
+import llms
+from config import OutputConfig, may_change, read_args
 from evaluator import RewardEvaluator
 from logs import jsonl
-from logs.read import read_args
-from rl_datasets import DataLoader
-from training import checkpoints, memory, write_logs
+from rl_datasets import DataLoader, default_eval_split
+from training import checkpoints, write_logs
 from training.lock import Lock
+from training.memory import is_out_of_memory
 from training.metrics import StageTimer
 from training.signals import Diverged, Guard, Interrupted, Interrupts
 
@@ -64,7 +65,6 @@ class Run:
     start: float = field(default_factory=time.perf_counter)
     boundary: dict = field(default_factory=dict)  # what `mark` kept after the last step
     weights_changed: bool = False  # whether an update has begun since then
-    memory_flags: dict = field(default_factory=dict)  # as they were before any was lowered
 
     def mark(self) -> None:
         """Remember what a checkpoint needs beside weights and optimiser, after a finished step."""
@@ -120,41 +120,19 @@ def print_warnings(warnings: list[str]) -> None:
 
 # --- Starting -------------------------------------------------------------------------------------
 
-# The flags that may have another value in a resumed run. None of them changes what is learnt,
-# though on another device other completions are sampled.
-MAY_CHANGE = (
-    "num_train_iters",
-    "eval_iterations",
-    "save_iterations",
-    "eval_updates",
-    "save_updates",
-    "keep_checkpoints",
-    "n_ei_steps",
-    "eval_ei_steps",
-    "max_kl",
-    "output_dir",
-    "resume",
-    "device",
-    "micro_batch_tokens",
-    "max_concurrent_sequences",
-    "gradient_checkpointing",
-    "judge_base_url",
-    "judge_concurrency",
-    "judge_timeout",
-    "judge_max_retries",
-    "max_judge_failures",
-    "min_judge_spread",
-    "report_to",
-    "show_tokens",
-)
+
+def resolve(config: OutputConfig) -> OutputConfig:
+    """The settings with the defaults that depend on this machine or on the data set filled in."""
+    eval_split = config.eval_split or default_eval_split(config.dataset_name, config.dataset_path)
+    return replace(config, device=llms.resolve_device(config.device), eval_split=eval_split)
 
 
-def claim(args: Namespace) -> Lock | None:
+def claim(config: OutputConfig) -> Lock | None:
     """Lock the output directory, which must hold no other run; with --resume it must hold this one.
 
     Only the first process reads and writes there; the others get None. Raises ValueError.
     """
-    folder = args.output_dir
+    folder = config.output_dir
     if folder == Path("."):
         raise ValueError(
             "--output_dir is empty, or the current directory: name a directory for the run"
@@ -163,25 +141,25 @@ def claim(args: Namespace) -> Lock | None:
         return None
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
-    if args.resume and not (folder / "args.json").exists():
+    if config.resume and not (folder / "args.json").exists():
         raise ValueError(f"--resume: there is no run in --output_dir {folder}")
     lock = Lock(folder)
     try:
-        check_directory(args, read_args(folder / "args.json"))
+        check_directory(config, read_args(folder / "args.json"))
     except BaseException:
         lock.release()
         raise
     return lock
 
 
-def check_directory(args: Namespace, previous: dict | None) -> None:
+def check_directory(config: OutputConfig, previous: dict | None) -> None:
     """Raise ValueError where the output directory holds something that a run must not write over.
 
     Args:
         previous: the flags of the run that the directory holds, None where there is none.
     """
-    folder = args.output_dir
-    is_evaluation = vars(args).get("eval_only", False)
+    folder = config.output_dir
+    is_evaluation = getattr(config, "eval_only", False)
     if not previous:
         written_by_a_run = (*checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints")
         names = [name for name in written_by_a_run if (folder / name).exists()]
@@ -190,12 +168,12 @@ def check_directory(args: Namespace, previous: dict | None) -> None:
                 f"--output_dir {folder} holds {', '.join(names)} without the args.json of their"
                 " run; move them away, or name another directory"
             )
-    elif args.resume:
+    elif config.resume:
         if is_evaluation or previous.get("eval_only"):
             raise ValueError(
                 "--resume continues training, and --eval_only does not train: leave one of them out"
             )
-        check_same_flags(args, previous)
+        check_same_flags(config, previous)
     elif not previous.get("eval_only"):  # the directory of an --eval_only may be used again
         advice = "" if is_evaluation else ", or --resume it"
         raise ValueError(
@@ -203,17 +181,17 @@ def check_directory(args: Namespace, previous: dict | None) -> None:
         )
 
 
-def check_same_flags(args: Namespace, previous: dict) -> None:
-    """Raise ValueError for a flag that a resumed run may not change (see MAY_CHANGE)."""
-    may_change = set(MAY_CHANGE)
+def check_same_flags(config: OutputConfig, previous: dict) -> None:
+    """Raise ValueError for a setting that a resumed run may not change."""
+    free_names = may_change(type(config))
     if previous.get("lr_schedule", "constant") != "constant":
-        may_change.remove("num_train_iters")  # the learning rate falls to 0 at the end of the run
-    flags = {name: value for name, value in vars(args).items() if name not in may_change}
+        free_names.remove("num_train_iters")  # the learning rate falls to 0 at the end of the run
+    flags = {name: value for name, value in asdict(config).items() if name not in free_names}
     flags = json.loads(jsonl.dumps(flags))  # as args.json has them
     unknown = sorted(flags.keys() - previous.keys())
     if unknown:
         raise ValueError(
-            f"--resume: {args.output_dir} is a run of another script or version, which has no"
+            f"--resume: {config.output_dir} is a run of another script or version, which has no"
             f" --{unknown[0]}"
         )
     changes = [
@@ -225,23 +203,22 @@ def check_same_flags(args: Namespace, previous: dict) -> None:
         raise ValueError(f"--resume continues a run with the flags it has: {', '.join(changes)}")
 
 
-def start(args: Namespace, run: Run) -> None:
+def start(config: OutputConfig, run: Run) -> None:
     """Go back to the newest checkpoint if --resume asks for it, and write args.json."""
-    run.guard.set_flags(vars(args))
+    run.guard.set_flags(asdict(config))
     run.mark()
-    run.memory_flags = memory.in_force(args)
-    if args.resume:
-        resume(args, run)
+    if config.resume:
+        resume(config, run)
     else:
-        checkpoints.rewind(args.output_dir, {}, {})  # removes the logs of an earlier --eval_only
+        checkpoints.rewind(config.output_dir, {}, {})  # removes the logs of an earlier --eval_only
     if distributed.is_main():
-        jsonl.write_json(args.output_dir / "args.json", run_description(args, run.model))
+        jsonl.write_json(config.output_dir / "args.json", run_description(config, run.model))
     if run.optimizer:
         # This is called before every optimizer.step().
         run.optimizer.register_step_pre_hook(lambda *_: run.begin_update())
 
 
-def run_description(args: Namespace, model: torch.nn.Module) -> dict:
+def run_description(config: OutputConfig, model: torch.nn.Module) -> dict:
     """What args.json holds: flags, command, commit, versions, hardware, number of parameters."""
     commit = None
     with suppress(OSError):  # where there is no git
@@ -258,7 +235,7 @@ def run_description(args: Namespace, model: torch.nn.Module) -> dict:
     versions = {"python": sys.version.split()[0]}
     versions |= {package: version(package) for package in ("torch", "transformers", "numpy")}
     return {
-        "args": vars(args),
+        "args": asdict(config),
         "command": shlex.join([*launcher, *sys.argv]),
         "commit": commit,
         "versions": versions,
@@ -271,19 +248,19 @@ def run_description(args: Namespace, model: torch.nn.Module) -> dict:
     }
 
 
-def resume(args: Namespace, run: Run) -> None:
+def resume(config: OutputConfig, run: Run) -> None:
     """Continue from the newest intact checkpoint, or from the beginning if there is none yet.
 
     Raises ValueError for a run whose checkpoints are all lost or damaged, and for a checkpoint of
     another version.
     """
     newest = distributed.from_main(
-        checkpoints.find(args.output_dir) if distributed.is_main() else None
+        checkpoints.find(config.output_dir) if distributed.is_main() else None
     )
     if newest is None:
-        check_no_checkpoint_was_lost(args)
-        print(f"no checkpoint in {args.output_dir} yet: starting from the beginning")
-        checkpoints.rewind(args.output_dir, {}, {})  # the evaluation at step 0 is removed as well
+        check_no_checkpoint_was_lost(config)
+        print(f"no checkpoint in {config.output_dir} yet: starting from the beginning")
+        checkpoints.rewind(config.output_dir, {}, {})  # the evaluation at step 0 is removed as well
         return
     path, manifest = newest
     state = checkpoints.load(path, run.model, run.optimizer)
@@ -298,7 +275,7 @@ def resume(args: Namespace, run: Run) -> None:
         run.scheduler.load_state_dict(state["scheduler"])
     run.train_loader.load_state_dict(state["train_loader"])
     # This seed is used if the number of processes has changed. It differs for each checkpoint.
-    new_seed = args.seed + 7919 * manifest["step"]
+    new_seed = config.seed + 7919 * manifest["step"]
     distributed.resume_rng_state(state["rng"], new_seed)
     run.step = manifest["step"]
     run.saved_step = run.step
@@ -309,28 +286,26 @@ def resume(args: Namespace, run: Run) -> None:
         "eval": run.step,
         "rollouts": run.ei_step or run.step,  # expert iteration numbers them by ei_step
     }
-    checkpoints.rewind(args.output_dir, manifest["log_sizes"], last_transcripts)
-    if "memory" in state:  # earlier versions did not write it
-        memory.resume(args, **state["memory"])
+    checkpoints.rewind(config.output_dir, manifest["log_sizes"], last_transcripts)
     run.mark()
     if distributed.is_main():
-        run.guard.logs.train = read_earlier_rows(args.output_dir / "train_log.jsonl")
-        run.guard.logs.evaluations = read_earlier_rows(args.output_dir / "eval_log.jsonl")
-    last_evaluation = distributed.from_main(read_last_evaluation(args.output_dir))
+        run.guard.logs.train = read_earlier_rows(config.output_dir / "train_log.jsonl")
+        run.guard.logs.evaluations = read_earlier_rows(config.output_dir / "eval_log.jsonl")
+    last_evaluation = distributed.from_main(read_last_evaluation(config.output_dir))
     if last_evaluation:
         run.evaluated_step = last_evaluation["step"]
         run.accuracy = last_evaluation["accuracy"]
     print(f"continuing after step {run.step} from {path}")
 
 
-def check_no_checkpoint_was_lost(args: Namespace) -> None:
+def check_no_checkpoint_was_lost(config: OutputConfig) -> None:
     """Raise ValueError if the log has so many steps that checkpoints must have been lost."""
-    log = args.output_dir / "train_log.jsonl"
+    log = config.output_dir / "train_log.jsonl"
     if not distributed.is_main() or not log.exists():
         return
     num_steps = log.read_bytes().count(b"\n")
-    flags = vars(args)
-    save_every = flags.get("save_iterations", flags.get("save_updates", math.inf))
+    settings = asdict(config)
+    save_every = settings.get("save_iterations", settings.get("save_updates", math.inf))
     if num_steps > save_every:
         raise ValueError(
             f"{log} has {num_steps} steps, but no intact checkpoint is left: name another"
@@ -358,9 +333,9 @@ def read_last_evaluation(output_dir: Path) -> dict | None:
 
 
 def run_to_the_end(
-    args: Namespace,
-    setup: Callable[[Namespace], Run],
-    train: Callable[[Namespace, Run], None],
+    config: OutputConfig,
+    setup: Callable[[OutputConfig], Run],
+    train: Callable[[OutputConfig, Run], None],
     several_processes: bool = True,
 ) -> int:
     """The life of a script: claim its directory, set up, start or resume, train, and leave.
@@ -379,17 +354,17 @@ def run_to_the_end(
     interrupts.install()
     interrupts.loading = True
     try:
-        distributed.init(args.device, several_processes)
-        # With --resume the flags come from args.json, which other nodes may not see. So all
-        # processes take the flags of the first one.
-        vars(args).update(distributed.from_main(vars(args)))
-        lock = claim(args)
-        run = setup(args)
+        distributed.init(llms.resolve_device(config.device), several_processes)
+        # With --resume the settings come from args.json, which other nodes may not see. So all
+        # processes take those of the first one.
+        config = distributed.from_main(resolve(config))
+        lock = claim(config)
+        run = setup(config)
         run.interrupts = interrupts
         distributed.barrier()  # no process trains before all are ready
-        start(args, run)
+        start(config, run)
         interrupts.loading = False
-        exit_code = train_to_the_end(args, run, train)
+        exit_code = train_to_the_end(config, run, train)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -403,17 +378,19 @@ def run_to_the_end(
     return distributed.finish(exit_code)
 
 
-def train_to_the_end(args: Namespace, run: Run, train: Callable[[Namespace, Run], None]) -> int:
+def train_to_the_end(
+    config: OutputConfig, run: Run, train: Callable[[OutputConfig, Run], None]
+) -> int:
     """Train; whatever ends that, keep what can be kept. Returns the exit code."""
-    folder = args.output_dir
+    folder = config.output_dir
     try:
-        train(args, run)
+        train(config, run)
         print_warnings(run.guard.new_warnings())  # the last evaluation is among the rows now
     except Interrupted as interrupt:
         run.interrupts.ignore()
         advice = ""
         if run.saves:
-            saved = save_checkpoint(args, run)
+            saved = save_checkpoint(config, run)
             advice = "; --resume continues" if saved else "; this step could not be saved"
         distributed.print_error(f"stopped by {interrupt} after step {run.step}{advice}")
         return 130
@@ -421,7 +398,7 @@ def train_to_the_end(args: Namespace, run: Run, train: Callable[[Namespace, Run]
         distributed.print_error(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
         return 1
     except Exception as error:
-        print(f"error: {rescue(args, run, error)}", file=sys.stderr)
+        print(f"error: {rescue(config, run, error)}", file=sys.stderr)
         return 1
     if run.saves and run.saved_step != run.step:
         distributed.print_error(
@@ -433,7 +410,7 @@ def train_to_the_end(args: Namespace, run: Run, train: Callable[[Namespace, Run]
     return 0
 
 
-def rescue(args: Namespace, run: Run, error: Exception) -> str:
+def rescue(config: OutputConfig, run: Run, error: Exception) -> str:
     """Keep what can be kept of a run that an exception ends, and say in one line what happened.
 
     The state after the last finished step is saved if the weights are still those of that moment.
@@ -442,24 +419,27 @@ def rescue(args: Namespace, run: Run, error: Exception) -> str:
     message = " ".join(str(error).split())[:500]
     # An OSError comes from outside, as from a full disk or a dead judge, and needs no traceback.
     is_bug = not isinstance(error, OSError)
+    half_of_micro_batch = max(1, config.micro_batch_tokens // 2)
     if distributed.has_lost_another(error):
         message = "the connection to another process is lost; that one may have said why it ended"
+    elif is_out_of_memory(error):
+        message = f"out of memory: --resume with --micro_batch_tokens {half_of_micro_batch}"
     elif is_bug:
-        file = args.output_dir / "traceback.txt"
+        file = config.output_dir / "traceback.txt"
         message = f"{type(error).__name__}: {message}; the traceback is in {file}"
         with suppress(OSError):
             file.write_text(traceback.format_exc(), "utf-8")
     if not run.saves:
         return message
     can_save = not run.weights_changed and distributed.world_size() == 1
-    if can_save and save_checkpoint(args, run):
+    if can_save and save_checkpoint(config, run):
         return f"{message}; stopped after step {run.step}, which is saved: --resume continues"
-    newest = max(checkpoints.finished(args.output_dir), default=None)
+    newest = max(checkpoints.finished(config.output_dir), default=None)
     newest_text = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
     return f"{message}; {newest_text}, and --resume continues from there"
 
 
-def save_checkpoint(args: Namespace, run: Run) -> bool:
+def save_checkpoint(config: OutputConfig, run: Run) -> bool:
     """Write the state after run.step, from which --resume continues as if the run had not stopped.
 
     Returns whether it could be written.
@@ -469,19 +449,18 @@ def save_checkpoint(args: Namespace, run: Run) -> bool:
     state = dict(run.boundary)
     state["rng"] = distributed.gather([run.boundary["rng"]])  # of each process
     state["optimizer"] = optimizer_state
-    state["memory"] = {"saved_flags": run.memory_flags, "saved_in_force": memory.in_force(args)}
     state["elapsed"] = time.perf_counter() - run.start
     written = None
     if distributed.is_main():
         written = checkpoints.write(
-            args.output_dir,
+            config.output_dir,
             run.step,
             run.model,
             run.tokenizer,
             state,
             weights=weights,
             accuracy=run.accuracy if run.evaluated_step == run.step else None,
-            keep=args.keep_checkpoints,
+            keep=config.keep_checkpoints,
         )
     # Only the first process knows whether the checkpoint was written; the others assume it.
     if written or not distributed.is_main():

@@ -1,11 +1,10 @@
 """Steps that GRPO, supervised fine-tuning and expert iteration share.
 
-`args` are the flags of the script, `run` is its training.run.Run.
+`config` are the settings of the script, `run` is its training.run.Run.
 """
 
 import math
 import time
-from argparse import Namespace
 
 import torch
 from tqdm import tqdm
@@ -13,53 +12,55 @@ from tqdm import tqdm
 import distributed
 import llms
 import utils
+from config import CompletionConfig, FineTuningConfig, GRPOConfig, OutputConfig
 from evaluator import RewardEvaluator, Rewards, get_evaluator
-from flags import check, check_lengths
 from rl_datasets import get_dataloaders
 from sampling import generation
 from sampling.rollout import Rollout
-from training import memory, write_logs
+from training import write_logs
+from training.checks import check, check_lengths
+from training.memory import flag_to_lower
 from training.metrics import StageTimer, evaluation_metrics, gather_completions
 from training.run import Run
 from utils import repeat_each
 
 
-def load(args: Namespace, *, with_reference: bool = False) -> Run:
+def load(config: GRPOConfig | FineTuningConfig, *, with_reference: bool = False) -> Run:
     """Model, data and rewards, from the flags.
 
     Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
     """
-    check(args)
-    utils.seed_everything(args.seed)
+    check(config)
+    utils.seed_everything(config.seed)
     model, tokenizer = llms.get_llm_tokenizer(
-        args.model_name, args.device, gradient_checkpointing=args.gradient_checkpointing
+        config.model_name, config.device, gradient_checkpointing=config.gradient_checkpointing
     )
     train_loader, eval_loader = get_dataloaders(
-        args.dataset_name,
+        config.dataset_name,
         tokenizer,
-        prompt=args.prompt,
-        dataset_path=args.dataset_path,
-        max_prompt_length=args.max_prompt_length,
-        seed=args.seed,
-        eval_split=args.eval_split,
-        eval_size=args.eval_size,
+        prompt=config.prompt,
+        dataset_path=config.dataset_path,
+        max_prompt_length=config.max_prompt_length,
+        seed=config.seed,
+        eval_split=config.eval_split,
+        eval_size=config.eval_size,
     )
     longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
-    check_lengths(model, longest_prompt, args.max_completion_length)
-    for split, loader in (("training", train_loader), (args.eval_split, eval_loader)):
+    check_lengths(model, longest_prompt, config.max_completion_length)
+    for split, loader in (("training", train_loader), (config.eval_split, eval_loader)):
         dropped = ""
         if loader.dropped:
-            dropped = f" ({loader.dropped} dropped: longer than {args.max_prompt_length} tokens)"
-        print(f"{args.dataset_name}: {len(loader):,} {split} problems{dropped}")
+            dropped = f" ({loader.dropped} dropped: longer than {config.max_prompt_length} tokens)"
+        print(f"{config.dataset_name}: {len(loader):,} {split} problems{dropped}")
     base_model = llms.get_base_model(model) if with_reference else None
     evaluator = get_evaluator(
-        args.evaluator or train_loader.default_evaluator,
+        config.evaluator or train_loader.default_evaluator,
         prompt=train_loader.prompt.name,
-        flags=args,
+        config=config,
         reference=(base_model, tokenizer),  # --judge_type policy judges with it
     )
     evaluator.check_gold(train_loader.examples, eval_loader.examples)
-    sampler = llms.get_sampler(model, args.sampling_dtype)
+    sampler = llms.get_sampler(model, config.sampling_dtype)
     return Run(
         model=llms.shard(model),
         base_model=base_model,
@@ -68,7 +69,7 @@ def load(args: Namespace, *, with_reference: bool = False) -> Run:
         evaluator=evaluator,
         train_loader=train_loader,
         eval_loader=eval_loader,
-        timer=StageTimer(args.device),
+        timer=StageTimer(model.device),
     )
 
 
@@ -78,7 +79,7 @@ def is_due(step: int, every: int, last_step: int) -> bool:
 
 
 def sample(
-    args: Namespace,
+    config: CompletionConfig,
     run: Run,
     examples: list[dict],
     num_samples: int,
@@ -87,35 +88,21 @@ def sample(
 ) -> Rollout:
     """num_samples completions of each example's prompt, as consecutive rows of the Rollout.
 
-    Out of memory, all are sampled again, fewer at a time.
-
     Args:
         progress: a bar that counts the completions.
     """
-    num_rows = len(examples) * num_samples
-
-    def generate() -> Rollout:
-        if progress is not None:
-            progress.reset()
+    with flag_to_lower("max_concurrent_sequences", config.max_concurrent_sequences):
         return generation.generate(
             run.sampler,
             run.tokenizer,
             [example["prompt"] for example in examples],
             num_samples=num_samples,
-            max_completion_length=args.max_completion_length,
+            max_completion_length=config.max_completion_length,
             temperature=temperature,
             stop_strings=run.train_loader.prompt.stop_strings,
-            max_concurrent_sequences=args.max_concurrent_sequences,
+            max_concurrent_sequences=config.max_concurrent_sequences,
             progress=None if progress is None else progress.update,
         )
-
-    return memory.halve_until_it_fits(
-        generate,
-        model=run.model,
-        settings=args,
-        flag="max_concurrent_sequences",
-        divide=lambda rows_at_a_time: min(rows_at_a_time, num_rows),
-    )
 
 
 def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[str]) -> Rewards:
@@ -130,7 +117,7 @@ def reward(evaluator: RewardEvaluator, examples: list[dict], completions: list[s
     return evaluator.compute_checked_rewards(examples, completions)
 
 
-def evaluate(args: Namespace, run: Run) -> dict[str, float]:
+def evaluate(config: OutputConfig, run: Run) -> dict[str, float]:
     """Complete and reward every problem of run.eval_loader, and log what comes of it.
 
     Random numbers are drawn from a seed for evaluations, and training's random state is restored.
@@ -140,14 +127,16 @@ def evaluate(args: Namespace, run: Run) -> dict[str, float]:
         (docs/metrics.md).
     """
     start = time.perf_counter()
-    num_samples = args.eval_samples
+    num_samples = config.eval_samples
     examples = list(run.eval_loader)
     my_examples = distributed.share(examples)
     bar = write_logs.progress_bar(
         total=len(my_examples) * num_samples, desc="evaluating", unit="completion", leave=False
     )
-    with utils.isolated_seed(args.seed), bar:
-        rollout = sample(args, run, my_examples, num_samples, args.eval_temperature, progress=bar)
+    with utils.isolated_seed(config.seed), bar:
+        rollout = sample(
+            config, run, my_examples, num_samples, config.eval_temperature, progress=bar
+        )
     my_rewards = reward(run.evaluator, repeat_each(my_examples, num_samples), rollout.texts)
     completions, rewards = gather_completions(rollout, my_rewards)
     repeated_examples = repeat_each(examples, num_samples)
@@ -156,7 +145,7 @@ def evaluate(args: Namespace, run: Run) -> dict[str, float]:
     )
     metrics["time/total"] = time.perf_counter() - start
     records = write_logs.completion_records(run.evaluator, repeated_examples, completions, rewards)
-    write_logs.save_evaluation(args, run, metrics, records)
+    write_logs.save_evaluation(config, run, metrics, records)
     return metrics
 
 

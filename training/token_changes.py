@@ -1,15 +1,14 @@
 """What the updates of an iteration did to each token of a few groups of completions.
 
-The transcript of an iteration (rollouts/step_000010.jsonl) has this of --show_tokens groups. The
-policy scores these groups once more after the updates, without gradient, as does the reference if
-it has not done so before.
+The transcript of an iteration (rollouts/step_000010.jsonl) has this of the group whose rewards have
+the largest standard deviation. The policy scores it once more after the updates, without gradient,
+as does the reference if it has not done so before.
 
 Shapes: B completions of this process, C completion tokens, N completions of all processes.
 """
 
 import math
 import statistics
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,13 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
+from config import GRPOConfig
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import memory
 from training.run import Run
 
 # Only so many completions of a group are shown, since scoring them takes time: all 16 of the demo's
 # groups would add 3.7 % to an iteration.
 MAX_COMPLETIONS = 8
+NUM_GROUPS = 1
 REPLACEMENT_CHARACTER = "\ufffd"  # stands in a text for bytes that are no character
 
 
@@ -38,7 +38,7 @@ class ShownGroups:
 
 
 def before_updates(
-    args: Namespace, run: Run, rollout: Rollout, records: list[dict], old_logps: Tensor | None
+    config: GRPOConfig, run: Run, rollout: Rollout, records: list[dict], old_logps: Tensor | None
 ) -> ShownGroups:
     """Choose the groups that are shown, and score them before the updates if that is needed.
 
@@ -46,7 +46,7 @@ def before_updates(
         records: (N,) of the completions that are trained on.
         old_logps: (B, C) under the policy before the updates, where several updates share them.
     """
-    shown_rows = choose_rows(records, args.group_size, args.show_tokens)
+    shown_rows = choose_rows(records, config.group_size, NUM_GROUPS)
     all_my_rows = distributed.share(range(len(records)))
     # Row 0 of the rollout is row all_my_rows[0] of all processes together.
     my_rows = [row - all_my_rows[0] for row in shown_rows if row in all_my_rows]
@@ -56,17 +56,21 @@ def before_updates(
     # (`sampling_logp_gap`), and four decimals are logged. In bfloat16 the gap is larger than what
     # an update changes. On CUDA the gap remains even with a float32 sampler: autocast rounds the
     # products of a decode step otherwise than those of a whole sequence.
-    on_cpu = torch.device(args.device).type == "cpu"
+    on_cpu = run.model.device.type == "cpu"
     sampler_is_exact = on_cpu and run.sampler.dtype == torch.float32
     if old_logps is None and (sampler_is_exact or not shown_records):
         old_logps = rollout.sampled_logps
     if old_logps is None:
-        old_logps = compute_logps(args, run, rollout, run.model, my_rows)
+        old_logps = compute_logps(config, run, rollout, run.model, my_rows)
     return ShownGroups(shown_records, my_rows, old_logps)
 
 
 def add_to_records(
-    args: Namespace, run: Run, rollout: Rollout, shown_groups: ShownGroups, ref_logps: Tensor | None
+    config: GRPOConfig,
+    run: Run,
+    rollout: Rollout,
+    shown_groups: ShownGroups,
+    ref_logps: Tensor | None,
 ) -> None:
     """After the updates, give the shown completions' records the key `tokens`.
 
@@ -79,14 +83,16 @@ def add_to_records(
     """
     if not shown_groups.records:
         return
-    logps = compute_logps(args, run, rollout, run.model, shown_groups.my_rows)
+    logps = compute_logps(config, run, rollout, run.model, shown_groups.my_rows)
     columns = {"logp": rollout.sampled_logps, "change": logps - shown_groups.old_logps}
-    if args.beta > 0:
+    if config.beta > 0:
         if ref_logps is None:
             # The loss has scored the reference under inference mode. A sharded model whose weights
             # were gathered in this mode cannot be scored outside of it.
             with torch.inference_mode():
-                ref_logps = compute_logps(args, run, rollout, run.base_model, shown_groups.my_rows)
+                ref_logps = compute_logps(
+                    config, run, rollout, run.base_model, shown_groups.my_rows
+                )
         columns["log_ratio"] = logps - ref_logps
 
     my_tokens = []
@@ -127,17 +133,16 @@ def choose_rows(records: Sequence[dict], group_size: int, num_groups: int) -> li
     return sorted(shown_rows)
 
 
-@memory.with_smaller_micro_batches
 def compute_logps(
-    args: Namespace, run: Run, rollout: Rollout, model: PreTrainedModel, rows: list[int]
+    config: GRPOConfig, run: Run, rollout: Rollout, model: PreTrainedModel, rows: list[int]
 ) -> Tensor:
     """(B, C) log-probs of these rows under a model, 0 in other rows."""
     return compute_rollout_logps(
         model,
         rollout,
-        group_size=min(args.group_size, MAX_COMPLETIONS),
-        temperature=args.temperature,
-        micro_batch_tokens=args.micro_batch_tokens,
+        group_size=min(config.group_size, MAX_COMPLETIONS),
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
         rows=rows,
     )
 

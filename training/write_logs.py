@@ -1,7 +1,7 @@
 """What a training run writes: logs, transcripts of every completion, lines for the console.
 
-Of several processes the first one alone writes. `args` are the flags of the script, `run` is its
-training.run.Run.
+Of several processes the first one alone writes. `config` are the settings of the script, `run` is
+its training.run.Run.
 """
 
 import time
@@ -11,11 +11,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 import distributed
+from config import GRPOConfig, OutputConfig
 from evaluator import RewardEvaluator, Rewards
 from logs import jsonl
 from logs.statistics import CATEGORIES
 from sampling.rollout import Rollout
-from training import memory, tracker
+from training import tracker
 from training.metrics import Completions
 
 
@@ -25,18 +26,18 @@ def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
     return tqdm(iterable, dynamic_ncols=True, disable=disable, **options)
 
 
-def append(args, log: str, row: dict) -> None:
+def append(config: OutputConfig, log: str, row: dict) -> None:
     """Add a line to one of the run's logs, and send it to the tracker where there is one."""
     if distributed.is_main():
-        jsonl.append(args.output_dir / log, row)
-        if args.report_to:
-            tracker.report(args, log.removesuffix("_log.jsonl"), row)
+        jsonl.append(config.output_dir / log, row)
+        if config.report_to:
+            tracker.report(config, log.removesuffix("_log.jsonl"), row)
 
 
-def write_transcript(args, folder: str, step: int, records: list[dict]) -> None:
+def write_transcript(config: OutputConfig, folder: str, step: int, records: list[dict]) -> None:
     """Write rollouts/step_000010.jsonl or eval/step_000100.jsonl, whole or not at all."""
     if distributed.is_main():
-        jsonl.write(args.output_dir / folder / f"step_{step:06d}.jsonl", records)
+        jsonl.write(config.output_dir / folder / f"step_{step:06d}.jsonl", records)
 
 
 def completion_records(
@@ -75,7 +76,7 @@ def completion_records(
     return records
 
 
-def save_iteration(args, run, metrics: dict, records: list[dict]) -> None:
+def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[dict]) -> None:
     """Write the transcript and the line of train_log.jsonl of the iteration run.step, and print it.
 
     Args:
@@ -84,13 +85,12 @@ def save_iteration(args, run, metrics: dict, records: list[dict]) -> None:
     seconds = run.timer.flush()
     row = {"step": run.step, "epoch": run.train_loader.state_dict()["epoch"]}
     row |= metrics
-    row |= memory.in_force(args)
     row["sampled_tokens"] = sum(record["length"] for record in records)
     row["total_tokens"] = run.total_tokens
     row["elapsed"] = time.perf_counter() - run.start
     row |= seconds
-    write_transcript(args, "rollouts", run.step, records)
-    append(args, "train_log.jsonl", row)
+    write_transcript(config, "rollouts", run.step, records)
+    append(config, "train_log.jsonl", row)
 
     run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
     strict = f"{metrics['accuracy']:6.1%}"
@@ -115,27 +115,27 @@ def save_iteration(args, run, metrics: dict, records: list[dict]) -> None:
         )
 
 
-def save_evaluation(args, run, metrics: dict, records: list[dict]) -> None:
+def save_evaluation(config: OutputConfig, run, metrics: dict, records: list[dict]) -> None:
     """Write the transcript and the line of eval_log.jsonl of an evaluation, and print it."""
-    write_transcript(args, "eval", run.step, records)
+    write_transcript(config, "eval", run.step, records)
     row = {"step": run.step} | metrics
     row["total_tokens"] = run.total_tokens
     row["elapsed"] = time.perf_counter() - run.start
-    append(args, "eval_log.jsonl", row)
+    append(config, "eval_log.jsonl", row)
     run.guard.logs.evaluations.append(row)
     run.evaluated_step = run.step
     run.accuracy = metrics["accuracy"]
 
     decoding = "greedy"
-    if args.eval_temperature > 0:
-        samples = "1 sample" if args.eval_samples == 1 else f"{args.eval_samples} samples"
-        decoding = f"{samples} at temperature {args.eval_temperature:g}"
+    if config.eval_temperature > 0:
+        samples = "1 sample" if config.eval_samples == 1 else f"{config.eval_samples} samples"
+        decoding = f"{samples} at temperature {config.eval_temperature:g}"
     strict = with_interval(metrics, "accuracy")
     flexible = with_interval(metrics, "accuracy_flexible")
     shares = run.evaluator.accuracies_template.format(strict, flexible)
     tqdm.write(
         f"evaluation at step {run.step}: {shares}"
-        f" (n = {metrics['n']}, {args.eval_split}, {decoding}, {metrics['time/total']:.1f} s)"
+        f" (n = {metrics['n']}, {config.eval_split}, {decoding}, {metrics['time/total']:.1f} s)"
     )
 
 
@@ -144,13 +144,13 @@ def with_interval(metrics: dict, key: str) -> str:
     return f"{metrics[key]:.1%} [{metrics[f'{key}_low']:.1%}, {metrics[f'{key}_high']:.1%}]"
 
 
-def print_categories(args, metrics: dict) -> None:
+def print_categories(config: OutputConfig, metrics: dict) -> None:
     """Print what --eval_only adds: categories, accuracies by level or subject, and pass@k.
 
     For each category of format and answer it prints how many completions are in it, and a command
     that lists ten.
     """
-    transcript = args.output_dir / "eval" / "step_000000.jsonl"
+    transcript = config.output_dir / "eval" / "step_000000.jsonl"
     for name, (in_format, correct) in CATEGORIES.items():
         # The two fields as they stand in a line of the transcript: JSON without its outer braces.
         pattern = jsonl.dumps({"format": in_format, "correct_strict": correct})[1:-1]

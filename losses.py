@@ -1,0 +1,152 @@
+"""The loss of a token, with one function for each paper; the KL estimate; the means over tokens.
+
+The functions of LOSSES have one signature, and so have those of LENGTH_NORMALIZATIONS. The first
+paragraph of each one's docstring is its line in `python main.py --help`.
+
+Shapes: B sequences, C completion tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from utils import masked_sum
+
+# --- The loss of each token -----------------------------------------------------------------------
+# advantages are (B, 1). policy_logps, old_logps and mask are (B, C); the mask is true on the tokens
+# that count. config has the attributes cliprange and cliprange_high; without a cliprange_high of
+# its own (None), the clip is as wide above as below.
+
+# The loss of each token (B, C), and boolean masks (B, C) by name. The fraction of tokens at which a
+# mask is true is logged under its name.
+TokenLoss = tuple[Tensor, dict[str, Tensor]]
+
+
+def grpo_clip(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
+    """Minus the ratio times the advantage, with PPO's clip (GRPO, arXiv:2402.03300)."""
+    ratio = (policy_logps - old_logps).exp()
+    return clipped_loss(ratio, advantages, config)
+
+
+def grpo_no_clip(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
+    """Like grpo_clip, without the clip (an ablation)."""
+    ratio = (policy_logps - old_logps).exp()
+    return -ratio * advantages, {}
+
+
+def reinforce_with_baseline(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
+    """Minus the log-probability times the advantage (REINFORCE, Williams 1992, with the group's
+    mean reward as baseline).
+    """
+    return -advantages * policy_logps, {}
+
+
+def no_baseline(rewards, policy_logps, old_logps, mask, config) -> TokenLoss:
+    """Minus the log-probability times the reward (REINFORCE).
+
+    rewards: (B, 1), which the caller passes in the place of advantages.
+    """
+    return -rewards * policy_logps, {}
+
+
+def gspo(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
+    """Like grpo_clip, with one ratio for a whole completion, which is the geometric mean of its
+    tokens' ratios (GSPO, arXiv:2507.18071).
+    """
+    log_ratio = policy_logps - old_logps
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    mean_log_ratio = masked_sum(log_ratio, mask, dim=1).unsqueeze(1) / length  # (B, 1)
+    ratio = mean_log_ratio.exp().expand_as(log_ratio)  # every token has that of its sequence
+    return clipped_loss(ratio, advantages, config)
+
+
+def cispo(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
+    """Like reinforce_with_baseline, weighted by the ratio, which is capped and taken as a constant
+    (CISPO, arXiv:2506.13585).
+
+    As a constant the ratio has no gradient, so the cap stops no token's gradient.
+    """
+    ratio = (policy_logps - old_logps).exp().detach()
+    _, cap = clip_range(config)
+    loss = -ratio.clamp(max=cap) * advantages * policy_logps
+    return loss, {"clip_fraction": ratio > cap}
+
+
+LOSSES = {
+    "grpo_clip": grpo_clip,
+    "grpo_no_clip": grpo_no_clip,
+    "reinforce_with_baseline": reinforce_with_baseline,
+    "no_baseline": no_baseline,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+
+def clipped_loss(ratio: Tensor, advantages: Tensor, config) -> TokenLoss:
+    """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, lowest, highest) A).
+
+    The clip stops the gradient of a token whose ratio has already left the range in the direction
+    in which the advantage pushes it.
+    """
+    lowest, highest = clip_range(config)
+    clipped_ratio = ratio.clamp(lowest, highest)
+    loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
+    stopped_low = (ratio < lowest) & (advantages < 0)
+    stopped_high = (ratio > highest) & (advantages > 0)
+    return loss, {
+        "clip_fraction": stopped_low | stopped_high,
+        "clip_fraction_low": stopped_low,
+        "clip_fraction_high": stopped_high,
+    }
+
+
+def clip_range(config) -> tuple[float, float]:
+    """The lowest and the highest ratio that the clip leaves as it is."""
+    high = config.cliprange if config.cliprange_high is None else config.cliprange_high
+    return 1 - config.cliprange, 1 + high
+
+
+def estimate_kl(policy_logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """The k3 estimate of KL(policy || reference) for each token, in nats. (B, C) -> (B, C).
+
+    It is never negative, and its mean over samples of the policy is the KL
+    (http://joschu.net/blog/kl-approx.html). Its gradient is (1 - p_ref / p) grad log p. Over
+    samples of the policy the mean of that is -E_ref[grad log p], the gradient of KL(reference ||
+    policy).
+    """
+    log_ratio = ref_logps - policy_logps
+    return log_ratio.exp() - log_ratio - 1
+
+
+# --- The mean over tokens -------------------------------------------------------------------------
+# Each function returns what a micro-batch contributes to its update's mean of per_token (B, C), a
+# scalar. num_sequences and num_tokens are those of the whole update, over all micro-batches and
+# processes, so that the contributions add up to the mean.
+
+
+def mean_over_each_sequence(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
+    """The mean over each completion's tokens, then over completions (GRPO, arXiv:2402.03300)."""
+    lengths = mask.sum(1).clamp(min=1)
+    per_sequence = masked_sum(per_token, mask, dim=1) / lengths
+    return per_sequence.sum() / max(1, num_sequences)
+
+
+def sum_over_constant(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
+    """The sum over each completion's tokens, divided by --max_completion_length, then the mean over
+    completions (Dr. GRPO, arXiv:2503.20783).
+
+    constant: the maximum length of a completion, or another number.
+    """
+    per_sequence = masked_sum(per_token, mask, dim=1) / constant
+    return per_sequence.sum() / max(1, num_sequences)
+
+
+def mean_over_all_tokens(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
+    """The mean over all tokens of the update (DAPO, arXiv:2503.14476)."""
+    return masked_sum(per_token, mask) / max(1, num_tokens)
+
+
+LENGTH_NORMALIZATIONS = {
+    "masked_mean": mean_over_each_sequence,
+    "masked_normalize": sum_over_constant,
+    "token_mean": mean_over_all_tokens,
+}
