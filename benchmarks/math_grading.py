@@ -1,23 +1,20 @@
 r"""How often graders of MATH answers are wrong, and how long they take: one table.
 
-The graders: grading/math_answers.py; math-verify's `parse` and `verify` with their defaults; and,
-with --trl_python, TRL's accuracy_reward, which calls math-verify with other settings. The other
-graders get the gold answer between dollar signs, and the answer in a \boxed{}, as they expect it.
+The graders are grading/math_answers.py, and math-verify alone with its defaults, which gets the
+gold answer between dollar signs and the answer in a \boxed{}, as it expects them.
 
 Right answers are the gold answers themselves, and the same ones in another notation. Wrong answers
-are the gold answers of other problems, gold answers in which one digit or one sign is changed, and
-the pairs of NEAR_MISSES. Some of the pairs in which wrong answers are called equal are equal after
-all, so all of them are listed under the table for a person to judge. What is called equal among
-the hostile answers is counted as well, and so is what takes longer than --deadline.
+are the gold answers of other problems, gold answers in which one digit or one sign is changed, the
+pairs of NEAR_MISSES, and hostile ones. Under the table stands each right answer that was refused,
+and each wrong one that was called equal, for some of these pairs are equal after all.
 """
 
-import json
+import logging
+import multiprocessing
 import os
 import random
 import re
 import resource
-import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from grading.math_answers import MathGrader
 from logs import jsonl
 
-MAX_MEMORY = 8 * 2**30  # bytes of address space for another grader
+# For math-verify alone
+MAX_MEMORY = 8 * 2**30  # bytes of address space
+MAX_SECONDS = 30.0  # for one question
 
 # Pairs of a gold answer and a wrong answer that is nearly right.
 NEAR_MISSES = [
@@ -171,61 +170,35 @@ def make_questions(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
 # --- The graders ----------------------------------------------------------------------------------
 
 
-def math_verify_equal(gold: str, answer: str) -> bool:
+def math_verify_verdict(gold: str, answer: str) -> str:
     from math_verify import parse, verify
 
-    return verify(parse(f"${gold}$"), parse(rf"$\boxed{{{answer}}}$"))
+    is_equal = verify(parse(f"${gold}$"), parse(rf"$\boxed{{{answer}}}$"))
+    return "equal" if is_equal else "different"
 
 
-def trl_equal(gold: str, answer: str) -> bool:
-    from trl.rewards import accuracy_reward
+class MathVerify:
+    """math-verify in a process of its own, which is replaced when it takes too long."""
 
-    completion = [{"role": "assistant", "content": rf"$\boxed{{{answer}}}$"}]
-    return accuracy_reward([completion], [f"${gold}$"]) == [1.0]
-
-
-def serve(grader_name: str) -> None:
-    """Answer questions on standard input, each a JSON line [gold, answer]."""
-    are_equal = {"math-verify": math_verify_equal, "TRL": trl_equal}[grader_name]
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    for line in sys.stdin:
-        gold, answer = json.loads(line)
-        try:
-            verdict = "equal" if are_equal(gold, answer) else "different"
-        except Exception:
-            verdict = "error"
-        print(verdict, file=replies, flush=True)
-
-
-class OtherGrader:
-    """A grader in a process of its own, which is killed when it takes longer than the deadline."""
-
-    def __init__(self, name: str, python: str, deadline: float):
-        self.command = [python, __file__, "serve", name]
-        self.deadline = deadline
-        self._start()
-
-    def _start(self):
-        self._server = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
+    def __init__(self):
+        self._pool = multiprocessing.Pool(1, prepare_process)
 
     def grade(self, gold: str, answer: str) -> str:
-        """Return "equal", "different", "error", "hang" or "crash"."""
-        self._server.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
-        has_reply = select.select([self._server.stdout], [], [], self.deadline)[0]
-        reply = self._server.stdout.readline().decode().strip() if has_reply else "hang"
-        if reply in ("hang", ""):
-            self._server.kill()
-            self._server.wait()
-            self._start()
-        return reply or "crash"
+        """Return "equal", "different", "error" or "hang"."""
+        verdict = self._pool.apply_async(math_verify_verdict, (gold, answer))
+        try:
+            return verdict.get(MAX_SECONDS)
+        except multiprocessing.TimeoutError:
+            self._pool.terminate()
+            self.__init__()
+            return "hang"
+        except Exception:
+            return "error"
+
+
+def prepare_process() -> None:
+    logging.disable()  # math-verify prints what took too long
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
 
 # --- The command line and its table ---------------------------------------------------------------
@@ -248,65 +221,38 @@ def parse_args(argv):
     parser = ArgumentParser(description="How often graders of MATH answers are wrong.")
     data_help = "MATH-500 as JSON lines; default: data/math/math500.jsonl below $GRPO_LITE_DATA"
     parser.add_argument("--data", type=Path, help=data_help)
-    trl_help = "python of an environment with trl and math-verify; default: no TRL"
-    parser.add_argument("--trl_python", help=trl_help)
-    deadline_help = "seconds after which another grader is killed; this project's has its own limit"
-    parser.add_argument("--deadline", type=float, default=30.0, help=deadline_help)
     args = parser.parse_args(argv)
     if args.data is None and "GRPO_LITE_DATA" in os.environ:
         args.data = Path(os.environ["GRPO_LITE_DATA"]) / "data" / "math" / "math500.jsonl"
     if args.data is None or not args.data.is_file():
         parser.error(f"there is no file {args.data or 'to read'}: name one by --data")
-    args.trl_version = None
-    if args.trl_python:
-        args.trl_version = version_of_trl(args.trl_python)
-        if not args.trl_version:
-            parser.error(f"{args.trl_python} is no python with trl: make an environment with it")
     return args
-
-
-def version_of_trl(python: str) -> str | None:
-    """Return the version of trl in an environment; None where it is not there."""
-    code = "from importlib.metadata import version; print(version('trl'))"
-    try:
-        run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return run.stdout.strip()
 
 
 def main(argv=None):
     args = parse_args(argv)
     golds = [row["answer"] for row in jsonl.read(args.data)]
-    graders = {
-        "GRPO-Lite": MathGrader(),
-        f"math-verify {version('math-verify')}": OtherGrader(
-            "math-verify", sys.executable, args.deadline
-        ),
-    }
-    if args.trl_python:
-        graders[f"TRL {args.trl_version}"] = OtherGrader("TRL", args.trl_python, args.deadline)
+    graders = {"GRPO-Lite": MathGrader(), f"math-verify {version('math-verify')}": MathVerify()}
     for grader in graders.values():
         grader.grade("x+1", "1+x")  # it loads its libraries
 
     print(f"| answers | n | {' | '.join(graders)} |\n|---|---:|{'---:|' * len(graders)}")
-    called_equal = []  # (name of the grader, gold, answer)
+    mistakes = []  # (name of the grader, kind, gold, answer)
     seconds_by_grader = {name: [] for name in graders}
     for kind, questions in make_questions(golds).items():
         cells = []
         for name, grader in graders.items():
             verdicts, seconds = measure(grader, questions)
             seconds_by_grader[name] += seconds
-            num_equal = verdicts.count("equal")
-            if kind.startswith("right"):
-                cells.append(f"{len(questions) - num_equal} refused")
-                continue
-            num_stuck = verdicts.count("hang") + verdicts.count("crash")
-            stuck = f", {num_stuck} hang or crash" if num_stuck else ""
-            cells.append(f"{num_equal} equal{stuck}")
+            is_right = kind.startswith("right")
+            num_mistakes = 0
             for (gold, answer), verdict in zip(questions, verdicts, strict=True):
-                if verdict == "equal":
-                    called_equal.append((name, gold, answer))
+                if (verdict == "equal") != is_right:
+                    num_mistakes += 1
+                    mistakes.append((name, kind, gold, answer))
+            cells.append(f"{num_mistakes} refused" if is_right else f"{num_mistakes} equal")
+            if "hang" in verdicts:
+                cells[-1] += f", {verdicts.count('hang')} hang"
         print(f"| {kind} | {len(questions)} | {' | '.join(cells)} |", flush=True)
     num_questions = sum(map(len, make_questions(golds).values()))
     medians = []
@@ -316,14 +262,11 @@ def main(argv=None):
         maxima.append(f"{max(seconds):.1f} s")
     print(f"| time: median | {num_questions} | {' | '.join(medians)} |")
     print(f"| time: longest | {num_questions} | {' | '.join(maxima)} |")
-    print("\nWrong answers that were called equal, as `gold` | `answer`:\n")
-    for name, gold, answer in called_equal:
-        print(f"- {name}: `{gold[:80]}` | `{answer[:80]}`")
+    print("\nMistakes, as `gold` | `answer`:\n")
+    for name, kind, gold, answer in mistakes:
+        print(f"- {name}, {kind}: `{gold[:80]}` | `{answer[:80]}`")
     return 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2])
-    else:
-        sys.exit(main())
+    sys.exit(main())
