@@ -32,44 +32,34 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import matplotlib  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 import plotter  # noqa: E402
 from config import ArgumentParser, GRPOConfig, parse  # noqa: E402
 from experiments import answers  # noqa: E402
-from experiments.paired import judge, outcome_at_best_rate  # noqa: E402
+from experiments.paired import SIGNIFICANT, judge, outcome_at_best_rate  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
-from logs.read import MAY_DIFFER, read_args  # noqa: E402
+from logs.read import NO_EFFECT, read_args  # noqa: E402
 
 # The summary of a run's evaluations. It is written last, so that a run that has it is finished.
 SUMMARY = "answers.jsonl"
 # The summary of its evaluation on the test problems.
 TEST_SUMMARY = "test.jsonl"
-LOGS = ("args.json", "train_log.jsonl", "eval_log.jsonl")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Flags in which a run that is there may differ from the one that is asked for.
-MAY_DIFFER_HERE = MAY_DIFFER - {
-    "seed",
-    "max_kl",
-    "eval_iterations",
-    "eval_updates",
-    "eval_ei_steps",
-}
+STOP = threading.Event()  # set by a signal
 
 
 # --- Arms and runs --------------------------------------------------------------------------------
@@ -233,19 +223,9 @@ class Job:
         last_lines = errors or [line for line in lines if line.strip()] or ["it printed nothing"]
         return last_lines[-1].removeprefix("error: ")
 
-    def share_done(self) -> float:
-        """The share of its iterations or updates that are in its log, as far as that is known."""
-        try:
-            flags = read_args(self.folder / "args.json")
-            num_rows = (self.folder / "train_log.jsonl").read_bytes().count(b"\n")
-        except (ValueError, OSError):
-            return 0.0
-        total = flags.get("num_train_iters") or flags.get("num_updates")
-        return min(1.0, num_rows / total) if total else 0.0
-
 
 def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: str) -> None:
-    """Run jobs in this order, up to num_processes at a time, with a progress bar.
+    """Run jobs in this order, up to num_processes at a time.
 
     A job that fails while it trains, as a run does that has diverged, does not keep the others from
     being run. A job that refuses its flags does.
@@ -262,33 +242,32 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
     active = []
     failures = []
     num_done = 0
-    bar = tqdm(total=len(jobs), desc=description, unit="run", disable=None)
-    bar.bar_format = "{l_bar}{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}{postfix}]"
     try:
-        with bar:
-            while waiting or active:
-                while waiting and len(active) < num_processes:
-                    # If a signal came during start(), `stop` would not know of the process.
-                    with signals_held_back():
-                        active.append(waiting.pop(0))
-                        active[-1].start()
-                time.sleep(0.2)
-                for job in [job for job in active if job.process.poll() is not None]:
-                    active.remove(job)
-                    num_done += 1
-                    if job.process.returncode == 0:
-                        finish(job)
-                        outcome = "is finished"
-                    else:
-                        failures.append(job)
-                        outcome = "has failed"
-                    tqdm.write(f"{description} {outcome}: {job.name} ({num_done} of {len(jobs)})")
-                    if job.process.returncode == 2:
-                        raise Failed(f"{job.name}: {job.last_line()}", exit_code=2)
-                bar.n = num_done + sum(job.share_done() for job in active)
-                bar.set_postfix_str(", ".join(job.name for job in active), refresh=True)
+        while waiting or active:
+            while waiting and len(active) < num_processes:
+                active.append(waiting.pop(0))
+                active[-1].start()
+            if STOP.wait(timeout=0.2):
+                raise KeyboardInterrupt
+            for job in [job for job in active if job.process.poll() is not None]:
+                active.remove(job)
+                num_done += 1
+                if job.process.returncode == 0:
+                    finish(job)
+                    outcome = "is finished"
+                else:
+                    failures.append(job)
+                    outcome = "has failed"
+                print(
+                    f"{description} {outcome}: {job.name} ({num_done} of {len(jobs)})", flush=True
+                )
+                if job.process.returncode == 2:
+                    raise Failed(f"{job.name}: {job.last_line()}", exit_code=2)
     finally:
-        stop(active)
+        for job in active:
+            job.process.terminate()  # It saves and ends.
+        for job in active:
+            job.process.wait()
     if failures:
         lines = [f"{job.name}: {job.last_line()}" for job in failures]
         raise Failed(
@@ -299,70 +278,20 @@ def run_side_by_side(jobs: list[Job], num_processes: int, finish, description: s
         )
 
 
-@contextmanager
-def signals_held_back():
-    """Signals that come inside take effect at the end of the block."""
-    held_back = []
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in handlers.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, lambda number, _: held_back.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for number in held_back:
-        signal.raise_signal(number)
-
-
-def stop(jobs: list[Job]) -> None:
-    """Ask the processes of jobs to save and to end, and wait until they have ended."""
-    processes = [job.process for job in jobs if job.process is not None]
-    if processes:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # a second one must not leave them alone
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait()
-
-
-@dataclass(frozen=True)
-class Folders:
-    """Where a comparison keeps its runs, and what is read of them."""
-
-    runs: Path  # their --output_dir
-    logs: Path  # their logs and summaries
-
-    def is_finished(self, run: PlannedRun) -> bool:
-        return (self.logs / run.name / SUMMARY).exists()
-
-    def is_tested(self, run: PlannedRun, num_problems: int) -> bool:
-        summary = self.logs / run.name / TEST_SUMMARY
-        return summary.exists() and read_test_summary(summary)["n"] == num_problems
-
-
-def train(args, folders: Folders, runs: list[PlannedRun]) -> None:
+def train(args, runs: list[PlannedRun]) -> None:
     """Make the runs that are not finished. Raises Failed, and ValueError as check_flags does."""
-    missing = []
+    jobs = []
     for run in runs:
-        is_finished = folders.is_finished(run)
-        check_flags(run, (folders.logs if is_finished else folders.runs) / run.name)
-        if not is_finished:
-            missing.append(run)
-    print(f"{len(runs)} runs, of which {len(runs) - len(missing)} are finished")
-    jobs = [Job(run.name, run.arm.script, run.flags, folders.runs / run.name) for run in missing]
+        folder = args.output_dir / run.name
+        check_flags(run, folder)
+        if not (folder / SUMMARY).exists():
+            jobs.append(Job(run.name, run.arm.script, run.flags, folder))
+    print(f"{len(runs)} runs, of which {len(runs) - len(jobs)} are finished")
 
-    def keep_logs(job: Job) -> None:
-        logs = folders.logs / job.name
-        if logs != job.folder:
-            logs.mkdir(parents=True, exist_ok=True)
-            for name in LOGS:
-                shutil.copy(job.folder / name, logs)
-        answers.main(job.folder, logs / SUMMARY)
+    def summarise(job: Job) -> None:
+        answers.main(job.folder, job.folder / SUMMARY)
 
-    run_side_by_side(jobs, args.jobs, keep_logs, "training")
+    run_side_by_side(jobs, args.jobs, summarise, "training")
 
 
 def check_flags(run: PlannedRun, folder: Path) -> None:
@@ -376,7 +305,7 @@ def check_flags(run: PlannedRun, folder: Path) -> None:
             name = flag.removeprefix("--")
             wanted[name.removeprefix("no-")] = " ".join(values) or not name.startswith("no-")
     for name, value in wanted.items():
-        if name in saved and name not in MAY_DIFFER_HERE and not is_same(value, saved[name]):
+        if name in saved and name not in NO_EFFECT and not is_same(value, saved[name]):
             raise ValueError(
                 f"{folder} holds a run with --{name} {saved[name]}, not {value}: name another"
                 " --output_dir, or give the arm another name"
@@ -408,24 +337,33 @@ EVALUATION_FLAGS = (
 )
 
 
-def test(args, folders: Folders, runs: list[PlannedRun]) -> None:
-    """Evaluate the last checkpoints of runs on the test problems. Raises Failed and ValueError."""
+def test(args, runs: list[PlannedRun]) -> dict[str, float]:
+    """{name of a run: the accuracy in % of its last checkpoint on the test problems}.
+
+    Raises Failed, and ValueError if runs have no checkpoint or other problems.
+    """
     jobs = []
     for run in runs:
-        if not folders.is_tested(run, args.test_size):
-            jobs.append(make_test_job(run, folders.runs / run.name, args.test_size))
+        folder = args.output_dir / run.name
+        summary = folder / TEST_SUMMARY
+        if not summary.exists() or read_test_summary(summary)["n"] != args.test_size:
+            jobs.append(make_test_job(run, folder, args.test_size))
 
-    def keep_answers(job: Job) -> None:
-        answers.main(job.folder, folders.logs / job.name / TEST_SUMMARY)
+    def summarise(job: Job) -> None:
+        answers.main(job.folder, job.folder.parent / TEST_SUMMARY)
 
-    run_side_by_side(jobs, args.jobs, keep_answers, "on test")
-    summaries = [read_test_summary(folders.logs / run.name / TEST_SUMMARY) for run in runs]
-    if len({row["questions"] for row in summaries}) > 1:
+    run_side_by_side(jobs, args.jobs, summarise, "on test")
+    accuracies = {}
+    questions = set()
+    for run in runs:
+        row = read_test_summary(args.output_dir / run.name / TEST_SUMMARY)
+        if row["n"] != args.test_size:
+            raise ValueError(f"there are {row['n']} test problems: give --test_size {row['n']}")
+        questions.add(row["questions"])
+        accuracies[run.name] = 100 * answers.correct_answers(row).mean()
+    if len(questions) > 1:
         raise ValueError("the runs were evaluated on different test problems")
-    if summaries[0]["n"] != args.test_size:
-        raise ValueError(
-            f"there are {summaries[0]['n']} test problems: give --test_size {summaries[0]['n']}"
-        )
+    return accuracies
 
 
 def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
@@ -479,11 +417,11 @@ def best_rate(by_rate: dict[str | None, np.ndarray]) -> str | None:
     return max(rates, key=lambda rate: by_rate[rate].mean())
 
 
-def read_outcomes(args, folders: Folders, runs: list[PlannedRun]) -> dict:
+def read_outcomes(args, runs: list[PlannedRun]) -> dict:
     """{learning rate: (seeds,) outcomes} of the runs of one arm."""
     outcomes = {}
     for run in runs:
-        value = outcome(folders.logs / run.name, args.outcome)
+        value = outcome(args.output_dir / run.name, args.outcome)
         outcomes.setdefault(run.learning_rate, []).append(value)
     return {rate: np.array(values) for rate, values in outcomes.items()}
 
@@ -496,35 +434,30 @@ def read_test_summary(path: Path) -> dict:
     return rows[0]
 
 
-def compare(args, folders: Folders, arms: list[Arm]) -> list[Result]:
+def compare(args, arms: list[Arm]) -> list[Result]:
     """Make all runs that are missing, and return the result of each arm."""
     all_runs = plan_runs(args, arms)
     tuning_seeds = range(args.first_seed, args.first_seed + args.tuning_seeds)
     tuning_runs = [run for run in all_runs if run.seed in tuning_seeds]
-    train(args, folders, tuning_runs)
+    train(args, tuning_runs)
 
     outcomes = {}  # {name of an arm: what read_outcomes returns}
     final_runs = []  # at the best rate of their arm
     for arm in arms:
-        runs = [run for run in tuning_runs if run.arm == arm]
-        outcomes[arm.name] = read_outcomes(args, folders, runs)
-        rate = best_rate(outcomes[arm.name])
+        by_rate = read_outcomes(args, [run for run in tuning_runs if run.arm == arm])
+        outcomes[arm.name] = by_rate
+        rate = best_rate(by_rate)
         final_runs += [run for run in all_runs if run.arm == arm and run.learning_rate == rate]
     if args.tuning_seeds < args.seeds:
-        train(args, folders, final_runs)
-    if args.test_size:
-        test(args, folders, final_runs)
+        train(args, final_runs)
+    on_test = test(args, final_runs) if args.test_size else {}
 
     results = []
     for arm in arms:
         runs = [run for run in final_runs if run.arm == arm]
-        by_rate = outcomes[arm.name] | read_outcomes(args, folders, runs)
-        rate = runs[0].learning_rate
-        on_test = None
-        if args.test_size:
-            summaries = [read_test_summary(folders.logs / run.name / TEST_SUMMARY) for run in runs]
-            on_test = np.array([100 * answers.correct_answers(row).mean() for row in summaries])
-        results.append(make_result(arm, by_rate, rate, on_test))
+        by_rate = outcomes[arm.name] | read_outcomes(args, runs)
+        tested = np.array([on_test[run.name] for run in runs]) if on_test else None
+        results.append(make_result(arm, by_rate, runs[0].learning_rate, tested))
     return results
 
 
@@ -565,7 +498,7 @@ def make_tables(args, results: list[Result]) -> str:
     sections.append(arm_table(results))
     if len(results) > 1:
         first_name = results[0].arm.name
-        in_points = "within each seed, in percentage points, with its 95 % interval."
+        in_points = "within each seed, in percentage points, with its 95% interval."
         sections.append(f"Difference from {first_name} {in_points}")
         sections.append(difference_table(results, [result.outcomes for result in results]))
         if args.test_size:
@@ -611,18 +544,24 @@ def difference_table(results: list[Result], values_of_arms: list[np.ndarray]) ->
     rows = []
     for result, difference in zip(results[1:], differences, strict=True):
         rows.append([result.arm.name, *difference.cells()])
-    return markdown.table(["arm", "each seed", "mean [95 %]", "verdict"], rows)
+    return markdown.table(["arm", "each seed", "mean [95% CI]", "verdict"], rows)
 
 
 def draw(args, results: list[Result]) -> Figure:
     """Outcome by learning rate on the left, differences within each seed on the right."""
     has_differences = len(results) > 1
-    fig = Figure(figsize=(9 if has_differences else 4.8, 3.8), layout="constrained")
+    fig = Figure(figsize=(10 if has_differences else 5, 4), layout="constrained")
     axes = fig.subplots(1, 2 if has_differences else 1, squeeze=False)[0]
     draw_outcomes(axes[0], results)
     axes[0].set_ylabel("accuracy on validation (%)")
-    axes[0].set_title(
-        "After training" if args.outcome == "last" else "Mean over the evaluations of a run"
+    best = max(results, key=lambda result: result.outcomes.mean())
+    mean = best.outcomes.mean()
+    axes[0].set_title(f"The highest mean is {mean:.0f}%, of {best.arm.name}", loc="left")
+    outcome_in_words = (
+        "after training" if args.outcome == "last" else "mean over a run's evaluations"
+    )
+    fig.supxlabel(
+        f"dots: each seed, {outcome_in_words}; lines and diamonds: means", color="0.4", fontsize=9
     )
     if has_differences:
         draw_differences(axes[1], results)
@@ -632,7 +571,7 @@ def draw(args, results: list[Result]) -> Figure:
 def draw_outcomes(ax, results: list[Result]) -> None:
     """A dot for each run, and a line through the means over the seeds."""
     for i, result in enumerate(results):
-        style = plotter.curve_style(i)
+        style = plotter.style_of(i)
         # Arms that share a rate stand beside each other.
         shift = 1.03 ** (i - (len(results) - 1) / 2)
         rates = sorted(result.by_rate, key=lambda rate: float(rate or 1))
@@ -645,13 +584,10 @@ def draw_outcomes(ax, results: list[Result]) -> None:
     labels = {float(rate): rate for result in results for rate in result.by_rate if rate}
     if labels:
         ax.set_xscale("log")
-        ax.set_xticks(list(labels), list(labels.values()))
-        ax.set_xticks([], minor=True)
         ax.set_xlabel("learning rate")
-    else:
-        ax.set_xticks([])
-    ax.grid(axis="y", color="0.9")
-    ax.legend(frameon=False)
+    ax.set_xticks(list(labels), list(labels.values()))
+    ax.set_xticks([], minor=True)
+    ax.legend()
 
 
 def draw_differences(ax, results: list[Result]) -> None:
@@ -659,9 +595,9 @@ def draw_differences(ax, results: list[Result]) -> None:
     first, *other_results = results
     differences = judge([result.outcomes - first.outcomes for result in other_results])
     for i, difference in enumerate(differences, 1):
-        color = plotter.curve_style(i)["color"]
+        color = plotter.style_of(i)["color"]
         if math.isfinite(difference.low):
-            ax.plot([difference.low, difference.high], [i, i], color=color, linewidth=1.5)
+            ax.plot([difference.low, difference.high], [i, i], color=color)
         ax.plot(difference.mean, i, "D", color=color)
         # The seeds stand a little above the interval.
         height = [i - 0.08] * len(difference.by_seed)
@@ -669,9 +605,10 @@ def draw_differences(ax, results: list[Result]) -> None:
     ax.axvline(0, color="0.5", linewidth=0.8)
     ax.set_yticks(range(1, len(results)), [result.arm.name for result in other_results])
     ax.set_ylim(len(results) - 0.5, 0.5)
-    ax.set_xlabel("percentage points: each seed, mean, 95 % interval")
-    ax.set_title(f"Difference from {first.arm.name}")
-    ax.grid(axis="x", color="0.9")
+    ax.set_xlabel("percentage points, with 95% intervals")
+    count = sum(SIGNIFICANT in difference.verdict for difference in differences)
+    title = f"{count} of {len(differences)} differences from {first.arm.name} are significant"
+    ax.set_title(title, loc="left")
 
 
 # --- The command line -----------------------------------------------------------------------------
@@ -735,12 +672,6 @@ def parse_args(argv: list[str] | None = None):
     add(
         "--output_dir", type=Path, required=True, help="Folder for the runs, the table, the figure."
     )
-    add(
-        "--logs_dir",
-        type=Path,
-        help="Folder for the logs of finished runs, which are all that is read of them; a run whose"
-        " logs are there is not made again. (default: --output_dir)",
-    )
     if argv is None:
         argv = sys.argv[1:]
     own_words = argv
@@ -769,9 +700,8 @@ def parse_arms(args) -> list[Arm]:
         raise ValueError("--first_seed and --test_size must not be negative")
     if args.jobs < 1:
         raise ValueError(f"--jobs {args.jobs} must be 1 or more")
-    for folder in (args.output_dir, args.logs_dir):
-        if folder and folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file; name a directory")
+    if args.output_dir.exists() and not args.output_dir.is_dir():
+        raise ValueError(f"{args.output_dir} is a file; name a directory")
     if "--learning_rate" in group_flags(args.common_flags) and args.learning_rate:
         raise ValueError("--learning_rate stands before -- and after it; leave one of them out")
     arms = [parse_arm(text, args.common_flags, args.learning_rate) for text in args.arms]
@@ -819,18 +749,18 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
-            signal.signal(number, signal.default_int_handler)  # as Ctrl-C
+            signal.signal(number, lambda *_: STOP.set())
     if not torch.cuda.is_available():
         # With one thread, all machines of one kind compute the same numbers.
         os.environ["OMP_NUM_THREADS"] = "1"
-    folders = Folders(args.output_dir, args.logs_dir or args.output_dir)
     try:
         arms = parse_arms(args)
-        results = compare(args, folders, arms)
+        results = compare(args, arms)
         tables = make_tables(args, results)
         args.output_dir.mkdir(parents=True, exist_ok=True)
         (args.output_dir / "comparison.md").write_text(tables + "\n", "utf-8")
-        draw(args, results).savefig(args.output_dir / "comparison.png", dpi=150)
+        with matplotlib.rc_context(plotter.STYLE):
+            draw(args, results).savefig(args.output_dir / "comparison.png")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

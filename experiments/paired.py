@@ -9,12 +9,13 @@ Shapes: S seeds.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-
-from logs.statistics import student_quantile, student_tail
+from scipy.optimize import brentq
+from scipy.special import digamma, polygamma
+from scipy.stats import false_discovery_control
+from scipy.stats import t as student
 
 SIGNIFICANT = "significant"
 UNDECIDED = "undecided"
@@ -72,10 +73,6 @@ class Difference:
         """The mean and its interval, for a table."""
         return f"{self.mean:+z.1f} [{self.low:+z.1f}, {self.high:+z.1f}]"
 
-    def reversed(self) -> "Difference":
-        """The difference of the other arm from the one."""
-        return replace(self, by_seed=-self.by_seed, mean=-self.mean, low=-self.high, high=-self.low)
-
     def cells(self) -> tuple[str, str, str]:
         """Each seed, the mean with its interval, and the verdict, for a table."""
         seeds = ", ".join(f"{points:+z.1f}" for points in self.by_seed)
@@ -115,18 +112,18 @@ def judge(
         mean = float(by_seed.mean())
         if variance > 0:
             error = math.sqrt(variance / len(by_seed))
-            half_width = error * student_quantile(degrees, confidence)
-            p_values.append(student_tail(degrees, abs(mean) / error))
+            half_width = error * student.ppf((1 + confidence) / 2, degrees)
+            p_values.append(2 * student.sf(abs(mean) / error, degrees))
         else:  # All seeds agree by chance, so that nothing is known of the error.
             half_width = math.inf
             p_values.append(1.0)
         intervals.append((mean, mean - half_width, mean + half_width))
-    is_rejected = benjamini_hochberg(p_values, rate=1 - confidence)
+    corrected_p_values = false_discovery_control(p_values, method="bh")
 
     judged = []
     for i, (mean, low, high) in enumerate(intervals):
         words = []
-        if (low > 0 or high < 0) and is_rejected[i]:
+        if (low > 0 or high < 0) and corrected_p_values[i] <= 1 - confidence:
             words.append(SIGNIFICANT)
         if -margin < low and high < margin:
             words.append(f"equal within {margin:g} points")
@@ -161,41 +158,21 @@ def pool_variances(differences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.nd
         return variances, own_degrees
     # The logarithm of a variance near 0 would decide alone. The floor is that of limma.
     variances = np.maximum(variances, 1e-5 * median)
-    half_degrees = torch.tensor(own_degrees / 2)
+    half_degrees = own_degrees / 2
     # Their expectation is the logarithm of the true variance.
-    log_variances = (
-        np.log(variances) - torch.special.digamma(half_degrees).numpy() + np.log(own_degrees / 2)
-    )
-    variance_by_chance = torch.special.polygamma(1, half_degrees).numpy().mean()
+    log_variances = np.log(variances) - digamma(half_degrees) + np.log(half_degrees)
+    variance_by_chance = polygamma(1, half_degrees).mean()
     excess_variance = np.var(log_variances, ddof=1) - variance_by_chance
     if excess_variance <= 0:  # The variances differ no more than by chance: they are one.
         common = np.full(len(differences), np.exp(log_variances.mean()))
         return common, np.full(len(differences), own_degrees.sum())
     prior_degrees = 2 * inverse_trigamma(excess_variance)
-    digamma = torch.special.digamma(torch.tensor(prior_degrees / 2, dtype=torch.float64)).item()
-    prior = np.exp(log_variances.mean() + digamma - np.log(prior_degrees / 2))
+    prior = np.exp(log_variances.mean() + digamma(prior_degrees / 2) - np.log(prior_degrees / 2))
     pooled = (prior_degrees * prior + own_degrees * variances) / (prior_degrees + own_degrees)
     return pooled, np.minimum(prior_degrees + own_degrees, own_degrees.sum())
 
 
 def inverse_trigamma(y: float) -> float:
-    """The x > 0 with trigamma(x) = y, by bisection of its logarithm; trigamma falls."""
-    low, high = math.log(1e-8), math.log(1e8)
-    for _ in range(100):
-        middle = (low + high) / 2
-        x = torch.tensor(math.exp(middle), dtype=torch.float64)
-        if torch.special.polygamma(1, x).item() > y:
-            low = middle
-        else:
-            high = middle
-    return math.exp(low)
-
-
-def benjamini_hochberg(p_values: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Which hypotheses are rejected so that at most `rate` of the rejections are expected false."""
-    order = np.argsort(p_values)
-    thresholds = rate * np.arange(1, len(order) + 1) / len(order)
-    passing = np.flatnonzero(np.asarray(p_values)[order] <= thresholds)
-    num_rejected = passing[-1] + 1 if len(passing) else 0
-    rejected = set(order[:num_rejected].tolist())
-    return [i in rejected for i in range(len(order))]
+    """The x > 0 with trigamma(x) = y."""
+    log_x = brentq(lambda log_x: polygamma(1, math.exp(log_x)) - y, math.log(1e-8), math.log(1e8))
+    return math.exp(log_x)

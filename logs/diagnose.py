@@ -1,8 +1,8 @@
 """Rules that tell from the logs of a GRPO run whether it is healthy, and if not, why.
 
-plotter.py --diagnose applies them to runs, and training to its own iterations so far. It is an
-audit and no oracle: a run that breaks no rule can still be bad. docs/tuning.md lists the rules
-with their hits and false alarms on runs whose end is known.
+plotter.py --diagnose applies them to runs, also to one that is still going. It is an audit and no
+oracle: a run that breaks no rule can still be bad. docs/tuning.md lists the rules with their hits
+and false alarms on runs whose end is known.
 
 The start and the end of a run are means over the first and over the last tenth of its iterations,
 or over five where a tenth is less.
@@ -14,29 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from logs.read import column, has_number, rows_with_number, value_and_interval
+from logs.read import column, rows_with_number
 
 MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
 MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
-NO_GRADIENT = 1e-7
-FLAT_GROUPS = 0.8
-FLAT_GROUPS_NOTE = 0.5
-FLAT_GROUPS_AT_ONCE = 0.9  # in a single iteration
-MOSTLY_RIGHT = 0.9  # With so much accuracy, groups are flat because nearly every answer is right.
-MOSTLY_WRONG = 0.1
 TRUNCATED = 0.25
-RISE_IN_ERRORS = 2
-CLEAR_RISE_IN_ERRORS = 4
-HIGH_KL = 0.5  # nats a token
-LOW_ENTROPY_SHARE = 0.1
-LOW_ENTROPY_SHARE_AT_ONCE = 0.05  # in a single iteration
-HIGH_ENTROPY = 1.0  # nats
-CLIPPED = 0.2
-HIGH_GAP = 0.05  # nats a token
-GAP_GROWTH = 5
-NEGLIGIBLE_GAP = 1e-3  # nats a token: rounding in float32 stays below it
-DISTINCT_SHARE = 0.7
-CORRECTNESS_SHARE = 0.15
 
 WARNING = "warning"
 NOTE = "note"
@@ -80,7 +62,6 @@ class Logs:
     train: list[dict] = field(default_factory=list)
     evaluations: list[dict] = field(default_factory=list)
     flags: dict = field(default_factory=dict)
-    min_iterations: int = MIN_ITERATIONS  # for rules that compare the start with the end
 
     def values(self, key: str) -> np.ndarray:
         """The numbers under a key of train_log.jsonl. Raises NotLogged if there is none."""
@@ -101,8 +82,8 @@ class Logs:
         which a trend hardly enlarges: the variance of a jump is twice that of an iteration.
         """
         values = self.values(key)
-        if len(values) < self.min_iterations:
-            raise NotLogged(f"{key} in {self.min_iterations} iterations")
+        if len(values) < MIN_ITERATIONS:
+            raise NotLogged(f"{key} in {MIN_ITERATIONS} iterations")
         n = window(values)
         variance = (np.diff(values) ** 2).mean() / 2
         return Change(
@@ -118,7 +99,7 @@ class Logs:
     def accuracies(self) -> list[dict]:
         """The evaluations with an accuracy. Raises NotLogged for fewer than two."""
         rows = rows_with_number(self.evaluations, "accuracy")
-        rows = [row for row in rows if has_number(row, "accuracy_low")]
+        rows = rows_with_number(rows, "accuracy_low")
         if len(rows) < 2 or not self.has_answers():
             raise NotLogged("accuracy in two evaluations")
         return rows
@@ -130,20 +111,55 @@ def window(values) -> int:
 
 
 # ---- the rules
-# A rule returns its severity and a sentence, or None. Its docstring is its condition.
 
 
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    # Returns (severity, sentence), or None where nothing is wrong. Its docstring is the condition.
+    # Raises NotLogged where the logs lack what it needs.
+    check: Callable[[Logs], tuple[str, str] | None]
+    why: str  # it matters
+    advice: str  # what to change, with the flags
+
+
+RULES = []
+
+
+def rule(name, why, advice):
+    """Add the function below to the rules."""
+
+    def add(check):
+        RULES.append(Rule(name, check, why, advice))
+        return check
+
+    return add
+
+
+@rule(
+    "no gradient",
+    why="Nothing is learnt where no weight moves.",
+    advice="Look at the share of groups with equal rewards and at --learning_rate; run selfcheck.py"
+    " with the same flags.",
+)
 def no_gradient(logs):
     """The gradient's norm is below 1e-7 in more than half of the iterations."""
-    share = (logs.values("grad_norm") < NO_GRADIENT).mean()
+    share = (logs.values("grad_norm") < 1e-7).mean()
     if share > 0.5:
         return WARNING, f"the gradient is 0 in {share:.0%} of the iterations"
     return None
 
 
+@rule(
+    "groups without a signal",
+    why="A group of equal rewards has no advantage and teaches nothing.",
+    advice="If nearly all answers are right, use harder problems. If nearly all are wrong, use"
+    " easier ones, or show some solutions first (sft.py). Otherwise raise --group_size or"
+    " --temperature, or set --dynamic_sampling.",
+)
 def flat_groups(logs):
-    """More than 80 % of the groups have equal rewards at the end, or more than 90 % in one
-    iteration; a note from 50 %."""
+    """More than 80% of the groups have equal rewards at the end, or more than 90% in one
+    iteration; a note from 50%."""
     # With --dynamic_sampling, flat groups are replaced, and this is the share after that.
     trained_key = "zero_std_fraction_trained"
     was_replaced = any(trained_key in row for row in logs.train)
@@ -151,11 +167,11 @@ def flat_groups(logs):
     share = logs.end(key)
     worst = logs.values(key).max()
     sentence = f"{share:.0%} of the groups have equal rewards at the end{kind_of_flat_group(logs)}"
-    if share > FLAT_GROUPS:
+    if share > 0.8:
         return WARNING, sentence
-    if worst > FLAT_GROUPS_AT_ONCE:
+    if worst > 0.9:
         return WARNING, f"all rewards are equal in {worst:.0%} of the groups of an iteration"
-    if share > FLAT_GROUPS_NOTE:
+    if share > 0.5:
         return NOTE, sentence
     return None
 
@@ -168,9 +184,9 @@ def kind_of_flat_group(logs) -> str:
         accuracy = logs.end("accuracy")
     except NotLogged:
         return ""
-    if accuracy >= MOSTLY_RIGHT:
+    if accuracy >= 0.9:
         return f": nearly all answers are right ({accuracy:.0%})"
-    if accuracy <= MOSTLY_WRONG:
+    if accuracy <= 0.1:
         return f": nearly all answers are wrong ({accuracy:.0%} are right)"
     return (
         f", though {accuracy:.0%} of the answers are right: the samples of a group are alike, or"
@@ -178,22 +194,38 @@ def kind_of_flat_group(logs) -> str:
     )
 
 
+@rule(
+    "truncation",
+    why="A completion that is cut has no answer, so that its reward says nothing of its thought.",
+    advice="Raise --max_completion_length, or set --mask_truncated_completions.",
+)
 def truncation(logs):
-    """More than 25 % of the completions are cut at the end."""
+    """More than 25% of the completions are cut at the end."""
     share = logs.end("truncated_fraction")
     if share > TRUNCATED:
         return WARNING, f"{share:.0%} of the completions are cut at the end"
     return None
 
 
+@rule(
+    "reward does not rise",
+    why="GRPO maximises this reward and nothing else.",
+    advice="Check that rewards differ within groups, change --learning_rate, or show some solutions"
+    " first (sft.py); docs/tuning.md lists more causes.",
+)
 def flat_reward(logs):
     """The reward rises by less than 2 standard errors."""
     reward = logs.change("reward")
-    if reward.rises(RISE_IN_ERRORS):
+    if reward.rises(2):
         return None
     return WARNING, f"the reward does not rise: {reward} (standard error {reward.error:.2g})"
 
 
+@rule(
+    "KL",
+    why="The policy is far from the model it began with, and may have lost what that could do.",
+    advice="Lower --learning_rate or raise --beta.",
+)
 def high_kl(logs):
     """The KL to the reference is above 0.5 nats a token at the end (median). The warning says if
     the reward has not risen either."""
@@ -203,7 +235,7 @@ def high_kl(logs):
     if len(values) < MIN_ITERATIONS:
         raise NotLogged(f"kl_per_token in {MIN_ITERATIONS} iterations")
     kl = np.median(values[-window(values) :])
-    if not kl > HIGH_KL:
+    if not kl > 0.5:
         return None
     sentence = f"the KL to the reference is {kl:.2g} nats a token at the end"
     try:
@@ -215,6 +247,13 @@ def high_kl(logs):
     return WARNING, sentence
 
 
+@rule(
+    "entropy",
+    why="With little entropy the samples of a group hardly differ and teach little; with much"
+    " they are noise.",
+    advice="Where it falls, lower --learning_rate, or raise --beta or --temperature. Where it"
+    " rises, lower --learning_rate.",
+)
 def entropy(logs):
     """The entropy is below a tenth of its start while half of the groups have equal rewards. Or in
     a single iteration it is below a twentieth of its first value. Or it rises above 1 nat."""
@@ -222,13 +261,13 @@ def entropy(logs):
     values = logs.values("entropy")
     first = values[0]
     least = values.min()
-    if least < LOW_ENTROPY_SHARE_AT_ONCE * first:
+    if least < 0.05 * first:
         return WARNING, f"the entropy fell to {least:.2g} nats, from {first:.2g} at first"
     change = logs.change("entropy")
-    if change.start < HIGH_ENTROPY < change.end:
+    if change.start < 1.0 < change.end:
         return WARNING, f"the entropy rises: {change} nats"
-    is_low = change.end < LOW_ENTROPY_SHARE * change.start
-    if is_low and flat_share >= FLAT_GROUPS_NOTE:
+    is_low = change.end < 0.1 * change.start
+    if is_low and flat_share >= 0.5:
         return WARNING, (
             f"the entropy falls: {change} nats, and {flat_share:.0%} of the groups have equal"
             " rewards"
@@ -236,14 +275,20 @@ def entropy(logs):
     return None
 
 
+@rule(
+    "clip",
+    why="A clipped token has no gradient, and a clip that is never met does nothing.",
+    advice="Where much is clipped, lower --learning_rate or take fewer updates on a batch. Where"
+    " nothing is, nothing need be done.",
+)
 def clipping(logs):
-    """More than 20 % of the tokens are clipped at the end (not for gspo). Several updates and
+    """More than 20% of the tokens are clipped at the end (not for gspo). Several updates and
     never a clip: a note."""
     if logs.flags.get("loss_type") == "gspo":  # GSPO clips whole sequences, and most of them.
         return None
     clipped = logs.values("clip_fraction")
     share = logs.end("clip_fraction")
-    if share > CLIPPED:
+    if share > 0.2:
         return WARNING, f"the clip stops {share:.0%} of the tokens at the end"
     num_updates = updates_per_batch(logs.flags)
     can_clip = logs.flags.get("loss_type") == "grpo_clip" and num_updates > 1
@@ -259,19 +304,29 @@ def updates_per_batch(flags) -> float:
     return epochs * batch / (flags.get("train_batch_size") or batch)
 
 
+@rule(
+    "sampler",
+    why="What is trained are not quite the tokens' chances with which they were drawn.",
+    advice="Set --sampling_dtype float32, or correct for the gap with --importance_cap 2.",
+)
 def sampler_gap(logs):
     """Sampler and policy differ by more than 0.05 nats a token at the end, or by five times as
     much as at the start (and by more than 0.001)."""
     gap = logs.end("sampling_logp_gap")
-    if gap > HIGH_GAP:
+    if gap > 0.05:
         return WARNING, f"sampler and policy differ by {gap:.2g} nats a token at the end"
-    if gap > NEGLIGIBLE_GAP:
+    if gap > 1e-3:
         change = logs.change("sampling_logp_gap")
-        if change.end > GAP_GROWTH * change.start:
+        if change.end > 5 * change.start:
             return WARNING, f"sampler and policy drift apart: {change} nats a token"
     return None
 
 
+@rule(
+    "skipped updates",
+    why="A loss or gradient was not finite.",
+    advice="Lower --learning_rate or --max_grad_norm, and read the rollouts of these iterations.",
+)
 def skipped_updates(logs):
     """An update was left out, because its loss or gradient was not finite."""
     skipped = logs.values("skipped_updates")
@@ -281,29 +336,41 @@ def skipped_updates(logs):
     return None
 
 
+@rule(
+    "reward without accuracy",
+    why="The policy may have found what the reward pays for beside right answers.",
+    advice="Read the completions with the highest rewards in report.html, and mend the reward or"
+    " raise --beta.",
+)
 def reward_without_accuracy(logs):
     """The reward rises by more than 4 standard errors, and the last evaluation's accuracy is not
     above the first one's interval."""
     reward = logs.change("reward")
     evaluations = logs.accuracies()
-    if evaluations[-1]["step"] < logs.min_iterations:
-        raise NotLogged(f"an evaluation after {logs.min_iterations} iterations")
-    first, _, first_high = value_and_interval(evaluations[0], "accuracy")
+    if evaluations[-1]["step"] < MIN_ITERATIONS:
+        raise NotLogged(f"an evaluation after {MIN_ITERATIONS} iterations")
+    first = evaluations[0]["accuracy"]
+    first_high = evaluations[0]["accuracy_high"]
     last = evaluations[-1]["accuracy"]
-    if reward.rises(CLEAR_RISE_IN_ERRORS) and last <= first_high:
+    if reward.rises(4) and last <= first_high:
         return WARNING, (
             f"the reward rises ({reward}), but accuracy does not: {first:.1%} in the first"
-            f" evaluation (95 % interval up to {first_high:.1%}), {last:.1%} in the last"
+            f" evaluation (95% interval up to {first_high:.1%}), {last:.1%} in the last"
         )
     return None
 
 
+@rule(
+    "reward without diversity",
+    why="The policy may have found one text that the reward likes.",
+    advice="Read the completions in report.html; raise --beta, or stop earlier.",
+)
 def reward_without_diversity(logs):
     """The reward rises by more than 4 standard errors, and the distinct bigrams of the batch fall
-    below 70 % of their start."""
+    below 70% of their start."""
     reward = logs.change("reward")
     distinct = logs.change("distinct_2_batch")
-    if reward.rises(CLEAR_RISE_IN_ERRORS) and distinct.end < DISTINCT_SHARE * distinct.start:
+    if reward.rises(4) and distinct.end < 0.7 * distinct.start:
         return WARNING, (
             f"the reward rises ({reward}) while the completions become alike: the share of"
             f" distinct bigrams is {distinct}"
@@ -311,15 +378,21 @@ def reward_without_diversity(logs):
     return None
 
 
+@rule(
+    "only format rises",
+    why="The format is learnt within some iterations; right answers are what it is for.",
+    advice="Train longer; if correctness stays, use easier problems or show some solutions first"
+    " (sft.py).",
+)
 def only_format(logs):
-    """The reward rises by more than 2 standard errors, and correctness makes less than 15 % of
+    """The reward rises by more than 2 standard errors, and correctness makes less than 15% of
     it."""
     reward = logs.change("reward")
     correctness = logs.change("rewards/correctness")
-    if not reward.rises(RISE_IN_ERRORS):
+    if not reward.rises(2):
         return None
     share = (correctness.end - correctness.start) / (reward.end - reward.start)
-    if share < CORRECTNESS_SHARE:
+    if share < 0.15:
         return WARNING, (
             f"only the format's reward rises: the whole is {reward}, of which correctness is"
             f" {correctness}"
@@ -327,6 +400,12 @@ def only_format(logs):
     return None
 
 
+@rule(
+    "past its best",
+    why="Training on has cost accuracy.",
+    advice="Take the best checkpoint, or train again with a lower --learning_rate or fewer"
+    " --num_train_iters.",
+)
 def past_its_best(logs):
     """The last evaluation's interval lies below that of the best one."""
     evaluations = logs.accuracies()
@@ -339,112 +418,6 @@ def past_its_best(logs):
             f" checkpoints/step_{best['step']:06d}, if it was saved"
         )
     return None
-
-
-@dataclass(frozen=True)
-class Rule:
-    name: str
-    # Returns (severity, sentence), or None where the rule does not apply. Its docstring is the
-    # condition. Raises NotLogged where the logs lack what it needs.
-    check: Callable[[Logs], tuple[str, str] | None]
-    why: str
-    advice: str
-
-    @property
-    def condition(self) -> str:
-        return " ".join(self.check.__doc__.split())
-
-
-RULES = (
-    Rule(
-        "no gradient",
-        no_gradient,
-        "Nothing is learnt where no weight moves.",
-        "Look at the share of groups with equal rewards and at --learning_rate; run selfcheck.py"
-        " with the same flags.",
-    ),
-    Rule(
-        "groups without a signal",
-        flat_groups,
-        "A group of equal rewards has no advantage and teaches nothing.",
-        "If nearly all answers are right, use harder problems. If nearly all are wrong, use easier"
-        " ones, or show some solutions first (sft.py). Otherwise raise --group_size or"
-        " --temperature, or set --dynamic_sampling.",
-    ),
-    Rule(
-        "truncation",
-        truncation,
-        "A completion that is cut has no answer, so that its reward says nothing of its thought.",
-        "Raise --max_completion_length, or set --mask_truncated_completions.",
-    ),
-    Rule(
-        "reward does not rise",
-        flat_reward,
-        "GRPO maximises this reward and nothing else.",
-        "Check that rewards differ within groups, change --learning_rate, or show some solutions"
-        " first (sft.py); docs/tuning.md lists more causes.",
-    ),
-    Rule(
-        "KL",
-        high_kl,
-        "The policy is far from the model it began with, and may have lost what that could do.",
-        "Lower --learning_rate or raise --beta.",
-    ),
-    Rule(
-        "entropy",
-        entropy,
-        "With little entropy the samples of a group hardly differ and teach little; with much they"
-        " are noise.",
-        "Where it falls, lower --learning_rate, or raise --beta or --temperature. Where it rises,"
-        " lower --learning_rate.",
-    ),
-    Rule(
-        "clip",
-        clipping,
-        "A clipped token has no gradient, and a clip that is never met does nothing.",
-        "Where much is clipped, lower --learning_rate or take fewer updates on a batch. Where"
-        " nothing is, nothing need be done.",
-    ),
-    Rule(
-        "sampler",
-        sampler_gap,
-        "What is trained are not quite the tokens' chances with which they were drawn.",
-        "Set --sampling_dtype float32, or correct for the gap with --importance_cap 2.",
-    ),
-    Rule(
-        "skipped updates",
-        skipped_updates,
-        "A loss or gradient was not finite.",
-        "Lower --learning_rate or --max_grad_norm, and read the rollouts of these iterations.",
-    ),
-    Rule(
-        "reward without accuracy",
-        reward_without_accuracy,
-        "The policy may have found what the reward pays for beside right answers.",
-        "Read the completions with the highest reward (plotter.py --log_dir RUN --show), and mend"
-        " the reward or raise --beta.",
-    ),
-    Rule(
-        "reward without diversity",
-        reward_without_diversity,
-        "The policy may have found one text that the reward likes.",
-        "Read the completions (plotter.py --log_dir RUN --show); raise --beta, or stop earlier.",
-    ),
-    Rule(
-        "only format rises",
-        only_format,
-        "The format is learnt within some iterations; right answers are what it is for.",
-        "Train longer; if correctness stays, use easier problems or show some solutions first"
-        " (sft.py).",
-    ),
-    Rule(
-        "past its best",
-        past_its_best,
-        "Training on has cost accuracy.",
-        "Take the best checkpoint, or train again with a lower --learning_rate or fewer"
-        " --num_train_iters.",
-    ),
-)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,21 @@ def read(path, required=(), on_torn_line=None):
     return rows
 
 
+def read_to_continue(path, required=()):
+    """Return the rows of a file that rows will be appended to; a cut last line is taken off.
+
+    Raises what `read` raises, also for a file that has nothing but a cut line: it may hold
+    something else.
+    """
+    cut_lines = []
+    rows = read(path, required, on_torn_line=cut_lines.append)
+    if cut_lines and not rows:
+        return read(path, required)
+    if cut_lines:
+        os.truncate(path, Path(path).read_bytes().rindex(b"\n") + 1)
+    return rows
+
+
 def parse(line, location):
     """Return the object that a line of JSON holds. `location` names the line in error messages.
 
@@ -49,6 +64,8 @@ def parse(line, location):
         ValueError: the line is not valid JSON or no object.
     """
     try:
+        if isinstance(line, bytes):
+            line = line.decode("utf-8-sig")  # json.loads takes some bytes for UTF-16
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
         reason = getattr(error, "msg", error)  # only a JSONDecodeError has msg

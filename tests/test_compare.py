@@ -22,6 +22,7 @@ def own_environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     handlers = {number: signal.getsignal(number) for number in compare.SIGNALS}
     yield
+    compare.STOP.clear()
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -259,7 +260,7 @@ def test_a_signal_while_a_run_is_started_stops_this_run_too(tmp_path, monkeypatc
         return processes[-1]
 
     monkeypatch.setattr(compare.subprocess, "Popen", start_and_signal)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: compare.STOP.set())
     with pytest.raises(KeyboardInterrupt):
         compare.run_side_by_side([job], 1, pytest.fail, "training")
     assert processes[0].poll() == -signal.SIGTERM

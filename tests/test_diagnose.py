@@ -5,8 +5,6 @@ from log_helpers import eval_row, write_run
 
 import plotter
 from logs.diagnose import NOTE, RULES, WARNING, Logs, diagnose
-from training import signals
-from training.signals import Guard
 
 NUM_ITERATIONS = 60  # the start and the end are six iterations each
 
@@ -262,7 +260,6 @@ def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
         (["--diagnose"], "expected at least one argument"),
         (["--diagnose", "nowhere"], "nowhere: no such directory"),
         (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),
-        (["--diagnose", "run", "--show"], "leave out"),
         (["--diagnose", "run", "--metrics", "kl"], "leave out"),
         (["--diagnose", "empty"], "no train_log.jsonl"),
         (["--diagnose", "damaged"], "train_log.jsonl, line 1: not valid JSON"),
@@ -284,68 +281,3 @@ def test_a_wrong_call_gets_one_line(tmp_path, monkeypatch, capsys, arguments, wo
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert words in err
-
-
-# ---- during training
-
-
-def warnings_of(guard, rows):
-    """{the number of the iteration: the lines that were printed after it}"""
-    lines = {}
-    for number, row in enumerate(rows, 1):
-        new_lines = guard.check(row)
-        if new_lines:
-            lines[number] = new_lines
-    return lines
-
-
-def test_training_warns_once_of_each_rule():
-    rows = train_rows(HEALTHY | {"truncated_fraction": lambda i: 0.5 * (i > 20)})
-    lines = warnings_of(Guard(), rows)
-    assert [len(new_lines) for new_lines in lines.values()] == [1]
-    (number,) = lines
-    assert 22 <= number <= 26
-    assert "--max_completion_length" in lines[number][0]
-
-
-def test_training_waits_with_two_ends_for_half_of_the_run():
-    """Most of the false alarms came from the slow start of healthy runs."""
-    guard = Guard()
-    guard.set_flags({"num_train_iters": 100})
-    lines = warnings_of(guard, train_rows(HEALTHY | FLAT_REWARD))
-    (number,) = lines
-    assert 50 <= number <= 53
-    assert "does not rise" in lines[number][0]
-
-
-def test_training_does_not_print_notes():
-    assert warnings_of(Guard(), train_rows(HEALTHY | {"zero_std_fraction": 0.6})) == {}
-
-
-def test_an_evaluation_at_the_end_is_seen():
-    guard = Guard()
-    assert warnings_of(guard, train_rows(HEALTHY)) == {}
-    guard.logs.evaluations = evaluations((0.3, 0.8, 0.5))
-    (line,) = guard.new_warnings()
-    assert "past its best" in line
-    assert guard.new_warnings() == []
-
-
-def test_a_long_run_does_not_read_its_rows_again_and_again(monkeypatch):
-    """All rows in each iteration would be 500 times as much for these 1,000."""
-    num_rows_read = []
-    original_diagnose = diagnose
-
-    def counting_diagnose(logs):
-        num_rows_read.append(len(logs.train))
-        return original_diagnose(logs)
-
-    monkeypatch.setattr(signals, "diagnose", counting_diagnose)
-    warnings_of(Guard(), train_rows(HEALTHY, 1000))
-    assert sum(num_rows_read) < 30 * 1000
-    assert len(num_rows_read) > 50
-
-
-def test_only_the_first_process_applies_the_rules(monkeypatch):
-    monkeypatch.setattr(signals.distributed, "is_main", lambda: False)
-    assert warnings_of(Guard(), train_rows(HEALTHY | {"truncated_fraction": 0.9})) == {}

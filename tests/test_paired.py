@@ -4,11 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from scipy import stats
+from scipy import special, stats
 
 from experiments.paired import (
-    benjamini_hochberg,
     inverse_trigamma,
     judge,
     outcome_at_best_rate,
@@ -88,11 +86,25 @@ def test_many_comparisons_correct_a_small_p_value():
     assert among_others[0].verdict == "undecided"
 
 
-def test_benjamini_and_hochberg_by_hand():
-    """With four hypotheses the thresholds are 0.0125, 0.025, 0.0375 and 0.05."""
-    assert benjamini_hochberg([0.9, 0.036, 0.001, 0.03]) == [False, True, True, True]
-    assert benjamini_hochberg([0.02, 0.9]) == [True, False]
-    assert benjamini_hochberg([]) == []
+@pytest.mark.parametrize(
+    "p_values, expected",
+    [
+        ([0.9, 0.036, 0.001, 0.03], [False, True, True, True]),
+        ([0.9, 0.039, 0.001, 0.039], [False, False, True, False]),
+        ([0.02, 0.9], [True, False]),
+        ([0.03, 0.9], [False, False]),
+    ],
+)
+def test_benjamini_and_hochberg_by_hand(p_values, expected):
+    """With four hypotheses the thresholds are 0.0125, 0.025, 0.0375 and 0.05; with two 0.025.
+
+    Each comparison is a class of its own, so that its variance is its own.
+    """
+    shape = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+    shifts = [stats.t.isf(p_value / 2, 4) * stats.sem(shape) for p_value in p_values]
+    differences = judge([shape + shift for shift in shifts], classes=range(len(shifts)))
+    assert [difference.p_value for difference in differences] == pytest.approx(p_values)
+    assert ["significant" in difference.verdict for difference in differences] == expected
 
 
 def test_variances_that_differ_by_chance_alone_become_one():
@@ -154,5 +166,5 @@ def test_seeds_that_agree_prove_nothing():
 
 @pytest.mark.parametrize("x", [0.01, 0.5, 3.0, 1000.0])
 def test_the_inverse_of_trigamma(x):
-    y = torch.special.polygamma(1, torch.tensor(x, dtype=torch.float64)).item()
+    y = special.polygamma(1, x)
     assert inverse_trigamma(y) == pytest.approx(x, rel=1e-6)

@@ -1,4 +1,4 @@
-"""report.html, --show and --report_to: what they show, and that nothing of a run is markup."""
+"""report.html and --report_to: what they show, and that nothing of a run is markup."""
 
 import json
 import re
@@ -127,7 +127,7 @@ def test_what_the_page_of_a_run_holds(run, capsys):
     assert capsys.readouterr().out.endswith(last_lines)
     data = data_of(run)
     assert data["name"] == "run"
-    assert data["about"] == "1m, arithmetic, 1.05 M parameters"
+    assert data["about"] == "1m, arithmetic, 1.05M parameters"
     assert [row["accuracy"] for row in data["ends"]] == [0.3, 0.5]
     assert [line.split(", exact")[0] for line in data["lines"]] == [
         "run, step 0 -> 3, strict: 3 fixed, 1 broken of 6 questions",
@@ -144,8 +144,8 @@ def test_what_the_page_of_a_run_holds(run, capsys):
         [True, True, True, False, True, False],
     ]
     assert [question["id"] for question in data["changes"]["questions"]] == ["q0", "q1", "q2", "q3"]
-    titles = [panel["alt"] for panel in data["panels"]]
-    assert titles == ["Evaluation accuracy", "Reward", "Loss"]
+    titles = [" ".join(panel["alt"].split()) for panel in data["panels"]]
+    assert titles == ["Accuracy: 30% → 50%", "Reward: 1.00 → 1.00", "Loss: 0.500 → 0.500"]
     assert all(panel["src"].startswith("data:image/svg+xml;base64,") for panel in data["panels"])
 
 
@@ -337,124 +337,16 @@ def test_evaluations_that_share_no_question_have_a_list_of_verdicts_each(run):
     [
         ('{"id": 1\n{"id": 2}\n', "step_000002.jsonl, line 1: not valid JSON"),
         ('{"step": 1}\n', 'step_000002.jsonl, line 1: not an object with "id"'),
-        ('{"id": 1, "tokens": ["a"]}\n', 'step_000002.jsonl: the "tokens" of a completion of 1'),
-        (
-            '{"id": "\\u001b", "tokens": {"text": ["a", "b"], "logp": [0, 0], "change": [0]}}\n',
-            r"""step_000002.jsonl: the "tokens" of a completion of '\x1b'""",
-        ),
-        (
-            '{"id": 1, "tokens": {"text": ["a"], "logp": ["b"], "change": [0]}}\n',
-            'step_000002.jsonl: the "tokens" of a completion of 1',
-        ),
     ],
 )
 def test_a_broken_transcript_is_one_line(run, capsys, line, message):
     (run / "rollouts/step_000002.jsonl").write_text(line)
-    for flags in ("", "--show 2"):
-        assert plot(run, flags=flags) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert message in error
-        assert error.count("\n") == 1
-    assert not (run / "report.html").exists()
-
-
-# ---- in a terminal
-
-
-def test_the_worst_and_the_best_completions_in_a_terminal(run, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    rows = []
-    for i in range(9):
-        rows.append(completion(3, "a", i, reward=float(i), completion=f"text {i} " + "word " * 20))
-    rows[0]["completion"] = "\x1b[2J\u202e\r\x07 \x9b31m \ud800\nline é"
-    rows.append(completion(3, "a", 0, reward=None, completion="no reward"))
-    write_rollouts(run, 3, rows)
-    assert plot(run, flags="--show") == 0
-    assert not (run / "report.html").exists()
-    out = capsys.readouterr().out
-    assert [int(reward) for reward in re.findall(r"--- reward (\d)", out)] == [0, 1, 2, 6, 7, 8]
-    assert r"\x1b[2J\u202e\r\x07 \x9b31m \ud800" + "\nline é\n" in out
-    assert "no reward" not in out
-    assert max(map(len, out.split("\n"))) <= 40
-    assert out.replace("\n", "").isprintable()
-    assert plot(run, flags="--show 1") == 0
-    assert "iteration 1:" in capsys.readouterr().out
-
-
-PAINTED = re.compile("\x1b\\[38;5;16;48;5;([0-9]+)m([^\x1b\n]*)\x1b\\[0m")
-
-
-def pretend_terminal(monkeypatch):
-    """Make standard output a terminal of 40 columns, which shows colours."""
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-
-def test_tokens_have_colours_in_a_terminal(run, capsys, monkeypatch):
-    pretend_terminal(monkeypatch)
-    rows = completions(3, "ab")
-    texts = ["a", "", "é", "\n\n", *["  word"] * 20, "\x1b[2J\u202e\r\ud800", "\n", "end"]
-    row = with_tokens(rows[5], *texts)
-    row["tokens"]["change"] = [-9.0, -9.0, 9.0, *[0.0] * (len(texts) - 3)]
-    rows[5] = row
-    write_rollouts(run, 3, rows)
-    assert plot(run, flags="--show") == 0
-    plain, title, legend = capsys.readouterr().out.partition("what this iteration's updates did")
-    assert "\x1b" not in plain
-    painted_text = legend[legend.rindex("---") :]
-    lines = PAINTED.sub(r"\2", painted_text).rstrip("\n").split("\n")
-    first = lines.index("a·é↵")
-    last_word = max(i for i, line in enumerate(lines) if "word" in line)
-    assert lines[first + 1] == ""
-    assert "".join(lines[first + 2 : last_word + 1]).count("word") == 20
-    assert "".join(lines[last_word:]).endswith(r"\x1b[2J\u202e\r\ud800↵end")
-    assert max(map(len, lines)) <= 40
-    assert "".join(lines).isprintable()
-    colors = dict((text, int(color)) for color, text in PAINTED.findall(painted_text))
-    assert colors["a·"] == report.LESS_LIKELY[-1]
-    assert colors["é"] == report.MORE_LIKELY[-1]
-    assert colors["end"] == report.NEUTRAL
-
-
-@pytest.mark.parametrize("reason", ["no tokens", "no terminal", "TERM", "NO_COLOR"])
-def test_no_colours_where_there_are_no_tokens_or_the_terminal_has_none(
-    run, capsys, monkeypatch, reason
-):
-    pretend_terminal(monkeypatch)
-    assert plot(run, flags="--show") == 0
-    without_tokens = capsys.readouterr().out
-    rows = completions(3, "ab")
-    if reason != "no tokens":
-        rows = [with_tokens(row, "a", "b") for row in rows]
-    write_rollouts(run, 3, rows)
-    if reason == "no terminal":
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    if reason == "TERM":
-        monkeypatch.setenv("TERM", "dumb")
-    if reason == "NO_COLOR":
-        monkeypatch.setenv("NO_COLOR", "1")
-    assert plot(run, flags="--show") == 0
-    assert capsys.readouterr().out == without_tokens
-    assert "\x1b" not in without_tokens
-
-
-def test_an_iteration_that_is_not_there(run, tmp_path, capsys):
-    assert plot(run, flags="--show 7") == 2
+    assert plot(run) == 2
     error = capsys.readouterr().err
-    assert error == "error: --show 7: no such iteration in rollouts/; the last one is 3\n"
-    assert plot(write_run(tmp_path / "bare", train_rows(1)), flags="--show") == 2
-    assert "the last one is None" in capsys.readouterr().err
-
-
-def test_an_iteration_without_rewards(run, capsys):
-    """As where a judge gave no score: it was once shown as nought completions."""
-    write_rollouts(run, 3, [completion(3, "a", 0, reward=None)])
-    assert plot(run, flags="--show") == 2
-    error = capsys.readouterr().err
-    assert error == "error: --show 3: no completion of this iteration has a reward\n"
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (run / "report.html").exists()
 
 
 # ---- trackers
@@ -715,7 +607,7 @@ def test_the_keyboard_and_the_mouse_reach_each_token_in_a_browser(run_with_token
     )
     _, first, shown, num_stops, step, _, _, hovered = browse(run_with_tokens, tmp_path, javascript)
     assert "“<b>” token 1 of 10" in first
-    assert "60.7 %" in first
+    assert "60.7%" in first
     assert "−0.5000 nats" in first
     assert "+0.4000 nats" in first
     assert "reference" not in first
@@ -762,6 +654,23 @@ def test_a_page_without_a_common_question_says_so_in_a_browser(run, tmp_path):
     assert plot(run) == 0
     summary = browse(run, tmp_path, "document.getElementById('moved').textContent")
     assert summary == "0 fixed, 0 broken of 0 questions."
+
+
+@pytest.mark.slow
+@in_browser
+def test_answers_without_verdicts_are_neither_fixed_nor_broken_in_a_browser(run, tmp_path):
+    """Stories are neither right nor wrong."""
+    for step in (0, 3):
+        jsonl.write(run / f"eval/step_{step:06d}.jsonl", [{"id": "q0", "completion": "once"}])
+    rows = completions(3, "ab")
+    for row in rows:
+        del row["correct_strict"], row["correct_flexible"]
+    write_rollouts(run, 3, rows)
+    for step in (1, 2):
+        write_rollouts(run, step, rows)
+    assert plot(run) == 0
+    hidden = "['#changed', '.verdict'].map((name) => document.querySelector(name).hidden)"
+    assert browse(run, tmp_path, f"[{hidden}, {COUNT}]") == [[True, True], "8 of 8 completions."]
 
 
 @pytest.mark.slow
