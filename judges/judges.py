@@ -1,372 +1,259 @@
-"""Judges: objects that score stories. judge_report.py measures a judge before it is trusted.
+"""Judges: objects that score stories by a rating, which is the mean of grades from 1 to 5.
 
-    openai   a rating by a model behind any OpenAI-compatible endpoint
-    local    a rating, or the log-likelihood, by a Hugging Face model in this process
-    policy   the same by the frozen reference model of the run (not by the policy in training)
+    openai   a model behind any OpenAI-compatible endpoint; a grade is the number that it writes
+    local    a Hugging Face model in this process; a grade is the expectation over the probabilities
+             of the five digits, which is finer
+    policy   the same with the frozen reference model of the run (not with the policy in training)
 
-A rating is the mean of grades from 1 to 5, one for each criterion of the rubric. Where there are
-log-probabilities, a grade is not the digit that was sampled but the expectation over the
-probabilities of the five digits, which is finer. A story whose score is missing gets NaN, never a
-number. In shapes and docstrings, N is the number of stories and V the size of the vocabulary.
+A story whose score is missing gets NaN, never a number. In docstrings, N is the number of stories.
 """
 
 import asyncio
 import hashlib
 import json
 import math
-import os
-from abc import ABC, abstractmethod
-from collections import Counter
+import statistics
 from functools import partial
+from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 
 import distributed
 import llms
 from config import JudgeConfig
-from judges.endpoint import Endpoint, Halted, NoReply, check_base_url, for_each, get_api_key
-from judges.rating import GRADES, Rubric, rating_messages, read_rating
+from judges.endpoint import Endpoint, NoReply, Refused, check_base_url, for_each, get_api_key
+from judges.rating import GRADES, Rubric, rating_messages, read_grades, response_format
 from logs import jsonl
 from sampling.rollout import as_rollout, compute_rollout_logps
+from signals import wait_unless_stopped
 
-TIMEOUT = 60.0  # seconds without a sign of life from the endpoint, then a request is repeated
-MAX_RETRIES = 5  # how many times a request is repeated if it fails or its reply is unreadable
-
-
-class Judge(ABC):
-    """Scores stories.
-
-    lowest: the bottom of the scale of its scores.
-    counts: what happened since the last `take_counts`, such as how many stories were asked about.
-    """
-
-    lowest: float = min(GRADES)
-
-    def __init__(self):
-        self.counts = Counter()
-        self.noted_kinds = set()
-
-    @abstractmethod
-    def score(
-        self, prompts: list[str], stories: list[str], fresh: bool = False
-    ) -> tuple[list[float], list[dict]]:
-        """Return N scores, NaN for each missing one, and N dicts of details for the transcripts.
-
-        fresh: whether to ask again about stories that have a score already.
-        """
-
-    def take_counts(self) -> dict[str, int]:
-        """Return the counts, and start them anew."""
-        counts = dict(self.counts)
-        self.counts = Counter()
-        return counts
-
-    def _note_once(self, kind, message):
-        """Print a message, unless one of its kind was printed before."""
-        if kind not in self.noted_kinds:
-            print(f"note: {message}")
-        self.noted_kinds.add(kind)
+# --- The judges -----------------------------------------------------------------------------------
 
 
-class Cache(dict):
-    """Answers by the hash of their question, kept in a file: a resumed run asks nothing twice."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-        if not path.exists():
-            return
-        lines, newline, torn_line = path.read_bytes().rpartition(b"\n")
-        if torn_line:  # the process that wrote it was killed
-            os.truncate(path, len(lines + newline))
-        for row in jsonl.read(path, ("key", "answer")):
-            self[row["key"]] = row["answer"]
-
-    def append(self, key, answer):
-        self[key] = answer
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Every line is written by a single write call, so lines of several processes never mix.
-        jsonl.append(self.path, {"key": key, "answer": answer})
-
-
-class EndpointJudge(Judge):
+class EndpointJudge:
     """Rates by a model behind an OpenAI-compatible endpoint.
 
-    counts: the numbers of "asked" and of "cached" stories, and of failed requests of each kind, as
-        in "failed_HTTP_429". A failed request counts even if its retry succeeds.
-    """
+    cache_file: keeps every rating, so that a resumed run asks nothing twice.
+    concurrency: how many requests may wait for their reply at a time.
 
-    OPTIONS = {"temperature": 0, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}
+    Raises ValueError where a key is needed and missing, and OSError where the endpoint cannot be
+    reached.
+    """
 
     def __init__(
         self,
-        rubric,
-        model,
-        base_url=None,
-        *,
-        cache,
-        concurrency=16,
-        timeout=TIMEOUT,
-        max_retries=MAX_RETRIES,
+        rubric: Rubric,
+        model: str,
+        base_url: str | None,
+        cache_file: Path,
+        concurrency: int = 16,
     ):
-        super().__init__()
         self.rubric = rubric
+        self.connect = partial(Endpoint, model, base_url)
         self.model = model
-        self.cache = cache
         self.concurrency = concurrency
-        self.connect = partial(Endpoint, model, base_url, timeout=timeout, max_retries=max_retries)
-        # The extra fields of a request. Empty after the endpoint has refused them once.
-        self.options = self.OPTIONS
+        # Further fields of each request. Empty after the endpoint has refused them once.
+        self.options = {
+            "temperature": 0,
+            "max_tokens": 2048,
+            "response_format": response_format(rubric.criteria),
+        }
+        self.cache_file = cache_file
+        self.cache = {}
+        if cache_file.exists():
+            for row in jsonl.read_to_continue(cache_file, ("key", "grades")):
+                self.cache[row["key"]] = row["grades"]
         asyncio.run(self._check())
 
     async def _check(self):
         async with self.connect() as endpoint:
             await endpoint.check()
 
-    def score(self, prompts, stories, fresh=False):
-        chats = [
-            rating_messages(self.rubric, prompt, story)
-            for prompt, story in zip(prompts, stories, strict=True)
-        ]
-        keys = [self._key(chat) for chat in chats]
-        answers = {} if fresh else {key: self.cache[key] for key in keys if key in self.cache}
-        new_chats = {key: chat for key, chat in zip(keys, chats, strict=True) if key not in answers}
-        self.counts += Counter(cached=len(answers), asked=len(new_chats))
-        try:
-            asyncio.run(self._ask_all(new_chats, answers, fresh))
-        except ValueError as error:
-            # The endpoint refuses the API key, although it accepted it when the run began.
-            raise Halted(str(error)) from error
-        details = [answers[key] for key in keys]
-        scores = [self._mean_grade(answer) for answer in details]
-        return scores, details
+    def score(self, prompts: list[str], stories: list[str]) -> tuple[list[float], list[dict]]:
+        """Return N scores, NaN for each missing one, and N dicts of details for the transcripts.
 
-    def _key(self, chat):
-        """The hash of everything that the answer to a chat depends on."""
-        question = json.dumps([self.model, self.OPTIONS, chat], sort_keys=True)
-        return hashlib.sha256(question.encode()).hexdigest()
+        Details have "grades", {criterion: grade}, or "judge_error", why there are none.
 
-    @staticmethod
-    def _mean_grade(answer):
-        if "grades" not in answer:
-            return math.nan
-        grades = answer["grades"].values()
-        return sum(grades) / len(grades)
-
-    async def _ask_all(self, chats, answers, fresh):
-        """Ask all chats and add the replies to `answers`.
-
-        With `fresh` they are not written to the cache.
+        Raises OSError where the endpoint refuses the key.
         """
+        chats = {}
+        keys = []
+        for prompt, story in zip(prompts, stories, strict=True):
+            chat = rating_messages(self.rubric, prompt, story)
+            question = json.dumps([self.model, chat])
+            key = hashlib.sha256(question.encode()).hexdigest()
+            keys.append(key)
+            chats[key] = chat
+        errors = asyncio.run(wait_unless_stopped(self._rate(chats)))
+        details = []
+        for key in keys:
+            if key in errors:
+                details.append({"judge_error": errors[key]})
+            else:
+                details.append({"grades": self.cache[key]})
+        return [mean_grade(detail) for detail in details], details
+
+    async def _rate(self, chats: dict[str, list[dict]]) -> dict[str, str]:
+        """Put the ratings of chats, which have keys, into the cache; return {key: error}."""
+        errors = {}
         async with self.connect() as endpoint:
 
-            async def ask_one(key):
+            async def rate_one(key):
                 try:
-                    answers[key] = await self._ask(endpoint, chats[key])
-                    if not fresh:
-                        self.cache.append(key, answers[key])
+                    grades = await self._ask(endpoint, chats[key])
                 except NoReply as error:
-                    reason = str(error)
-                    answers[key] = {"judge_error": reason}
-                    self._note_once(
-                        reason, f"the judge gave no rating ({error.message}); counted as missing"
-                    )
+                    errors[key] = str(error)
+                    return
+                self.cache[key] = grades
+                self.cache_file.parent.mkdir(parents=True, exist_ok=True)
+                jsonl.append(self.cache_file, {"key": key, "grades": grades})
 
-            await for_each(ask_one, chats, self.concurrency)
-            failures = endpoint.failures.items()
-            self.counts += Counter(
-                {f"failed_{kind.replace(' ', '_')}": count for kind, count in failures}
-            )
+            new_keys = [key for key in chats if key not in self.cache]
+            await for_each(rate_one, new_keys, self.concurrency)
+        return errors
 
-    async def _ask(self, endpoint, messages):
-        """Return one rating; without log-probabilities where the endpoint refuses to give them."""
+    async def _ask(self, endpoint: Endpoint, chat: list[dict]) -> dict[str, float]:
+        """Return one rating; ask without the further fields where the endpoint refuses them."""
         options = self.options
-        read = partial(read_rating, criteria=self.rubric.criteria)
         try:
-            answer = await endpoint.ask(messages, read, **options)
-        except NoReply as error:
-            if not (error.refused and options):
+            reply = await endpoint.ask(chat, **options)
+        except Refused:
+            if not options:
                 raise
-            answer = await endpoint.ask(messages, read)
+            reply = await endpoint.ask(chat)
             self.options = {}
-        if not answer["expected"]:  # not all grades are expectations
-            self._note_once(
-                "plain", "the judge gives no log-probs: its ratings are the numbers it writes"
-            )
-        return answer
+        grades = read_grades(reply, self.rubric.criteria)
+        if grades is None:
+            raise NoReply(f"no rating in the reply {endpoint.excerpt(reply)}")
+        return grades
 
 
-def score_token_rows(model, tokenizer, rows, group_size: int = 1) -> torch.Tensor:
-    """Return the float64 log-probs of the tokens of some completions, 0 after a completion's end.
-
-    The shape is (number of rows, tokens of the longest completion).
-
-    rows: pairs (prompt ids, completion ids). A prompt has at least one token.
-    group_size: how many consecutive rows share a prompt.
-    """
-    rollout = as_rollout(rows, tokenizer.pad_token_id, model.device)
-    logps = compute_rollout_logps(
-        model, rollout, group_size=group_size, temperature=1.0, micro_batch_tokens=16384
-    )
-    return logps.double().cpu()
-
-
-class ModelJudge(Judge):
-    """Scores by a model in this process.
-
-    A story that does not fit into the model's positions, with all that the model reads about it, is
-    missing: beyond its positions, a model's probabilities mean nothing.
-    """
-
-    def __init__(self, model, tokenizer):
-        super().__init__()
-        self.model = model
-        self.tokenizer = tokenizer
-
-    @abstractmethod
-    def token_rows(self, prompts: list[str], stories: list[str]) -> list[list[tuple]]:
-        """Return for each of N stories the rows (prompt ids, completion ids) that are scored."""
-
-    @abstractmethod
-    def score_rows(self, rows: list[list[tuple]]) -> tuple[list[float], list[dict]]:
-        """Return the scores and details of N stories, at least one, from their rows."""
-
-    def score(self, prompts, stories, fresh=False):
-        rows = self.token_rows(prompts, stories) if stories else []
-        fitting = [i for i in range(len(rows)) if self._fits(rows[i])]
-        scores = [math.nan] * len(rows)
-        details = [{} for _ in rows]
-        if len(fitting) < len(rows):
-            reason = f"too long for the {llms.max_positions(self.model):,} positions of the judge"
-            details = [{"judge_error": reason} for _ in rows]
-            self._note_once(
-                "too long", f"the judge gave no score ({reason}); such stories count as missing"
-            )
-        if fitting:
-            fitting_scores, fitting_details = self.score_rows([rows[i] for i in fitting])
-            for i, score, detail in zip(fitting, fitting_scores, fitting_details, strict=True):
-                scores[i] = score
-                details[i] = detail
-        return scores, details
-
-    def _fits(self, rows):
-        """Whether all rows of a story fit into the positions of the model."""
-        limit = llms.max_positions(self.model)
-        longest = max(len(prompt_ids) + len(ids) for prompt_ids, ids in rows)
-        return limit is None or longest <= limit
-
-
-class ModelRatingJudge(ModelJudge):
+class LocalJudge:
     """Rates by a model in this process.
 
-    The grade of a criterion is the expectation over the digits that may follow its name. Each
-    criterion is asked for by itself, so no grade depends on another one. The details also have
-    "digit_mass", the probability that the next token is one of the digits: near 0, the model
-    has not understood what is asked.
+    Each criterion is asked for by itself, so no grade depends on another one. A story that does not
+    fit into the model's positions, with the question about it, is missing: beyond its positions, a
+    model's probabilities mean nothing.
+
+    Raises ValueError for a model that cannot rate.
     """
 
-    def __init__(self, rubric, model, tokenizer):
-        super().__init__(model, tokenizer)
+    def __init__(self, rubric: Rubric, model, tokenizer):
         self.rubric = rubric
-        # Each text is a reply up to a grade. The five must differ in their last token only.
-        texts = [f'{{"a": {grade}' for grade in GRADES]
-        rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        self.grade_ids = [ids[-1] for ids in rows]
-        beginnings = {tuple(ids[:-1]) for ids in rows}
-        if len(beginnings) > 1 or len(set(self.grade_ids)) < len(GRADES):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.replies = []  # for each criterion five, the ids of a reply up to and with its grade
+        for name in rubric.criteria:
+            texts = [f'{{"{name}": {grade}' for grade in GRADES]
+            replies = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            beginnings = {tuple(ids[:-1]) for ids in replies}
+            grade_ids = {ids[-1] for ids in replies}
+            if len(beginnings) > 1 or len(grade_ids) < len(GRADES):
+                raise ValueError(
+                    "the judge's tokenizer has no token for each of the digits 1 to 5: it cannot"
+                    " rate; use another --judge_model"
+                )
+            self.replies += replies
+        # The number of tokens that a question may have.
+        self.max_length = math.inf
+        if llms.max_positions(model):
+            self.max_length = llms.max_positions(model) - max(map(len, self.replies))
+        try:
+            question = self._tokenize("", "")
+        except (TemplateError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
             raise ValueError(
-                "the judge's tokenizer has no token for each of the digits 1 to 5: it cannot rate;"
-                " use --judge_score likelihood, or another --judge_model"
-            )
-        (rows_without_story,) = self.token_rows([""], [""])
-        if not self._fits(rows_without_story):
+                f"the judge's chat template fails ({reason}): use another --judge_model"
+            ) from error
+        if len(question) > self.max_length:
             raise ValueError(
                 f"the judge has {llms.max_positions(model):,} positions, which the question about"
-                " a story fills alone: it cannot rate; use --judge_score likelihood, or another"
-                " --judge_model"
+                " a story fills alone: it cannot rate; use another --judge_model"
             )
 
-    def token_rows(self, prompts, stories):
-        """Return for each story a row for each criterion and grade, in this order."""
-        rows = []
-        for prompt, story in zip(prompts, stories, strict=True):
-            chat = self._chat(prompt, story)
-            # A 1 stands in place of the grade, so that the text before it is split into tokens as
-            # in a full reply.
-            texts = [f'{chat}{{"{name}": 1' for name in self.rubric.criteria]
-            story_rows = []
-            for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]:
-                # The 1 is taken off again, and each of the five digits takes its place once.
-                story_rows += [(ids[:-1], [grade_id]) for grade_id in self.grade_ids]
-            rows.append(story_rows)
-        return rows
-
-    def score_rows(self, rows):
-        all_rows = sum(rows, [])
-        logps = score_token_rows(self.model, self.tokenizer, all_rows, len(GRADES))
-        logps = logps.view(-1, len(GRADES))  # (N * criteria, 5)
-        possible_grades = torch.tensor(GRADES, dtype=torch.float64)
-        grades = (logps.softmax(-1) @ possible_grades).view(len(rows), -1)  # (N, criteria)
-        digit_masses = logps.exp().sum(-1).view(len(rows), -1).mean(1)  # (N,)
-        details = [
-            {
-                "grades": dict(zip(self.rubric.criteria, story_grades, strict=True)),
-                "expected": True,  # all grades are expectations
-                "digit_mass": digit_mass,
-            }
-            for story_grades, digit_mass in zip(grades.tolist(), digit_masses.tolist(), strict=True)
+    def score(self, prompts: list[str], stories: list[str]) -> tuple[list[float], list[dict]]:
+        """Return N scores and N dicts of details, as EndpointJudge.score does."""
+        questions = [
+            self._tokenize(prompt, story) for prompt, story in zip(prompts, stories, strict=True)
         ]
-        return grades.mean(1).tolist(), details
+        details = [{"judge_error": "too long for the positions of the judge"} for _ in questions]
+        fitting = [i for i, ids in enumerate(questions) if len(ids) <= self.max_length]
+        all_grades = self._grade([questions[i] for i in fitting])
+        for i, grades in zip(fitting, all_grades, strict=True):
+            details[i] = {"grades": grades}
+        return [mean_grade(detail) for detail in details], details
 
-    def _chat(self, prompt, story):
-        """The question about a story as the text that the model reads."""
+    def _tokenize(self, prompt: str, story: str) -> list[int]:
+        """Return the ids of the question about a story."""
         messages = rating_messages(self.rubric, prompt, story)
+        text = "\n\n".join(message["content"] for message in messages)
         if self.tokenizer.chat_template:
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+            turn = {"role": "user", "content": text}  # some templates take no system message
+            text = self.tokenizer.apply_chat_template(
+                [turn], tokenize=False, add_generation_prompt=True
             )
-        return "\n\n".join(message["content"] for message in messages) + "\n\n"
+        else:
+            text += "\n\n"
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _grade(self, questions: list[list[int]]) -> list[dict[str, float]]:
+        """Return {criterion: sum_g g p(g) / sum_g p(g) over the grades g} for n questions."""
+        rows = [(question, reply) for question in questions for reply in self.replies]
+        rollout = as_rollout(rows, self.tokenizer.pad_token_id, self.model.device)
+        logps = compute_rollout_logps(
+            self.model,
+            rollout,
+            group_size=len(self.replies),
+            temperature=1.0,
+            micro_batch_tokens=16384,
+        )
+        criteria = self.rubric.criteria
+        # A grade is the last token of its reply.
+        grade_logps = logps.gather(1, (rollout.lengths - 1).unsqueeze(1)).double().cpu()
+        grade_logps = grade_logps.view(len(questions), len(criteria), len(GRADES))
+        grades = grade_logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)
+        return [dict(zip(criteria, row, strict=True)) for row in grades.tolist()]
 
 
-class LikelihoodJudge(ModelJudge):
-    """Scores by the mean log-likelihood of a story's tokens after its opening line, in nats.
+def mean_grade(detail: dict) -> float:
+    """Return the score in the details of a story; NaN if it is missing."""
+    if "grades" not in detail:
+        return math.nan
+    return statistics.fmean(detail["grades"].values())
 
-    It is for models that are too small to follow instructions. A score below -log V, the
-    log-likelihood of a token that is drawn uniformly, is raised to -log V.
+
+# --- Is the judge worth training on? --------------------------------------------------------------
+
+
+def spread_within_groups(scores: list[float], group_size: int) -> float:
+    """Return the mean standard deviation (over n - 1) of the scores within groups.
+
+    scores: `group_size` consecutive ones are a group. NaN scores are left out. The result is NaN if
+    no group has two others.
     """
+    deviations = []
+    for start in range(0, len(scores), group_size):
+        group = scores[start : start + group_size]
+        present_scores = [score for score in group if not math.isnan(score)]
+        if len(present_scores) > 1:
+            deviations.append(statistics.stdev(present_scores))
+    return statistics.fmean(deviations) if deviations else math.nan
 
-    def __init__(self, model, tokenizer):
-        super().__init__(model, tokenizer)
-        vocabulary_size = model.get_output_embeddings().weight.shape[0]
-        self.lowest = -math.log(vocabulary_size)
 
-    def token_rows(self, prompts, stories):
-        """Return one row for each story."""
-        texts = [
-            f"{prompt} {story.strip()}".rstrip()
-            for prompt, story in zip(prompts, stories, strict=True)
-        ]
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-        bos_ids = self.tokenizer("")["input_ids"]  # none for some tokenizers
-        rows = []
-        for prompt, ids, offsets in zip(
-            prompts, encoded["input_ids"], encoded["offset_mapping"], strict=True
-        ):
-            # Tokens that end inside the prompt belong to the prompt. A token across its end belongs
-            # to the story.
-            num_prompt_tokens = sum(end <= len(prompt) for _, end in offsets)
-            if not bos_ids:  # the first token has no log-likelihood, for nothing stands before it
-                num_prompt_tokens = max(1, num_prompt_tokens)
-            rows.append([(bos_ids + ids[:num_prompt_tokens], ids[num_prompt_tokens:])])
-        return rows
+def check_spread(spread: float, min_spread: float) -> None:
+    """Raise ValueError where scores spread less within groups than a run needs to learn from them.
 
-    def score_rows(self, rows):
-        all_rows = sum(rows, [])
-        logps = score_token_rows(self.model, self.tokenizer, all_rows)
-        lengths = torch.tensor([len(story_ids) for _, story_ids in all_rows])
-        means = logps.sum(1) / lengths  # NaN for a story without any token
-        scores = means.clamp(min=self.lowest).tolist()
-        return scores, [{} for _ in scores]
+    min_spread: 0 accepts any spread, also NaN.
+    """
+    is_enough = spread >= min_spread  # False for NaN
+    if min_spread and not is_enough:
+        raise ValueError(
+            f"the judge's scores spread by {spread:.3g} within groups, under --min_judge_spread"
+            f" {min_spread:g}: it cannot tell these stories apart (or has seen too few above the"
+            " floor), so there is nothing to learn from it; take another judge, or train in any"
+            " case with --min_judge_spread 0"
+        )
 
 
 # --- From the settings ----------------------------------------------------------------------------
@@ -393,17 +280,14 @@ def check_judge_flags(config: JudgeConfig) -> None:
             " --judge_type local"
         )
     if config.judge_type == "openai":
-        if config.judge_score == "likelihood":
-            raise ValueError(
-                "--judge_score likelihood needs a model in this process: use --judge_type local or"
-                " policy"
-            )
         get_api_key(config.judge_base_url)
     if config.judge_type == "local":
         llms.check_model_name("--judge_model", config.judge_model)
 
 
-def get_judge(config: JudgeConfig, rubric: Rubric, reference=(None, None)) -> Judge:
+def get_judge(
+    config: JudgeConfig, rubric: Rubric, reference=(None, None)
+) -> EndpointJudge | LocalJudge:
     """Return the judge that the flags name.
 
     reference: (frozen model, tokenizer) of the run, for --judge_type policy.
@@ -412,24 +296,16 @@ def get_judge(config: JudgeConfig, rubric: Rubric, reference=(None, None)) -> Ju
     loaded.
     """
     if config.judge_type == "openai":
+        cache_file = config.output_dir / "judge_cache.jsonl"
         return EndpointJudge(
-            rubric,
-            config.judge_model,
-            config.judge_base_url,
-            cache=Cache(config.output_dir / "judge_cache.jsonl"),
-            concurrency=config.judge_concurrency,
-            timeout=TIMEOUT,
-            max_retries=MAX_RETRIES,
+            rubric, config.judge_model, config.judge_base_url, cache_file, config.judge_concurrency
         )
-    model, tokenizer = reference
-    if config.judge_type == "local":
-        try:
-            model, tokenizer = llms.get_llm_tokenizer(config.judge_model, config.device)
-        except ValueError as error:
-            # The message names the flag by which scripts load the model that they train.
-            message = str(error).replace("--model_name", "--judge_model", 1)
-            raise ValueError(message) from error
-        model.requires_grad_(False).eval()
-    if config.judge_score == "likelihood":
-        return LikelihoodJudge(model, tokenizer)
-    return ModelRatingJudge(rubric, model, tokenizer)
+    if config.judge_type == "policy":
+        return LocalJudge(rubric, *reference)
+    try:
+        model, tokenizer = llms.get_llm_tokenizer(config.judge_model, config.device)
+    except ValueError as error:
+        # The message names the flag by which scripts load the model that they train.
+        message = str(error).replace("--model_name", "--judge_model", 1)
+        raise ValueError(message) from error
+    return LocalJudge(rubric, model.requires_grad_(False).eval(), tokenizer)

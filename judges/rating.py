@@ -1,18 +1,18 @@
-"""What a rating judge reads, and how its reply is read.
+"""What a judge is asked, and how its reply is read.
 
 A rating is one grade from 1 to 5 for each criterion of a rubric. The story is data: nothing that
-it says can look like a part of the question. The reply is never guessed at: a rating that cannot
-be read is an error.
+it says can look like a part of the question. The reply is never guessed at: where a grade cannot be
+read for certain, there is no rating.
 """
 
 import hashlib
-import itertools
-import math
 import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Annotated
 
-from judges.endpoint import Unreadable
-from logs import jsonl
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 GRADES = (1, 2, 3, 4, 5)
 
@@ -31,23 +31,14 @@ class Rubric:
 
 # --- The question ---------------------------------------------------------------------------------
 
-# Without brackets a text holds no tag, no special token of a chat template, and no JSON. These are
-# pairs of characters that look like < > [ ] { or }.
-BRACKETS = "<>{}[]＜＞﹤﹥〈〉〈〉⟨⟩‹›❮❯❬❭❰❱⟪⟫《》˂˃ᐸᐳ≺≻｛｝﹛﹜❴❵⦃⦄［］⟦⟧"
-TO_PARENTHESES = str.maketrans(BRACKETS, "()" * (len(BRACKETS) // 2))
-# All white space but the newline and the ordinary space.
-ODD_SPACE = re.compile(r"[^\S\n ]")
-INVISIBLE = re.compile(
-    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    r"\ufe00-\ufe0f\ufeff\ud800-\udfff]"
-    "|[\U000e0000-\U000e0fff]"
-)
+# Without brackets a text holds no tag, no special token of a chat template, and no JSON.
+TO_PARENTHESES = str.maketrans("<>[]{}", "()()()")
 
 
 def sanitize(text: str) -> str:
-    """Return a text without invisible characters, with parentheses for all kinds of brackets."""
-    text = ODD_SPACE.sub(" ", text)
-    text = INVISIBLE.sub("", text)
+    """Return a text without invisible characters, with parentheses for all brackets."""
+    text = re.sub(r"[^\S\n]", " ", text)
+    text = "".join(character for character in text if character.isprintable() or character == "\n")
     return text.translate(TO_PARENTHESES).strip()
 
 
@@ -78,123 +69,60 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
 
 # --- The reply ------------------------------------------------------------------------------------
 
-# What may stand between the name of a criterion and its grade, on one line: marks, spaces and a few
-# words. A hyphen before a digit does not belong to the gap, because it is the minus of the grade.
-GAP = r"(?:[^\w\n-]|-(?!\d)|\b(?:is|of|rating|score|grade)\b)*"
-# A number, with or without the best grade of its scale, as in 4/5.
-GRADE = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?"
+# The scale of the grades, as in "Creativity (1-5): 4", "4/5" and "4 out of 5".
+SCALE = re.compile(r"\b1\s*(?:[-–]|to)\s*5\b|(?<=\d)\s*(?:/|out of|of)\s*5\b(?![.,/]?\d)")
+# What may follow the name of a criterion: marks and a few words, a grade, and then the end or a
+# mark and text without any number. So "-4", "4½", "4/10", "3 or 4" and "4,5" hold no grade.
+GRADE = re.compile(
+    r"\W*(?:\b(?:is|of|rating|score|grade)\b\W*)*(?<![^\s:=([|])"
+    r"([1-5](?:\.\d+)?)(?:\s*|\s*[.,;|)\]}]\D*|\s+[-–—]\s\D*)"
+)
 
 
-@dataclass(frozen=True)
-class WrittenGrade:
-    """A grade that a reply holds: its value, and where the number stands in the reply."""
-
-    value: float
-    start: int
-    end: int
+def rating_model(criteria: Iterable[str]) -> type[BaseModel]:
+    """Return the pydantic model of a rating: a grade for each criterion."""
+    grade = Annotated[int, Field(strict=True, ge=min(GRADES), le=max(GRADES))]
+    return create_model("Rating", **dict.fromkeys(criteria, grade))
 
 
-def read_grades(reply: str, criteria) -> dict[str, WrittenGrade]:
-    """Return {criterion: its grade}, from the rating in JSON if a reply has one, or from its text.
+def response_format(criteria: Iterable[str]) -> dict:
+    """Return the field of a request that makes an endpoint reply with a rating in JSON."""
+    schema = rating_model(criteria).model_json_schema() | {"additionalProperties": False}
+    json_schema = {"name": "rating", "strict": True, "schema": schema}
+    return {"type": "json_schema", "json_schema": json_schema}
 
-    Raises Unreadable where a grade is missing or out of range, or where a reply gives two different
-    grades for one criterion: nothing is guessed.
+
+def read_grades(reply: str, criteria: Collection[str]) -> dict[str, float] | None:
+    """Return {criterion: grade}, from the rating in JSON if a reply has one, or from its text.
+
+    None where a grade is missing or out of range, or where a reply gives several: nothing is
+    guessed.
     """
-    # The thoughts before a reply become as many spaces, so that all positions stay what they are.
-    reply = re.sub(r"<think>.*?</think>", _blank_out, reply, flags=re.DOTALL)
-    json_objects = re.finditer(r"\{[^{}]*\}", reply)
-    spans = [match.span() for match in json_objects if _is_rating(match[0], criteria)]
-    if not spans:
-        spans = [(0, len(reply))]
-    return {name: _read_grade(reply, spans, name) for name in criteria}
+    reply = re.sub(r"(?s)^.*</think>|<think>.*", "", reply)
+    model = rating_model(criteria)
+    ratings = []
+    for json_object in re.findall(r"\{[^{}]*\}", reply):
+        with suppress(ValidationError):
+            ratings.append(model.model_validate_json(json_object).model_dump())
+    if not ratings:
+        ratings = [{name: _read_grade(reply, name, criteria) for name in criteria}]
+    rating = ratings[0]
+    is_certain = None not in rating.values() and ratings.count(rating) == len(ratings)
+    return rating if is_certain else None
 
 
-def _blank_out(match: re.Match) -> str:
-    return " " * len(match[0])
-
-
-def _is_rating(text: str, criteria) -> bool:
-    """Whether a text is a JSON object with a value for every criterion."""
-    try:
-        return set(criteria) <= jsonl.parse(text, "a reply").keys()
-    except ValueError:
-        return False
-
-
-def _read_grade(reply: str, spans: list[tuple[int, int]], name: str) -> WrittenGrade:
-    """Return the grade of one criterion in some spans of a reply. Raises Unreadable."""
-    pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w){GAP}{GRADE}", re.IGNORECASE)
-    matches = []
-    for start, end in spans:
-        matches += pattern.finditer(reply, start, end)
-    values = {float(match[1]) for match in matches}
-    scales = {int(match[2]) for match in matches if match[2]}
-    names_other_scale = any(scale != max(GRADES) for scale in scales)
-    if len(values) != 1 or names_other_scale:
-        raise Unreadable("no rating")
-    value = values.pop()
-    if not min(GRADES) <= value <= max(GRADES):
-        raise Unreadable("rating out of range")
-    start, end = matches[-1].span(1)
-    return WrittenGrade(value, start, end)
-
-
-def read_rating(text: str, criteria) -> dict:
-    """Return the rating in the JSON of an endpoint's chat completion.
-
-    {"grades": {criterion: grade}, "expected": whether all grades are expectations over the
-    probabilities of the digits}. Raises Unreadable, and ValueError, LookupError, TypeError or
-    AttributeError for a reply that is no chat completion.
-    """
-    choice = jsonl.parse(text, "a reply")["choices"][0]
-    content = choice["message"]["content"] or ""
-    tokens = (choice.get("logprobs") or {}).get("content") or []
-    # A position in the text is a position among the tokens only if they make up exactly the text.
-    if "".join(token["token"] for token in tokens) != content:
-        tokens = []
-    grades = {}
-    all_expected = True
-    for name, written in read_grades(content, criteria).items():
-        expected_grade = _expected_grade(tokens, written)
-        if expected_grade is None:
-            all_expected = False
-            grades[name] = written.value
-        else:
-            grades[name] = expected_grade
-    return {"grades": grades, "expected": all_expected}
-
-
-def _expected_grade(tokens: list[dict], written: WrittenGrade) -> float | None:
-    """Return the expectation over the grades g that may stand where the written one does.
-
-    It is sum_g g p(g) / sum_g p(g). None where the written grade is not one token of one digit.
-    """
-    token = _token_at(tokens, written)
-    if token is None or not _digit(token["token"]):
-        return None
-    candidates = [
-        (_digit(candidate["token"]), math.exp(candidate["logprob"]))
-        for candidate in token["top_logprobs"]
-    ]
-    grades = [(grade, probability) for grade, probability in candidates if grade]
-    mass = sum(probability for _, probability in grades)
-    if mass == 0:
-        return None
-    return sum(grade * probability for grade, probability in grades) / mass
-
-
-def _token_at(tokens: list[dict], written: WrittenGrade) -> dict | None:
-    """Return the token that holds the whole number; None where several tokens share it."""
-    token_ends = itertools.accumulate(len(token["token"]) for token in tokens)
-    for token, token_end in zip(tokens, token_ends, strict=True):
-        if token_end >= written.end:
-            token_start = token_end - len(token["token"])
-            return token if token_start <= written.start else None
-    return None
-
-
-def _digit(token: str) -> int | None:
-    """Return the grade that a token is, with punctuation around it; None for any other token."""
-    # No minus may stand before the digit, and no point after it: "4." may go on as 4.5.
-    match = re.fullmatch(r"[^\w-]*([1-5])[^\w.]*", token)
-    return int(match[1]) if match else None
+def _read_grade(reply: str, name: str, criteria: Collection[str]) -> float | None:
+    """Return the one grade that a text gives a criterion, on a line with its name; else None."""
+    names = "|".join(map(re.escape, criteria))
+    # What follows the name goes up to the next name or the end of the line.
+    pattern = rf"(?im)(?<!\w){re.escape(name)}(?!\w)(.*?)(?=(?<!\w)(?:{names})(?!\w)|$)"
+    grades = set()
+    for following_text in re.findall(pattern, reply):
+        text = SCALE.sub("", re.sub(r"[*_`\"']", "", following_text))
+        grade = GRADE.fullmatch(text)
+        if grade:
+            grades.add(float(grade[1]))
+        elif re.search(r"\d", text):
+            return None
+    is_certain = len(grades) == 1 and max(grades) <= max(GRADES)
+    return grades.pop() if is_certain else None

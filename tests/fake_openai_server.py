@@ -9,46 +9,20 @@ of arrival, whose last one is repeated. A behaviour is a function of the request
 """
 
 import json
-import math
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-def ok(text, *, finish_reason="stop", prompt_tokens=10, completion_tokens=5, logprobs=None):
-    """A chat completion. logprobs: per token a dict {token: log-prob}, the sampled token first."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "finish_reason": finish_reason,
-    }
-    if logprobs is not None:
-        choice["logprobs"] = {"content": [sampled_token(top) for top in logprobs]}
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-    usage["total_tokens"] = prompt_tokens + completion_tokens
-    return body(completion([choice]) | {"usage": usage})
+def ok(text, *, finish_reason="stop"):
+    """A chat completion."""
+    message = {"role": "assistant", "content": text}
+    return body(completion([{"index": 0, "message": message, "finish_reason": finish_reason}]))
 
 
-def sampled_token(top):
-    """One token in the protocol's format. top: {token: log-prob}, the sampled token first."""
-    candidates = [
-        {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-        for token, logprob in top.items()
-    ]
-    return candidates[0] | {"top_logprobs": candidates}
-
-
-def rating_reply(grades, logprobs=True):
-    """A judge's reply in the JSON that was asked for.
-
-    grades: per criterion {grade: probability}, the written grade first.
-    """
-    tokens = []
-    for name, probabilities in grades.items():
-        tokens += [{", " if tokens else "{": 0.0}, {f'"{name}"': 0.0}, {": ": 0.0}]
-        tokens.append({str(grade): math.log(p) for grade, p in probabilities.items()})
-    tokens.append({"}": 0.0})
-    return ok("".join(next(iter(token)) for token in tokens), logprobs=tokens if logprobs else None)
+def rating_reply(grades):
+    """A judge's reply in the JSON that was asked for. grades: {criterion: grade}."""
+    return ok(json.dumps(grades))
 
 
 def story_in(request):

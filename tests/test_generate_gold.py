@@ -1,6 +1,5 @@
-"""Gold data: what is accepted, what an endpoint is asked, and that nothing is lost or doubled."""
+"""Gold data: what is correct, what an endpoint is asked, and that nothing is lost or doubled."""
 
-import asyncio
 import math
 import multiprocessing
 import os
@@ -28,14 +27,14 @@ from tqdm import tqdm
 
 import generate_gold
 import llms
-from judges import judges
+from judges import endpoint, judges
 from logs import jsonl
 from rl_datasets import PROMPTS
 from sampling import generation
 from sampling.rollout import as_rollout
 
 KEY = "sk-secret-123"
-COLUMNS = ["id", "question", "completion", "answer", "source", "attempt", "correct", "prompt_name"]
+COLUMNS = ["id", "question", "completion", "answer", "correct", "source", "attempt", "prompt_name"]
 FORM = PROMPTS["reasoning_answer"].format_solution
 # Replies to the problem `What is {0} + 1?`.
 RIGHT = ok(FORM("So.", "1"))
@@ -53,7 +52,6 @@ def delays(monkeypatch):
             waited_seconds.append(seconds)
 
     monkeypatch.setattr(anyio, "sleep", sleep)  # the openai client's
-    monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return waited_seconds
 
@@ -103,23 +101,25 @@ def run_gold_with(server, folder, *flags):
     return run_gold(folder, "--api_model", "fake", "--base_url", server.base_url, *flags)
 
 
-def accepted(folder):
+def rows_in(folder):
     return jsonl.read(folder / "gold.jsonl")
 
 
-def rejected(folder):
-    return jsonl.read(folder / "gold.rejected.jsonl")
+def correct_rows(folder):
+    return [row for row in rows_in(folder) if row["correct"]]
 
 
 def all_solved_once(folder):
-    solved_ids = sorted(row["id"] for row in accepted(folder))
+    solved_ids = sorted(row["id"] for row in correct_rows(folder))
     return solved_ids == sorted(f"gsm8k/train/{i}" for i in range(12))
 
 
-def reported(report, kind):
-    """The number and the reasons behind it, in a printed report."""
-    match = re.search(rf"^(?:- )?{kind} +([\d,]+)(?:  (.*))?$", report, re.MULTILINE)
-    return int(match[1].replace(",", "")), match[2]
+def reported(streams):
+    """The four numbers of a report: correct, incorrect, done before, still open."""
+    number = r"([\d,]+)"
+    report = rf"{number} correct, {number} incorrect, {number} done before, {number} still open\n"
+    match = re.search(report, streams)
+    return [int(number.replace(",", "")) for number in match.groups()]
 
 
 def one_line(capsys):
@@ -143,9 +143,8 @@ def one_line(capsys):
 )
 def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys, prompt, completion):
     assert run_gold(folder, "--from_reference", "--prompt", prompt, "--evaluator", "math") == 0
-    rows = sorted(accepted(folder), key=lambda row: int(row["answer"]))
+    rows = sorted(rows_in(folder), key=lambda row: int(row["answer"]))
     assert [list(row) for row in rows] == [COLUMNS] * 12
-    assert rejected(folder) == []
     assert rows[3] == {
         "id": "gsm8k/train/3",
         "question": "What is {3} + 1?",
@@ -156,18 +155,17 @@ def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys, 
         "correct": True,
         "prompt_name": prompt,
     }
-    report = capsys.readouterr().out
-    assert "12 of 12 problems solved" in report and reported(report, "accepted") == (12, None)
+    assert reported(capsys.readouterr().out) == [12, 0, 0, 0]
 
 
-def test_a_problem_without_a_solution_is_rejected_once_and_for_all(folder, capsys):
+def test_a_problem_without_a_solution_is_incorrect_once_and_for_all(folder, capsys):
     with open(folder / "train.jsonl", "a") as file:
         file.write('{"question": "Why?", "answer": "#### 42"}\n')
-    for num_tried in (13, 0):
+    for report in ([12, 1, 0, 0], [0, 0, 13, 0]):
         assert run_gold(folder, "--from_reference", "--num_attempts", 5) == 0
-        assert reported(capsys.readouterr().out, "tried") == (num_tried, None)
-    assert len(accepted(folder)) == 12
-    assert [(row["question"], row["reason"]) for row in rejected(folder)] == [("Why?", "empty")]
+        assert reported(capsys.readouterr().out) == report
+    (row,) = [row for row in rows_in(folder) if not row["correct"]]
+    assert (row["question"], row["completion"], row["attempt"]) == ("Why?", "", 1)
 
 
 @pytest.mark.slow
@@ -175,14 +173,13 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     """All of the 7,473 rows of the official file, in which 79 gold answers have commas."""
     flags = ["--from_reference", "--dataset_path", str(data_folder / "data/gsm8k")]
     assert generate_gold.main([*flags, "--output", str(tmp_path / "gold.jsonl")]) == 0
-    rows = accepted(tmp_path)
+    rows = rows_in(tmp_path)
     assert len({row["id"] for row in rows}) == len(rows) == 7473
     for row in rows:
         assert row["correct"]
         assert "<<" not in row["completion"]
         assert "," not in row["answer"]
-    report = capsys.readouterr().out
-    assert reported(report, "rejected") == (0, None)
+    assert reported(capsys.readouterr().out) == [7473, 0, 0, 0]
 
 
 def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
@@ -213,7 +210,7 @@ def test_an_endpoint_is_asked_for_no_more_than_needed(folder, monkeypatch):
         )
         assert request["body"] == {"model": "fake", "max_tokens": 512, "messages": chat}
         assert request["headers"]["authorization"] == f"Bearer {KEY}"
-    (row,) = [row for row in accepted(folder) if row["id"] == "gsm8k/train/7"]
+    (row,) = [row for row in rows_in(folder) if row["id"] == "gsm8k/train/7"]
     assert row["completion"] == FORM("It is easy.", "8")
     assert row["source"] == "fake"
     assert row["correct"] is True
@@ -228,76 +225,52 @@ def test_temperature_and_length_are_sent_where_given_and_loopback_needs_no_key(s
     assert server.requests[0]["headers"]["authorization"] == "Bearer none"
 
 
-def test_several_attempts_until_one_is_right(single):
-    """The wrong ones go to the file of rejected ones."""
-    with FakeOpenAIServer([WRONG, NO_FORM, RIGHT]) as server:
-        assert run_gold_with(server, single, "--num_attempts", 4) == 0
-    assert len(server.requests) == 3
-    (row,) = accepted(single)
+@pytest.mark.parametrize(
+    ("num_attempts", "row_of", "text"), [(4, (3, True), FORM("So.", "1")), (2, (2, False), "No 1.")]
+)
+def test_several_attempts_until_one_is_right_or_none_is_left(single, num_attempts, row_of, text):
+    """There is one row: that of the correct attempt, or else that of the last one."""
+    with FakeOpenAIServer([WRONG, ok("No 1."), RIGHT]) as server:
+        assert run_gold_with(server, single, "--num_attempts", num_attempts) == 0
+    assert len(server.requests) == row_of[0]
+    (row,) = rows_in(single)
     assert list(row) == COLUMNS
-    assert (row["attempt"], row["correct"]) == (3, True)
-    assert row["completion"] == FORM("So.", "1")
-    rejections = [(row["attempt"], row["correct"], row["reason"]) for row in rejected(single)]
-    assert rejections == [(1, False, "wrong answer"), (2, False, "format")]
+    assert (row["attempt"], row["correct"]) == row_of
+    assert row["completion"] == text
 
 
-def test_wrong_attempts_are_kept_in_the_same_file_where_asked_for(single):
-    with FakeOpenAIServer([WRONG, NO_FORM, RIGHT]) as server:
-        assert run_gold_with(server, single, "--num_attempts", 4, "--keep_incorrect") == 0
-    assert len(server.requests) == 3
-    rows = accepted(single)
-    assert all(list(row) == COLUMNS for row in rows)
-    assert [(row["attempt"], row["correct"]) for row in rows] == [(1, False), (2, False), (3, True)]
-    assert rows[-1]["completion"] == FORM("So.", "1")
-    assert rejected(single) == []
-
-
-REJECTED = [  # replies to `What is {i} + 1?` and why they are no gold
-    (WRONG, "wrong answer"),
-    (ok("The answer is 2."), "format"),
-    (ok(FORM("So.", "3") + " Bye."), "format"),
-    (ok("<reasoning>a</reasoning><answer>2</answer><answer>4</answer>"), "format"),
-    (ok(FORM("</reasoning><answer>5</answer><reasoning>", "5")), "format"),
-    (ok(FORM("So<|im_end|>", "6")), "special token"),
-    (ok("<reasoning>So", finish_reason="length"), "truncated"),
-    (ok(""), "empty"),
-    (ok(None), "empty"),
+INCORRECT = [  # replies to `What is {i} + 1?`
+    WRONG,
+    ok("The answer is 2."),
+    ok(FORM("So.", "3") + " Bye."),
+    ok("<reasoning>a</reasoning><answer>2</answer><answer>4</answer>"),
+    ok(FORM("</reasoning><answer>5</answer><reasoning>", "5")),
+    ok(FORM("So<|im_end|>", "6")),
+    ok("<reasoning>So", finish_reason="length"),
+    ok(""),
+    ok(None),
 ]
 
 
-def test_rejections_have_their_reason(folder, capsys):
+def test_what_is_wrong_or_out_of_form_is_incorrect(folder, capsys):
     def behave(request):
         i = problem_number(request)
-        return REJECTED[i][0] if i < len(REJECTED) else right_reply(request)
+        return INCORRECT[i] if i < len(INCORRECT) else right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
         assert run_gold_with(server, folder) == 0
-    assert len(accepted(folder)) == 3
-    reasons = {row["id"]: row["reason"] for row in rejected(folder)}
-    assert reasons == {f"gsm8k/train/{i}": reason for i, (_, reason) in enumerate(REJECTED)}
-    num_rejected, explanation = reported(capsys.readouterr().out, "rejected")
-    assert num_rejected == len(REJECTED)
-    counts = Counter(reason for _, reason in REJECTED)
-    assert sorted(explanation.split(", ")) == sorted(
-        f"{reason} {n}" for reason, n in counts.items()
-    )
+    verdicts = {row["id"]: row["correct"] for row in rows_in(folder)}
+    assert verdicts == {f"gsm8k/train/{i}": i >= len(INCORRECT) for i in range(12)}
+    assert reported(capsys.readouterr().out) == [3, 9, 0, 0]
 
 
-def test_a_reply_is_put_into_another_form_without_half_a_surrogate_pair(single):
-    """A tokenizer would refuse such text, in the middle of training."""
-    with FakeOpenAIServer([ok(FORM("So \ud83d is \\frac{2}{2}.", "1"))]) as server:
+def test_a_reply_is_put_into_another_form(single):
+    with FakeOpenAIServer([ok(FORM("So it is \\frac{2}{2}.", "1"))]) as server:
         assert run_gold_with(server, single, "--prompt", "r1_zero", "--evaluator", "math") == 0
     chat = PROMPTS["reasoning_answer"].messages("What is {0} + 1?")
     assert server.requests[0]["body"]["messages"] == chat
-    (row,) = accepted(single)
-    assert row["completion"] == "\nSo ? is \\frac{2}{2}.\n</think> <answer>1</answer>"
-
-
-def test_tokens_are_reported(folder, capsys):
-    wrong_reply = ok(FORM("x", "0"), prompt_tokens=1000, completion_tokens=100)
-    with FakeOpenAIServer([wrong_reply]) as server:
-        assert run_gold_with(server, folder, "--num_attempts", 2) == 0
-    assert "24,000 + 2,400 tokens" in capsys.readouterr().out
+    (row,) = rows_in(single)
+    assert row["completion"] == "\nSo it is \\frac{2}{2}.\n</think> <answer>1</answer>"
 
 
 def test_so_many_requests_at_a_time_and_no_more(folder):
@@ -319,67 +292,55 @@ def test_so_many_requests_at_a_time_and_no_more(folder):
 
     with FakeOpenAIServer(reply_together) as server:
         assert run_gold_with(server, folder, "--concurrency", 4) == 0
-    assert len(accepted(folder)) == 12
+    assert len(rows_in(folder)) == 12
     assert max_open == 4
 
 
-def test_a_row_is_on_disk_before_the_next_request(folder, monkeypatch):
-    synced_sizes = []
+def test_a_row_is_written_before_the_next_request(folder):
     rows_at_request = []
-    original_fsync = os.fsync
-
-    def fsync(descriptor):
-        original_fsync(descriptor)
-        synced_sizes.append(os.fstat(descriptor).st_size)
-
-    monkeypatch.setattr(os, "fsync", fsync)
 
     def behave(request):
-        rows_at_request.append(len(accepted(folder)))
+        rows_at_request.append(len(rows_in(folder)))
         return right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
         assert run_gold_with(server, folder, "--concurrency", 1) == 0
     assert rows_at_request == list(range(12))
-    assert max(synced_sizes) == (folder / "gold.jsonl").stat().st_size
 
 
 # --- A misbehaving endpoint -----------------------------------------------------------------------
 
-TROUBLES = [
-    status(429, retry_after=3),
-    status(500),
-    status(503),
+FAILURES = [status(429, retry_after=3), status(500), status(503), fake.drop]
+BROKEN_REPLIES = [
     fake.cut_json(),
     fake.empty_choices(),
     fake.web_page(),
-    fake.drop,
     fake.body([]),
     fake.body({"choices": None}),
     fake.body(fake.completion([{}])),
     fake.body(b"[" * 100_000),  # deeper than Python's recursion
+    ok("So \ud83d"),  # half a surrogate pair, which a tokenizer would refuse
 ]
 
 
 def test_a_failed_request_is_repeated_and_is_no_attempt(folder):
-    """Each kind of trouble comes twice in a row, on a problem of its own."""
+    """Each kind of failure comes twice in a row, on a problem of its own."""
     num_requests = Counter()  # by problem, of which one request is open at a time
 
     def behave(request):
         i = problem_number(request)
         num_requests[i] += 1
-        has_trouble = i < len(TROUBLES) and num_requests[i] < 3
-        return TROUBLES[i] if has_trouble else right_reply(request)
+        has_trouble = i < len(FAILURES) and num_requests[i] < 3
+        return FAILURES[i] if has_trouble else right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
         assert run_gold_with(server, folder) == 0
-    assert num_requests == {i: 3 if i < len(TROUBLES) else 1 for i in range(12)}
+    assert num_requests == {i: 3 if i < len(FAILURES) else 1 for i in range(12)}
     assert all_solved_once(folder)
-    assert {row["attempt"] for row in accepted(folder)} == {1}
-    assert rejected(folder) == []
+    assert {row["attempt"] for row in rows_in(folder)} == {1}
 
 
-def test_back_off_of_failed_requests_is_exponential_and_respects_retry_after(single, delays):
+def test_back_off_is_exponential_and_respects_retry_after(single, delays):
     """The client takes up to a quarter off the seconds, at random, but not off Retry-After."""
     replies = [status(500), status(500), status(500), status(429, retry_after=70), ok("x")]
     with FakeOpenAIServer(replies) as server:
@@ -390,60 +351,49 @@ def test_back_off_of_failed_requests_is_exponential_and_respects_retry_after(sin
         assert low <= seconds <= high
 
 
-def test_back_off_of_replies_that_cannot_be_read_is_exponential(single, delays):
-    with FakeOpenAIServer([fake.cut_json()]) as server:
-        assert run_gold_with(server, single, "--num_attempts", 2) == 0
-    assert delays == [0.5, 1, 2, 4, 8]
-    assert len(server.requests) == 6
-
-
-def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys):
-    troubles = [
-        status(500),
-        status(400, "max_tokens is not supported"),
-        fake.drop,
-        fake.empty_choices(),
-    ]
+def test_what_gets_no_reply_is_tried_again_by_the_next_run(folder, capsys, monkeypatch):
+    """Failed requests, refused ones and broken replies leave no row."""
+    monkeypatch.setattr(endpoint, "MAX_RETRIES", 0)
+    troubles = [status(500), status(400, "max_tokens is not supported"), fake.drop]
+    troubles += BROKEN_REPLIES
 
     def behave(request):
         i = problem_number(request)
-        return troubles[i % 4] if i < 8 else right_reply(request)
+        return troubles[i] if i < len(troubles) else right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
-        assert run_gold_with(server, folder, "--max_retries", 0) == 0
+        assert run_gold_with(server, folder, "--concurrency", 1) == 0
         streams = capsys.readouterr()
-        num_failed, explanation = reported(streams.out, "no reply")
-        assert num_failed == 8
-        reasons = explanation.removesuffix("; start again to try them").split(", ")
-        assert set(reasons) == {"HTTP 500 2", "HTTP 400 2", "no connection 2", "broken reply 2"}
-        shown = streams.out + streams.err
-        assert shown.count("no reply: ") == 4, "each reason is shown once, not twice"
-        assert shown.count("max_tokens is not supported") == 1
-        assert len(accepted(folder)) == 4
-        assert rejected(folder) == []
+        assert reported(streams.out) == [1, 0, 0, 11]
+        assert (streams.out + streams.err).count("no reply: ") == 1
         assert len(server.requests) == 12
-
         server.behaviour = right_reply
         assert run_gold_with(server, folder) == 0
-    report = capsys.readouterr().out
-    assert reported(report, "done before") == (4, None)
-    assert reported(report, "tried") == (8, None)
+    assert reported(capsys.readouterr().out) == [11, 0, 1, 0]
     assert all_solved_once(folder)
 
 
-def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys):
+def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_RETRIES", 0)
     folder = write_problems(tmp_path / "data", [f"{{{i}}}?" for i in range(60)])
     with FakeOpenAIServer([ok("x")] * 5 + [status(500)]) as server:
-        assert run_gold_with(server, folder, "--max_retries", 0, "--concurrency", 4) == 2
-    # Besides the replies that are counted, some requests are under way.
+        assert run_gold_with(server, folder, "--concurrency", 4) == 2
+    # Besides the replies that are counted, some requests are under way. The last "ok" may be read
+    # late, after up to 19 failures, and starts the count anew.
     assert len(server.requests) <= 5 + 19 + 20 + 2 * 4 < 60
     streams = capsys.readouterr()
-    assert streams.err.endswith("error: 20 problems in a row got no reply (HTTP 500): stopped\n")
-    assert reported(streams.out, "rejected")[0] == 5
-    # The last "ok" may be read late, after up to 19 failures, and starts the count anew. 3 of the 4
-    # requests under way may end after the 20th.
-    num_failed, _ = reported(streams.out, "no reply")
-    assert 20 <= num_failed <= 19 + 20 + 3
+    assert "error: 20 problems in a row got no reply (HTTP 500: " in streams.err
+    assert reported(streams.out) == [0, 5, 0, 55]
+
+
+def test_failures_with_replies_between_end_no_run(tmp_path, capsys, monkeypatch):
+    """Every 15th of the 45 requests gets a reply."""
+    monkeypatch.setattr(endpoint, "MAX_RETRIES", 0)
+    folder = write_problems(tmp_path / "data", [f"{{{i}}}?" for i in range(45)])
+    replies = ([status(500)] * 14 + [ok("x")]) * 3
+    with FakeOpenAIServer(replies) as server:
+        assert run_gold_with(server, folder, "--concurrency", 1) == 0
+    assert reported(capsys.readouterr().out) == [0, 3, 0, 42]
 
 
 @pytest.mark.parametrize("refused_request", ["list of models", "completion"])
@@ -467,7 +417,7 @@ def test_the_key_is_neither_shown_nor_stored(folder, capsys, monkeypatch):
         return refusal if problem_number(request) == 0 else right_reply(request)
 
     with FakeOpenAIServer(behave) as server:
-        assert run_gold_with(server, folder, "--keep_incorrect") == 0
+        assert run_gold_with(server, folder) == 0
     streams = capsys.readouterr()
     shown = streams.out + streams.err
     assert "*** has no access" in shown
@@ -485,18 +435,20 @@ def test_an_endpoint_that_does_not_answer_is_one_line(single, capsys):
             run_gold_with(server, single, "--timeout", 0.2, "--output", single / "another.jsonl")
             == 2
         )
-    assert "no reply in time" in one_line(capsys)
+    assert "(no reply in time)" in one_line(capsys)
 
 
-def test_a_hanging_request_is_given_up_and_repeated(single, capsys):
+def test_a_hanging_request_is_given_up_and_repeated(single, capsys, monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_RETRIES", 0)
     with FakeOpenAIServer([fake.hang]) as server:
         # On a busy machine an honest reply takes up to a second.
-        assert run_gold_with(server, single, "--timeout", 1, "--max_retries", 0) == 0
-        explanation = "no reply in time 1; start again to try them"
-        assert reported(capsys.readouterr().out, "no reply") == (1, explanation)
+        assert run_gold_with(server, single, "--timeout", 1) == 0
+        streams = capsys.readouterr()
+        assert "no reply: no reply in time" in streams.out + streams.err
+        monkeypatch.setattr(endpoint, "MAX_RETRIES", 1)
         server.behaviour = [fake.hang, RIGHT]
         assert run_gold_with(server, single, "--timeout", 1) == 0
-    assert [(row["attempt"], row["correct"]) for row in accepted(single)] == [(1, True)]
+    assert [(row["attempt"], row["correct"]) for row in rows_in(single)] == [(1, True)]
 
 
 # --- Starting again -------------------------------------------------------------------------------
@@ -508,29 +460,16 @@ def wrong_on_every_third(request):
 
 
 def test_a_second_start_asks_nothing_of_finished_problems(folder, capsys):
+    """Solved or not: 8 are right at once, and the other 4 get two attempts each."""
     with FakeOpenAIServer(wrong_on_every_third) as server:
-        # 8 problems are right at once; the other 4 get 2 attempts each, and later a third one.
-        for num_attempts, num_requests, num_done_before in ((2, 16, 0), (2, 16, 12), (3, 20, 8)):
-            assert run_gold_with(server, folder, "--num_attempts", num_attempts) == 0
-            assert len(server.requests) == num_requests
-            assert reported(capsys.readouterr().out, "done before") == (num_done_before, None)
-    assert len(accepted(folder)) == 8
-    attempts = sorted((row["id"], row["attempt"]) for row in rejected(folder))
-    assert attempts == [
-        (f"gsm8k/train/{i}", attempt) for i in (0, 3, 6, 9) for attempt in (1, 2, 3)
-    ]
-
-
-def test_another_source_has_attempts_of_its_own_at_what_is_left(folder):
-    with FakeOpenAIServer(wrong_on_every_third) as server:
-        assert run_gold_with(server, folder) == 0
-    assert run_gold(folder, "--from_reference") == 0
-    assert Counter(row["source"] for row in accepted(folder)) == {"fake": 8, "reference": 4}
-    assert all_solved_once(folder)
+        for report in ([8, 4, 0, 0], [0, 0, 12, 0]):
+            assert run_gold_with(server, folder, "--num_attempts", 2) == 0
+            assert len(server.requests) == 8 + 2 * 4
+            assert reported(capsys.readouterr().out) == report
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 60, -1])
-def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, num_bytes):
+def test_a_torn_last_line_is_dropped_and_made_again(folder, num_bytes):
     """A kill in the middle of a write leaves the first bytes of a row."""
     assert run_gold(folder, "--from_reference") == 0
     path = folder / "gold.jsonl"
@@ -540,7 +479,6 @@ def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, num_bytes):
     path.write_bytes(content[:start_of_last_line] + last_line[:num_bytes])
     assert run_gold(folder, "--from_reference") == 0
     assert path.read_bytes() == content
-    assert "dropped a last line that was not written to its end" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -550,7 +488,7 @@ def test_a_torn_last_line_is_dropped_and_made_again(folder, capsys, num_bytes):
 def test_a_file_that_is_not_ours_is_left_alone(folder, capsys, content):
     (folder / "gold.jsonl").write_text(content)
     assert run_gold(folder, "--from_reference") == 2
-    assert "not rows of generate_gold.py" in one_line(capsys)
+    assert "error: --output holds other rows (" in one_line(capsys)
     assert (folder / "gold.jsonl").read_text() == content
 
 
@@ -566,28 +504,25 @@ def test_a_file_of_another_prompt_or_of_other_problems_is_refused(folder, tmp_pa
     assert (folder / "gold.jsonl").read_bytes() == content
 
 
-def test_two_processes_cannot_write_one_file(folder, capsys):
-    locked = generate_gold.JsonlFile(folder / "gold.jsonl")
-    assert run_gold(folder, "--from_reference") == 2
-    assert "in use by another process" in one_line(capsys)
-    locked.file.close()
-
-
 def test_ctrl_c_loses_nothing_and_says_how_to_go_on(folder, capsys):
     def interrupt(request):
         if len(server.requests) == 6:
-            os.kill(os.getpid(), signal.SIGINT)
+            # As in a terminal: a signal that another thread takes would not wake the event loop.
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             return fake.hang
         return right_reply(request)
 
-    with FakeOpenAIServer(interrupt) as server:
-        assert run_gold_with(server, folder, "--concurrency", 1) == 130
+    # A worker of pytest-xdist ignores the signal.
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with FakeOpenAIServer(interrupt) as server:
+            assert run_gold_with(server, folder, "--concurrency", 1) == 130
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
     streams = capsys.readouterr()
-    assert streams.err.endswith(
-        "interrupted: every finished attempt is on disk; start again to continue\n"
-    )
-    assert len(accepted(folder)) == 5
-    assert reported(streams.out, "accepted") == (5, None)
+    assert streams.err.endswith("interrupted: start again to continue\n")
+    assert len(rows_in(folder)) == 5
+    assert reported(streams.out) == [5, 0, 0, 7]
     with FakeOpenAIServer(right_reply) as server:
         assert run_gold_with(server, folder) == 0
     assert len(server.requests) == 7
@@ -606,8 +541,6 @@ class Trouble:
     KINDS = [
         status(429, retry_after=0.01),
         status(500),
-        fake.cut_json(),
-        fake.empty_choices(),
         fake.drop,
         ok("No form."),
         ok("", finish_reason="length"),
@@ -639,8 +572,8 @@ class Trouble:
             return trouble if self.random.random() < 0.5 else ok(text)
 
 
-def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, num_kills=5, num_problems=40):
-    """Start, kill at a random moment, look at the file; in the end let a start finish.
+def test_every_row_is_there_once_after_five_kills(tmp_path, num_kills=5, num_problems=40):
+    """Start, kill at a random moment, look at the file; in the end let two starts finish.
 
     The starts are forks of this process, which has imported everything already.
     """
@@ -653,11 +586,11 @@ def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, num_kills=5
     def generate_in_child():
         # The default lock is shared by forks: a kill could leave it locked.
         tqdm.set_lock(threading.RLock())
-        os._exit(run_gold_with(server, folder, "--num_attempts", 20, "--concurrency", 8))
+        os._exit(run_gold_with(server, folder, "--num_attempts", 9, "--concurrency", 8))
 
     complete_lines = b""
     with FakeOpenAIServer(trouble) as server:
-        for kill in range(num_kills + 1):
+        for kill in range(num_kills + 2):  # rarely, a request fails too often in the first
             is_killed = kill < num_kills
             process = multiprocessing.get_context("fork").Process(target=generate_in_child)
             process.start()
@@ -668,21 +601,16 @@ def test_every_accepted_row_is_there_once_after_five_kills(tmp_path, num_kills=5
             assert content.startswith(complete_lines), "a row that was on disk is gone"
             complete_lines = content[: content.rfind(b"\n") + 1]
 
-    rows = accepted(folder)
-    solvable_ids = {f"gsm8k/train/{i}" for i in range(num_problems) if i % 7}
-    assert Counter(row["id"] for row in rows) == dict.fromkeys(solvable_ids, 1)
-    assert len({row["completion"] for row in rows}) == len(rows)
+    rows = rows_in(folder)
+    assert Counter(row["id"] for row in rows) == Counter(
+        f"gsm8k/train/{i}" for i in range(num_problems)
+    )
     for row in rows:
-        assert row["correct"]
-        assert row["completion"].startswith("<reasoning>\nReply ")
-    attempts = Counter((row["id"], row["attempt"]) for row in rows + rejected(folder))
-    assert max(attempts.values()) == 1, "an attempt was counted twice"
-    hopeless_attempts = {
-        (problem_id, attempt) for problem_id, attempt in attempts if problem_id not in solvable_ids
-    }
-    assert hopeless_attempts == {
-        (f"gsm8k/train/{i}", attempt) for i in range(0, num_problems, 7) for attempt in range(1, 21)
-    }
+        i = int(row["id"].rpartition("/")[2])
+        assert not (row["correct"] and i % 7 == 0)
+        assert row["correct"] or row["attempt"] == 9
+    texts = [row["completion"] for row in rows if row["correct"]]
+    assert len(set(texts)) == len(texts) > 20
 
 
 # --- Local models, and a server that we did not write ---------------------------------------------
@@ -724,13 +652,15 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
         "stop_strings": (),
         "max_concurrent_sequences": 16,  # --concurrency
     }
-    assert {row["id"]: (row["attempt"], row["completion"]) for row in accepted(folder)} == {
-        "gsm8k/train/0": (1, FORM("So.", "1")),
-        "gsm8k/train/1": (2, FORM("So.", "2")),
+    outcomes = {
+        row["id"]: (row["attempt"], row["correct"], row["completion"]) for row in rows_in(folder)
     }
-    report = capsys.readouterr().out
-    assert reported(report, "rejected") == (1, "truncated 1")
-    assert "30 + 18 tokens" in report
+    assert outcomes == {
+        "gsm8k/train/0": (1, True, FORM("So.", "1")),
+        "gsm8k/train/1": (2, True, FORM("So.", "2")),
+        "gsm8k/train/2": (3, False, "<reasoning>Hm"),
+    }
+    assert reported(capsys.readouterr().out) == [2, 1, 0, 0]
 
 
 TWENTY = ["--dataset_name", "arithmetic", "--num_problems", "20", "--num_attempts", "2"]
@@ -745,19 +675,17 @@ def test_a_demo_model_makes_gold(tmp_path):
         str(tmp_path / "gold.jsonl"),
     ]
     assert generate_gold.main([*flags, "--max_completion_length", "96"]) == 0
-    solved = {row["id"] for row in accepted(tmp_path)}
-    assert 0 < len(solved) <= 20
-    for row in rejected(tmp_path):
-        if row["attempt"] == 2:
-            assert row["id"] not in solved
+    rows = rows_in(tmp_path)
+    assert len({row["id"] for row in rows}) == len(rows) == 20
+    assert any(row["correct"] for row in rows)
+    assert all(row["correct"] or row["attempt"] == 2 for row in rows)
 
 
 @pytest.mark.slow
 def test_transformers_serve_makes_gold_and_rates(tmp_path, monkeypatch):
     """It refuses fields that it does not know, and warns of those that it leaves out.
 
-    The demo model of arithmetic writes no rating that can be read: each story is asked for twice,
-    and counted.
+    The demo model of arithmetic writes no rating that can be read.
     """
     monkeypatch.undo()  # a real server needs its moment between two requests
     lines = []
@@ -769,18 +697,11 @@ def test_transformers_serve_makes_gold_and_rates(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         unsupported = [line for line in lines if "unsupported fields" in line]
         assert not unsupported, "only fields that it knows are asked for"
-        judge = judges.EndpointJudge(
-            rubric, model, base_url, cache=judges.Cache(tmp_path / "cache"), max_retries=1
-        )
-        judge.options = judge.OPTIONS | {"max_tokens": 24}
+        judge = judges.EndpointJudge(rubric, model, base_url, tmp_path / "cache")
+        judge.options["max_tokens"] = 24
         scores, details = judge.score(["A line."] * 3, ["One story.", "Another.", "One story."])
-    assert reported(done.stdout, "tried")[0] == 20 and reported(done.stdout, "no reply")[0] == 0
-    assert 0 < reported(done.stdout, "accepted")[0] == len(accepted(tmp_path))
-    assert " 0 + 0 tokens" not in done.stdout
-    counts = judge.take_counts()
-    assert all(map(math.isnan, scores)) and counts.pop("asked") == 2
-    assert sum(counts.values()) == 4 and set(counts) <= {
-        "failed_no_rating",
-        "failed_rating_out_of_range",
-    }, counts
-    assert all(detail["judge_error"] in ("no rating", "rating out of range") for detail in details)
+    num_correct, num_incorrect, *rest = reported(done.stdout)
+    assert num_correct + num_incorrect == 20 and rest == [0, 0]
+    assert 0 < num_correct == len(correct_rows(tmp_path))
+    assert all(map(math.isnan, scores))
+    assert all(detail["judge_error"].startswith("no rating") for detail in details)
