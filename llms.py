@@ -5,7 +5,6 @@ from pathlib import Path
 from types import MethodType
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -55,14 +54,29 @@ def get_llm_tokenizer(
             computed here would differ from the model's own.
     """
     check_model_name("--model_name", model_name)
-    model, tokenizer, removed_dropout = _load(model_name)
-    _check_tokenizer(model_name, tokenizer, model)
+    try:
+        config = AutoConfig.from_pretrained(model_name)
+        removed_dropout = _remove_dropout(config)
+        tokenizer = AutoTokenizer.from_pretrained(model_name)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_name,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+        )
+    except Exception as error:  # what transformers raises has no class in common
+        raise ValueError(
+            f"--model_name {model_name}: cannot be loaded ({_one_line(error)}). It takes a"
+            " directory, or the name of a model on a hub that this machine can reach, with"
+            " safetensors weights, a tokenizer and SDPA attention"
+        ) from error
     if tokenizer.pad_token_id is None:
         # This does no harm: masks here go by position, never by token id.
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     model.train()
-    reason = why_not_supported(model)
+    reason = _why_tokenizer_does_not_fit(tokenizer, model) or why_not_supported(model)
     if reason is not None:
         raise ValueError(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
@@ -157,56 +171,6 @@ def check_model_name(flag: str, name: str) -> None:
         raise ValueError(f"{flag} {name}: there is no such directory")
 
 
-def _load(model_name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
-    """(model, tokenizer, the dropout rates that were set to 0), from safetensors in float32."""
-    try:
-        config = AutoConfig.from_pretrained(model_name)
-        removed_dropout = _remove_dropout(config)
-        tokenizer = AutoTokenizer.from_pretrained(model_name)
-    except LOADING_ERRORS as error:
-        raise _cannot_be_loaded(model_name, error) from error
-    try:
-        with torch.device("meta"):  # nothing is allocated
-            AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    except LOADING_ERRORS as error:
-        raise ValueError(
-            f"--model_name {model_name}: its architecture cannot be trained here"
-            f" ({_one_line(error)}); take another model"
-        ) from error
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_name,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-        )
-    except LOADING_ERRORS as error:
-        raise _cannot_be_loaded(model_name, error) from error
-    return model, tokenizer, removed_dropout
-
-
-# What transformers raises for a directory with missing or damaged files, and for an architecture
-# that it does not know, has no class in common.
-LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    ImportError,
-    SafetensorError,
-)
-
-
-def _cannot_be_loaded(model_name: str, error: Exception) -> ValueError:
-    return ValueError(
-        f"--model_name {model_name}: cannot be loaded ({_one_line(error)}). Give a directory with"
-        " safetensors weights and a tokenizer, or the name of a model on a hub that this machine"
-        " can reach"
-    )
-
-
 def _one_line(error: Exception, max_length: int = 300) -> str:
     return " ".join(str(error).split())[:max_length]
 
@@ -226,23 +190,21 @@ def _remove_dropout(config) -> list[str]:
     return [f"{name} {value:g}" for name, value in rates.items()]
 
 
-def _check_tokenizer(
-    model_name: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> None:
-    """Raise ValueError for a tokenizer that cannot tokenize, does not fit the model, or has no EOS.
+def _why_tokenizer_does_not_fit(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> str | None:
+    """Why a model cannot be trained with its tokenizer; None if it can.
 
     Where there are no tokenizer files, transformers makes a tokenizer that knows no token.
     """
-    flag = f"--model_name {model_name}:"
-    if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:
-        raise ValueError(f"{flag} there are no tokenizer files (tokenizer.json)")
     num_embeddings = model.get_input_embeddings().num_embeddings
+    if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:
+        return "there are no tokenizer files (tokenizer.json)"
     if len(tokenizer) > num_embeddings:
-        raise ValueError(
-            f"{flag} its tokenizer knows {len(tokenizer)} tokens, the model only {num_embeddings}"
-        )
+        return f"its tokenizer knows {len(tokenizer)} tokens, the model only {num_embeddings}"
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"{flag} its tokenizer has no EOS token, so a completion could never end")
+        return "its tokenizer has no EOS token to end a completion"
+    return None
 
 
 # --- Which models are supported -------------------------------------------------------------------

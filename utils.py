@@ -21,7 +21,8 @@ LOGITS_CHUNK = 2**23
 # On a GPU 512 MiB: every chunk reads the whole output layer from memory, which would take longer
 # than the products if a chunk had few tokens.
 LOGITS_CHUNK_ON_GPU = 2**27
-# Completions run in this many batches of similar length, so that little of them is padding.
+# Completions run in this many batches of similar length, so that little of them is padding. On a
+# CPU, a step of tiny/1m takes 1.4 times as long with one batch, and 1.07 times with two.
 LENGTH_BUCKETS = 4
 
 Item = TypeVar("Item")
@@ -113,6 +114,8 @@ class _ChunkedLogps(torch.autograd.Function):
     Only LOGITS_CHUNK logits exist at a time. The backward pass computes each chunk's logits again:
     d log p(token) / d logits = onehot(token) - p. It is written by hand, since autograd would hold
     two gradients of the output layer, (V, H) each, while it adds up the chunks.
+    torch.nn.functional.linear_cross_entropy does the same without the entropies. A second product
+    for these makes the output layer take 1.15 to 1.3 times as long on a CPU.
     """
 
     # With custom_fwd and custom_bwd, backward runs under the same autocast as forward.

@@ -1,16 +1,12 @@
-"""The decode step: one more token for every row of a batch.
+"""The decode step: one more token for every sequence of a batch.
 
-Its memory is allocated before the first step, and during a step no value is copied from the GPU to
-Python, which would make the GPU wait and could not be captured. One function can therefore run on a
-CPU, on the meta device in a test, and on CUDA, where it is captured as a graph.
-
-Shapes: R rows of N prompts, P prompt tokens, S slots, H hidden size, D head size, V vocabulary. A
-token's slot is its column number. It is the same in the keys, values, tokens, log-probs and random
-numbers of its row. The prompt, padded on the left, takes the first P slots. A cell is one slot of
-one row.
+Shapes: R sequences of N prompts, P prompt tokens, S columns of the KV cache, H hidden size, D head
+size, V vocabulary. Prompts are padded on the left, so that a step writes to the same column of the
+cache for every sequence.
 """
 
-from weakref import WeakKeyDictionary, WeakSet
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +16,183 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+
+class Decoder:
+    """The KV cache of a batch, and the step that gives each of its sequences one more token."""
+
+    columns_per_block = 32  # the cache grows by so many columns at a time
+
+    def __init__(self, device: torch.device, max_rows: int):
+        self.max_rows = max_rows
+        # Ends are looked for every so many steps, since that makes a GPU wait for Python.
+        self.check_interval = 1 if device.type == "cpu" else 8
+        # The column of every sequence's last token, which has not run through the model yet.
+        self.column = torch.zeros(1, dtype=torch.long, device=device)
+
+    def start(
+        self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, prompt_of_row: Tensor
+    ) -> Tensor:
+        """Run N prompts once, and begin R sequences after them.
+
+        Args:
+            prompt_ids, prompt_mask: (N, P), padded on the left.
+            prompt_of_row: (R,) which of the prompts each sequence continues.
+
+        Returns:
+            (R, H) the last hidden states.
+        """
+        self.cache = DynamicCache()  # the memory of an earlier batch is free from here on
+        cache, last_hidden = _run_prompts(model, prompt_ids, prompt_mask)
+        P = prompt_ids.shape[1]
+        self.column.fill_(P)
+        self.num_used_columns = P
+        self.padding = P - prompt_mask.sum(1, keepdim=True)  # (N, 1) columns before each prompt
+        self.cache.layers = [
+            KVLayer(layer.keys, layer.values, self.column) for layer in cache.layers
+        ]
+        self._add_columns()
+        self.select(prompt_of_row)
+        return last_hidden[prompt_of_row]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with the given sequences in their order; one may be given several times."""
+        self.padding = self._store("padding", self.padding[rows])
+        for i, layer in enumerate(self.cache.layers):
+            layer.keys = self._store(("keys", i), layer.keys.index_select(0, rows))
+            layer.values = self._store(("values", i), layer.values.index_select(0, rows))
+
+    def _add_columns(self) -> None:
+        """Make room for more tokens where every column is used.
+
+        Free columns are masked, but they must be zeros, since 0 times a NaN would be NaN.
+        """
+        num_free = self.columns_per_block - self.num_used_columns % self.columns_per_block
+        for i, layer in enumerate(self.cache.layers):
+            layer.keys = self._store(("keys", i), F.pad(layer.keys, (0, 0, 0, num_free)))
+            layer.values = self._store(("values", i), F.pad(layer.values, (0, 0, 0, num_free)))
+
+    def _store(self, name, states: Tensor) -> Tensor:
+        """Where a new state of the decoder is held; CapturedDecoder has memory for each name."""
+        return states
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(R, S): the sequences and columns that a step goes over."""
+        R, _, S, _ = self.cache.layers[0].keys.shape
+        return R, S
+
+    def step(
+        self, model: PreTrainedModel, token: Tensor, uniforms: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Run the last token (R,) of each sequence, and draw the next one with uniforms (R,).
+
+        Returns:
+            token ids and their log-probs, (R,) each.
+        """
+        if self.num_used_columns == self.size[1]:
+            self._add_columns()
+        next_token, logp = self._run(model, token, uniforms, temperature)
+        self.column += 1
+        self.num_used_columns += 1
+        return next_token, logp
+
+    def _run(self, model, token, uniforms, temperature):
+        """The step itself. It copies nothing from the GPU to Python, which no graph could hold."""
+        _, S = self.size
+        columns = torch.arange(S, device=token.device)
+        attention_mask = (columns >= self.padding) & (columns <= self.column)  # (R, S)
+        if model.config._attn_implementation != ATTENTION:  # then the model makes no such mask
+            attention_mask = additive_mask(1, attention_mask, dtype=model.dtype)
+        outputs = model.get_decoder()(
+            token.unsqueeze(1),
+            attention_mask=attention_mask,
+            position_ids=self.column - self.padding,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return draw(model, outputs.last_hidden_state[:, -1], uniforms, temperature)
+
+
+def _run_prompts(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
+    """Run N prompts once, from ids and mask (N, P): (their KV cache, last hidden states (N, H))."""
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
+    outputs = model.get_decoder()(
+        ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+    )
+    return cache, outputs.last_hidden_state[:, -1]
+
+
+class KVLayer(DynamicLayer):
+    """One layer's keys and values, (R, heads, S, D) each; a step writes one column of them.
+
+    They are contiguous, since matrix products on a CPU are twice as slow on views that are not.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, column: Tensor):
+        super().__init__()
+        self.keys = keys
+        self.values = values
+        self.column = column
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """transformers calls this with the new token's keys and values, (R, heads, 1, D) each.
+
+        Under autocast keys are float32, because the rotary factors are, but values are bfloat16.
+        The prompt's cache holds both in float32.
+        """
+        self.keys.index_copy_(2, self.column, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.column, value_states.to(self.values.dtype))
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length):
+        """transformers asks for the number of columns that a mask covers, and for the first one."""
+        return self.keys.shape[2], 0
+
+
+# --- Drawing tokens -------------------------------------------------------------------------------
+
+
+def draw(
+    model: PreTrainedModel, hidden: Tensor, uniforms: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Draw a token for each sequence from its last hidden state (R, H).
+
+    Returns:
+        token ids, the most probable ones with temperature 0, and their log-probs, (R,) each.
+    """
+    logits = model.get_output_embeddings()(hidden).float()  # (R, V)
+    if temperature not in (0, 1):  # a division by 1 would copy the logits in vain
+        logits = logits / temperature
+    probs = logits.softmax(-1)
+    token = draw_tokens(probs, uniforms) if temperature else probs.argmax(-1)
+    token_probs = probs.gather(1, token.unsqueeze(1)).squeeze(1)
+    return token, token_probs.log()
+
+
+def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token of each row up to which the cumulative probability reaches a random number.
+
+    Args:
+        probs: (R, V) float32. Their sum need not be exactly 1.
+        uniforms: (R,) float64 in (0, 1], so that a token of probability 0 is never drawn.
+
+    Returns:
+        (R,) token ids.
+    """
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, targets).squeeze(1)
+    return token.clamp(max=probs.shape[1] - 1)  # if all are NaN, the search ends beyond the last
+
+
 # --- Attention of one query token -----------------------------------------------------------------
 
 ATTENTION = "sdpa_or_products"  # the name under which transformers finds the two functions below
 
 
 def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **options):
-    """Attention by SDPA; for one query token on a CPU by two matrix products, 3 times as fast."""
+    """Attention by SDPA; for one query token on a CPU by two matrix products, which is faster."""
     if query.device.type != "cpu" or query.shape[2] > 1:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
@@ -35,11 +201,9 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
     num_kv_heads = key.shape[1]
     if scaling is None:
         scaling = D**-0.5
-    # Query heads that share their keys and values stand together.
+    # Query heads that share their keys and values are next to each other.
     queries = query.reshape(R, num_kv_heads, -1, D) * scaling
-    scores = queries @ key.mT  # (R, kv heads, query heads of each, S)
-    if attention_mask is not None:
-        scores = scores + attention_mask
+    scores = queries @ key.mT + attention_mask  # (R, kv heads, query heads of each, S)
     probs = scores.softmax(-1, dtype=torch.float32)
     outputs = probs.to(value.dtype) @ value
     return outputs.reshape(R, 1, num_heads, -1), None
@@ -52,264 +216,22 @@ def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32
     for one query token. For several query tokens it calls transformers' function.
 
     Args:
-        attention_mask: (R, S) bool, False on padding and on slots that are still to come.
+        attention_mask: (R, S) bool, False on padding and on columns that are still free.
         local_size: the size of the layer's sliding window, if it has one.
     """
-    if q_length > 1 or attention_mask is None:
+    if q_length > 1:
         return sdpa_mask(
             q_length=q_length, attention_mask=attention_mask, local_size=local_size, **options
         )
     if local_size:
-        slots = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-        last_slot = (slots * attention_mask).amax(1, keepdim=True)  # (R, 1)
-        attention_mask = attention_mask & (slots > last_slot - local_size)
-    zeros = torch.zeros_like(attention_mask, dtype=dtype)
-    return zeros.masked_fill_(~attention_mask, -torch.inf)[:, None, None]
+        columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        last_column = (columns * attention_mask).amax(1, keepdim=True)  # (R, 1)
+        attention_mask = attention_mask & (columns > last_column - local_size)
+    return torch.where(attention_mask, 0.0, -torch.inf).to(dtype)[:, None, None]
 
 
 AttentionInterface.register(ATTENTION, sdpa_or_products)
 AttentionMaskInterface.register(ATTENTION, additive_mask)
-
-
-# --- Keys and values ------------------------------------------------------------------------------
-
-
-class StateMemory:
-    """Memory for one layer's keys, or for its values, of all rows.
-
-    The tensor in it is always contiguous, since matrix products would copy a view that is not.
-    """
-
-    def __init__(self, reserved_cells: int):
-        self.reserved_cells = reserved_cells  # memory is made for this many cells at least
-        self.flat = torch.empty(0)
-
-    def hold(self, states: Tensor, num_slots: int, repeats: int) -> Tensor:
-        """Copy every row of states (N, heads, used slots, D) into the memory `repeats` times.
-
-        The memory stays where it is if it suffices; otherwise new memory is made.
-
-        Returns:
-            (N * repeats, heads, num_slots, D), a view of the memory.
-        """
-        N, heads, num_used_slots, D = states.shape
-        num_elements = N * repeats * heads * num_slots * D
-        if self.flat.numel() < num_elements:
-            num_cells = max(N * repeats * num_slots, self.reserved_cells)
-            self.flat = states.new_empty(num_cells * heads * D)
-        elif states.data_ptr() == self.flat.data_ptr():
-            # The states are a view of this memory: copy them before it is overwritten.
-            states = states.clone()
-        elements = self.flat[:num_elements]
-        copies = elements.view(N, repeats, heads, num_slots, D)
-        copies[:, :, :, :num_used_slots] = states.unsqueeze(1)
-        # Free slots are masked, but memory that nobody wrote can hold NaN, and 0 times NaN is NaN.
-        copies[:, :, :, num_used_slots:] = 0
-        return copies.flatten(0, 1)
-
-
-class SlotLayer(DynamicLayer):
-    """One layer's keys and values, (R, heads, S, D) each; a step writes one slot of all rows."""
-
-    def __init__(self, slot: Tensor, reserved_cells: int):
-        super().__init__()
-        self.slot = slot
-        self.key_memory = StateMemory(reserved_cells)
-        self.value_memory = StateMemory(reserved_cells)
-
-    def hold(self, keys: Tensor, values: Tensor, num_slots: int, repeats: int) -> None:
-        """Hold every row of (N, heads, used slots, D) `repeats` times, in num_slots slots."""
-        self.keys = self.key_memory.hold(keys, num_slots, repeats)
-        self.values = self.value_memory.hold(values, num_slots, repeats)
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        """transformers calls this with the new token's keys and values, (R, heads, 1, D) each.
-
-        Under autocast keys are float32, because the rotary factors are, but values are bfloat16.
-        The prompt's cache holds both in float32.
-        """
-        self.keys.index_copy_(2, self.slot, key_states.to(self.keys.dtype))
-        self.values.index_copy_(2, self.slot, value_states.to(self.values.dtype))
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length):
-        """transformers asks for the number of slots that a mask covers, and for the first one."""
-        return self.keys.shape[2], 0
-
-
-# --- Drawing tokens -------------------------------------------------------------------------------
-
-# A vocabulary of at most this size is searched in one level: two levels would not be faster.
-SMALL_VOCABULARY = 2**13
-# The second level searches one block of so many probabilities.
-BLOCK = 128
-
-
-def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """(R, 1): a token for each row, by inversion of the distribution function.
-
-    It is the first token up to which the cumulative probability is at least the uniform random
-    number. A cumulative sum of all of a large vocabulary would be slow, since it is as large as the
-    probabilities twice over. So the search first finds a block of tokens by the sums of the blocks,
-    and then the token in it. The sums are rounded in another order then. A random number within
-    about 1e-16 of the boundary between two tokens may draw the other one.
-
-    Args:
-        probs: (R, V) float32. Their sum need not be exactly 1.
-        uniforms: (R, 1) float64 in (0, 1], so that a token of probability 0 is never drawn.
-    """
-    V = probs.shape[1]
-    if V <= SMALL_VOCABULARY:
-        # A GPU's cumulative sum in float32 would not be quite monotonic.
-        cumulative = probs.cumsum(-1, dtype=torch.float64)
-        token = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:])
-        # If the probabilities are NaN, the search ends after the last token.
-        return token.clamp(max=V - 1)
-    if V % BLOCK:
-        probs = F.pad(probs, (0, -V % BLOCK))
-    blocks = probs.unflatten(1, (-1, BLOCK))  # (R, number of blocks, BLOCK)
-    block_sums = blocks.sum(-1, dtype=torch.float64)
-    target = uniforms * block_sums.sum(-1, keepdim=True)
-    block, rest = _first_to_reach(target, block_sums)
-    probs_in_block = blocks.take_along_dim(block.unsqueeze(-1), dim=1).squeeze(1)  # (R, BLOCK)
-    token_in_block, _ = _first_to_reach(rest, probs_in_block.double())
-    return block * BLOCK + token_in_block
-
-
-def _first_to_reach(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the cumulative sum of weights (R, n) first reaches a target (R, 1) above 0.
-
-    An entry of weight 0 is never taken, whatever the rounding: a GPU adds in an order in which the
-    cumulative sum may rise or fall by a rounding error there. The first entry is taken if the
-    weights are NaN.
-
-    Returns:
-        The entry's index, and what the entries before it leave of the target, (R, 1) each.
-    """
-    cumulative = weights.cumsum(-1)
-    reached = cumulative.where(weights > 0, 0)
-    # The target is a sum in another order, which rounding may have made greater than this one.
-    target = target.minimum(reached.amax(-1, keepdim=True))
-    index = (reached >= target).int().argmax(-1, keepdim=True)
-    rest = target - (cumulative - weights).gather(-1, index)
-    return index, rest.clamp(min=torch.finfo(rest.dtype).tiny)
-
-
-# --- The decode step ------------------------------------------------------------------------------
-
-
-class Decoder:
-    """The rows that are sampled together, and the step that gives each of them one more token."""
-
-    reserved_cells = 0  # memory for keys and values is made for this many cells at least
-
-    def __init__(self, model: PreTrainedModel, max_rows: int, max_slots: int):
-        """Set aside memory for at most max_rows rows and max_slots slots.
-
-        The keys and values get theirs when they are first held.
-        """
-        device = model.device
-        if device.type == "cpu":
-            self.check_interval = 1  # check for ended completions every this many steps
-            block = 32
-        else:
-            self.check_interval = 8  # a check makes the GPU wait for Python
-            block = 128
-        self.max_rows = max_rows
-        # The sizes, in slots, that the memory of keys and values may have as it grows. The last one
-        # is max_slots rounded up, and all other memory is made for so many slots too: a decoder
-        # that is kept must hold what its last size promises.
-        self.slot_counts = range(block, max_slots + block, block)
-        self.max_slots = self.slot_counts[-1]
-        # The slot of every row's last token, which has not run through the model yet.
-        self.slot = torch.zeros(1, dtype=torch.long, device=device)
-        # Padding tokens before each row's prompt.
-        self.padding = torch.zeros(max_rows, 1, dtype=torch.long, device=device)
-        self.tokens = torch.zeros(max_rows, self.max_slots, dtype=torch.long, device=device)
-        self.logps = torch.zeros(max_rows, self.max_slots, device=device)
-        # Random numbers in (0, 1] for the draws.
-        self.uniforms = torch.zeros(max_rows, self.max_slots, dtype=torch.float64, device=device)
-        self.cache = DynamicCache()
-
-    def start(self, cache: DynamicCache, prompt_mask: Tensor, uniforms: Tensor) -> None:
-        """Begin with N prompts that have run: R / N rows for each of them.
-
-        Args:
-            cache: the prompts' keys and values.
-            prompt_mask: (N, P), 0 on padding.
-            uniforms: (R, n) random numbers in (0, 1] for the draws of n tokens.
-        """
-        R, num_draws = uniforms.shape
-        N, P = prompt_mask.shape
-        repeats = R // N
-        if not self.cache.layers:
-            self.cache.layers = [SlotLayer(self.slot, self.reserved_cells) for _ in cache.layers]
-        self.fit(cache, P, repeats)
-        padding = P - prompt_mask.sum(1, keepdim=True)  # (N, 1)
-        self.padding[:R] = padding.repeat_interleave(repeats, dim=0)
-        self.uniforms[:R, P : P + num_draws] = uniforms
-        self.slot.fill_(P)
-
-    def fit(
-        self,
-        cache: DynamicCache,
-        num_used_slots: int,
-        repeats: int = 1,
-        rows: Tensor | slice = slice(None),
-    ) -> None:
-        """Hold the given rows of a cache `repeats` times, with at least one free slot."""
-        num_slots = next(count for count in self.slot_counts if count > num_used_slots)
-        for slot_layer, layer in zip(self.cache.layers, cache.layers, strict=True):
-            keys = layer.keys[rows, :, :num_used_slots]
-            values = layer.values[rows, :, :num_used_slots]
-            slot_layer.hold(keys, values, num_slots, repeats)
-
-    def keep_rows(self, rows: Tensor, num_used_slots: int) -> None:
-        """Go on with the given rows alone, in that order."""
-        self.fit(self.cache, num_used_slots, rows=rows)
-        for state in (self.padding, self.tokens, self.logps, self.uniforms):
-            state[: len(rows)] = state[rows]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(R, S): the rows and slots that a step goes over."""
-        R, _, S, _ = self.cache.layers[0].keys.shape
-        return R, S
-
-    def step(self, model: PreTrainedModel, temperature: float) -> None:
-        """Run the last token of each row, and draw the next one."""
-        R, S = self.size
-        slots = torch.arange(S, device=self.slot.device)
-        attention_mask = (slots >= self.padding[:R]) & (slots <= self.slot)  # (R, S)
-        if model.config._attn_implementation != ATTENTION:  # then the model makes no such mask
-            attention_mask = additive_mask(1, attention_mask, dtype=model.dtype)
-        outputs = model.get_decoder()(
-            self.tokens[:R].index_select(1, self.slot),
-            attention_mask=attention_mask,
-            position_ids=self.slot - self.padding[:R],
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        self.slot += 1
-        self.draw(model, outputs.last_hidden_state[:, -1], temperature)
-
-    def draw(self, model: PreTrainedModel, hidden: Tensor, temperature: float) -> None:
-        """Draw a token for each row from its last hidden state (R, H), and write it at the slot.
-
-        With temperature 0 it is the most probable token.
-        """
-        R = len(hidden)
-        logits = model.get_output_embeddings()(hidden).float()  # (R, V)
-        if temperature not in (0, 1):  # a division by 1 would copy the logits in vain
-            logits = logits / temperature
-        probs = logits.softmax(-1)
-        if temperature:
-            uniforms = self.uniforms[:R].index_select(1, self.slot)  # (R, 1)
-            token = draw_tokens(probs, uniforms)
-        else:
-            token = probs.argmax(-1, keepdim=True)
-        self.tokens[:R].index_copy_(1, self.slot, token)
-        self.logps[:R].index_copy_(1, self.slot, probs.gather(1, token).log())
 
 
 # --- CUDA graphs: one launch for a step instead of thousands --------------------------------------
@@ -318,114 +240,112 @@ class Decoder:
 
 
 class CapturedDecoder(Decoder):
-    """A decoder whose steps are captured as CUDA graphs.
+    """A decoder whose steps are captured as CUDA graphs and replayed.
 
-    There is one graph for each number of rows, number of slots and temperature. It is captured when
-    these first come up, and replayed from then on.
+    There is one graph for each number of sequences, number of columns and temperature. A graph
+    reads and writes fixed addresses, so what a step uses is stored in memory that never moves.
     """
 
-    MAX_GRAPHS = 100  # a step that would need another one is an ordinary step
+    columns_per_block = 128
+    MAX_GRAPHS = 200  # then the least recently used one is dropped
 
-    def __init__(self, model, max_rows, max_slots):
-        super().__init__(model, max_rows, max_slots)
-        self.graphs = {}
+    def __init__(self, device: torch.device, max_rows: int, max_columns: int):
+        """Hold at most max_rows sequences and max_columns columns."""
+        super().__init__(device, max_rows)
+        self.max_columns = max_columns
+        self.memory = {}
+        self.graphs = {}  # {size and temperature: (graph, its results)}, the last used one last
         self.uses_graphs = True  # until a capture fails
         self.capture_stream = None
-        # The memory that a graph reads and writes must never move, so all of it is made at once.
-        self.reserved_cells = max_rows * self.max_slots
 
-    def step(self, model, temperature):
+    def _store(self, name, states):
+        if name not in self.memory:
+            elements_of_cell = states[0, :, 0].numel() if states.dim() == 4 else 1
+            num_elements = self.max_rows * self.max_columns * elements_of_cell
+            self.memory[name] = states.new_empty(num_elements)
+        return self.memory[name][: states.numel()].view(states.shape).copy_(states)
+
+    def _run(self, model, token, uniforms, temperature):
+        inputs = (self._store("token", token), self._store("uniforms", uniforms), temperature)
+        if not self.uses_graphs:
+            return super()._run(model, *inputs)
         key = (*self.size, temperature)
-        is_new = key not in self.graphs
-        if self.uses_graphs and is_new and len(self.graphs) < self.MAX_GRAPHS:
-            start_slot = self.slot.clone()
+        captured = self.graphs.pop(key, None)
+        if captured is None:
             try:
-                self.graphs[key] = self._capture(model, temperature, start_slot)
+                captured = self._capture(model, *inputs)
             except torch.OutOfMemoryError:
-                raise  # with fewer rows at a time, graphs may fit
+                raise  # with fewer sequences at a time, graphs may fit
             except RuntimeError as error:
                 # The model's code copies a value to Python, or the driver refuses.
                 reason = " ".join(str(error).split())[:200]
                 print(f"sampling without CUDA graphs, which is slower: {reason}")
                 self.uses_graphs = False
-            self.slot.copy_(start_slot)  # trial steps have moved it, also if the capture failed
-        if self.uses_graphs and key in self.graphs:
-            self.graphs[key].replay()
-        else:
-            super().step(model, temperature)
+                return super()._run(model, *inputs)
+        if len(self.graphs) == self.MAX_GRAPHS:
+            del self.graphs[next(iter(self.graphs))]
+        self.graphs[key] = captured
+        graph, results = captured
+        graph.replay()
+        return [result.clone() for result in results]  # the next replay writes to the same memory
 
-    def _capture(self, model, temperature, start_slot):
-        """A graph of the step, after two trial steps whose writes the real step overwrites."""
+    def _capture(self, model, *inputs):
+        """A graph of the step and its results, after two trial steps.
+
+        Trial steps do no harm, since the real step writes to the same places.
+        """
         if self.capture_stream is None:
             self.capture_stream = torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
+        step = partial(super()._run, model, *inputs)
         main_stream = torch.cuda.current_stream()
         debug_mode = torch.cuda.get_sync_debug_mode()
         self.capture_stream.wait_stream(main_stream)
         try:
             with torch.cuda.stream(self.capture_stream):
-                super().step(model, temperature)  # chooses kernels and makes workspaces
-                self.slot.copy_(start_slot)
+                step()  # chooses kernels and makes workspaces
                 # If the step copies a value to Python, it raises here, which is harmless; an error
                 # during the capture would leave the capture unfinished.
                 torch.cuda.set_sync_debug_mode("error")
-                super().step(model, temperature)
+                step()
         finally:
             torch.cuda.set_sync_debug_mode(debug_mode)
             main_stream.wait_stream(self.capture_stream)
-        self.slot.copy_(start_slot)
+        graph = torch.cuda.CUDAGraph()
         # All graphs share one memory pool, since they run one at a time.
-        pool = next((earlier_graph.pool() for earlier_graph in self.graphs.values()), None)
+        pool = next((earlier_graph.pool() for earlier_graph, _ in self.graphs.values()), None)
         with (
-            torch.cuda.stream(main_stream),
+            torch.cuda.stream(main_stream),  # also the current one again if the capture fails
             torch.cuda.graph(graph, pool, self.capture_stream, capture_error_mode="thread_local"),
         ):
-            super().step(model, temperature)
-        return graph
+            results = step()
+        return graph, results
 
 
 # A graph knows the addresses of its memory, so a model's decoder is kept from call to call.
 CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, CapturedDecoder] = WeakKeyDictionary()
-MODELS_WITHOUT_GRAPHS: WeakSet[PreTrainedModel] = WeakSet()  # of which a line has been printed
 
 
-def decoder_for(
-    model: PreTrainedModel, cache: DynamicCache, num_rows: int, num_slots: int
-) -> Decoder:
-    """A decoder for so large a batch, and for keys and values like those in the cache.
+def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Decoder:
+    """A decoder for batches of this size; on CUDA it may hold fewer sequences.
 
-    On CUDA it is the captured decoder that was kept for this model, or a new one, unless its memory
-    would be too large. Only a bfloat16 copy is captured. With float32 weights, autocast caches
-    bfloat16 casts of them, and a graph would go on reading old ones.
+    On CUDA it is the one that was kept for this model, if it is large enough. Its KV cache takes at
+    most an eighth of the GPU's memory, since it stays while the loss runs. Only a bfloat16 copy is
+    captured: with float32 weights, autocast caches bfloat16 casts of them, and a graph would go on
+    reading old ones.
     """
     if model.device.type != "cuda" or model.dtype != torch.bfloat16:
-        return Decoder(model, num_rows, num_slots)
-    sizes = [(num_rows, num_slots)]
+        return Decoder(model.device, max_rows)
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:
-        if earlier.max_rows >= num_rows and earlier.max_slots >= num_slots:
-            return earlier
-        grown_size = (max(num_rows, earlier.max_rows), max(num_slots, earlier.max_slots))
-        sizes.insert(0, grown_size)  # tried first: a decoder for all calls so far
-    bytes_per_cell = 0
-    for layer in cache.layers:
-        for states in (layer.keys, layer.values):
-            _, heads, _, D = states.shape
-            bytes_per_cell += heads * D * states.element_size()
-    # The memory of keys and values stays while the loss runs, so that it must not be too much.
-    max_bytes = torch.cuda.get_device_properties(model.device).total_memory / 8
-    for max_rows, max_slots in sizes:
-        decoder = CapturedDecoder(model, max_rows, max_slots)
-        if decoder.reserved_cells * bytes_per_cell <= max_bytes:
-            CAPTURED_DECODERS[model] = decoder
-            return decoder
-    if model not in MODELS_WITHOUT_GRAPHS:
-        MODELS_WITHOUT_GRAPHS.add(model)
-        num_fitting_rows = int(max_bytes / bytes_per_cell / decoder.max_slots)
-        print(
-            "sampling without CUDA graphs, which is two to three times slower: keys and values of"
-            f" {num_rows} rows and {decoder.max_slots} slots would take more than an eighth of the"
-            f" GPU's memory; --max_concurrent_sequences {max(1, num_fitting_rows)} samples with"
-            " graphs"
-        )
-    return Decoder(model, num_rows, num_slots)
+        max_rows = max(max_rows, earlier.max_rows)
+        max_columns = max(max_columns, earlier.max_columns)
+    one_token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    cache, _ = _run_prompts(model, one_token, torch.ones_like(one_token))
+    bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    max_columns += -max_columns % CapturedDecoder.columns_per_block
+    memory = torch.cuda.get_device_properties(model.device).total_memory
+    num_fitting_rows = memory // 8 // (bytes_per_token * max_columns)
+    max_rows = max(1, min(max_rows, num_fitting_rows))
+    if earlier is None or (max_rows, max_columns) != (earlier.max_rows, earlier.max_columns):
+        CAPTURED_DECODERS[model] = CapturedDecoder(model.device, max_rows, max_columns)
+    return CAPTURED_DECODERS[model]

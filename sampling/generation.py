@@ -1,21 +1,25 @@
-"""Sampling: completions of prompts from the whole distribution of a model, and where each one ends.
+"""The sampler: completions of prompts from the whole distribution of a model.
 
-Shapes: B sequences, P prompt tokens, C completion tokens, V vocabulary. In one turn of sampling:
-R rows of N prompts.
+`generate` divides the completions into batches. The prompts of a batch run once, and each sequence
+gets a copy of its prompt's KV cache. Then a `Decoder` gives every sequence one token a step, and
+finished sequences leave the batch. On CUDA, `CapturedDecoder` replays the steps as CUDA graphs.
+
+Shapes: in a batch, R sequences of N prompts, P prompt tokens, C completion tokens, S columns of the
+KV cache, D head size, H hidden size, V vocabulary. Prompts are padded on the left, so that a step
+writes to the same column of the cache for every sequence.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache
 
 import utils
-from sampling.decoding import ATTENTION, Decoder, decoder_for
+from sampling.decoding import ATTENTION, Decoder, decoder_for, draw
 from sampling.rollout import Rollout, as_rollout, left_pad
 
 
@@ -34,19 +38,17 @@ def generate(
 ) -> Rollout:
     """Sample num_samples completions of each prompt from softmax(logits / temperature).
 
-    This is the project's one sampler. It samples from the whole distribution: no top-k, top-p or
-    penalty, whatever the model's own generation_config says. The log-probs of its samples are
-    therefore those that the loss computes again. A prompt runs once for all of its samples, and
-    sequences that have ended leave the batch.
+    There is no top-k, top-p or penalty, whatever the model's own generation_config says. The
+    log-probs of the samples are therefore those that the loss computes again.
 
     Args:
         prompts: texts to which the chat template has been applied. There may be none.
         max_completion_length: the number of tokens at which a completion is cut.
         temperature: 0 means greedy decoding.
         stop_strings: a completion also ends with the token that completes one of these in its text.
-        max_concurrent_sequences: at most this many rows are sampled at once, which bounds the
-            memory; the others follow in later turns. It changes no sample.
-        progress: called after each turn with the number of completions that it has finished.
+        max_concurrent_sequences: the most sequences in a batch, which bounds the memory. It changes
+            no sample.
+        progress: called after each batch with the number of its completions.
 
     Raises:
         ValueError: a prompt has no tokens.
@@ -65,40 +67,52 @@ def generate(
             f"prompt {number} is {prompts[number]!r}, which has no tokens; a completion needs at"
             " least one token before it"
         )
-    stopper = _Stopper(model, tokenizer, stop_strings)
-    num_rows = len(prompts) * num_samples
-    completions = _Completions.allocate(num_rows, max_completion_length, pad_token_id, model.device)
-    prompt_lengths = [len(ids) for ids in prompt_ids]
-    # Float32 weights sample under the autocast of the loss; a bfloat16 copy needs none.
-    needs_autocast = model.dtype == torch.float32
-    autocast = utils.autocast(model.device) if needs_autocast else nullcontext()
-    with autocast, _sampling_mode(model):
-        for plan in _plan_turns(prompt_lengths, num_samples, max_concurrent_sequences):
-            turn_ids = [prompt_ids[i] for i in plan.prompt_indices]
-            ids, mask = left_pad(turn_ids, pad_token_id, model.device)
-            cache, last_hidden = _run_prompts(model, ids, mask)
-            turn = _Turn(model, cache, mask, plan.row_indices, completions)
-            turn.decode(model, last_hidden, temperature, stopper)
-            del cache, last_hidden, turn  # the next turn needs their memory
+    end_finder = EndFinder(model, tokenizer, stop_strings)
+    completions = [Completion() for _ in range(len(prompts) * num_samples)]
+    # All random numbers are drawn here, so that a sample depends neither on the sequences in its
+    # batch nor on those that have finished. torch.rand gives numbers in [0, 1), and a 0 could draw
+    # a token of probability 0; so 1 - torch.rand is used.
+    shape = (len(completions), max_completion_length)
+    uniforms = 1 - torch.rand(shape, dtype=torch.float64, device=model.device)
+    prompt_lengths = torch.tensor([len(ids) for ids in prompt_ids])
+    prompt_length_of_row = prompt_lengths.repeat_interleave(num_samples)
+    # The longest prompts come first: if memory is too small, that shows at once.
+    row_order = prompt_length_of_row.argsort(descending=True, stable=True)
+    with _sampling_mode(model):
+        max_rows = min(len(completions), max_concurrent_sequences)
+        max_columns = int(prompt_lengths.max()) + max_completion_length
+        decoder = decoder_for(model, max_rows, max_columns)
+        for rows in row_order.split(min(max_rows, decoder.max_rows)):
+            batch_prompts, prompt_of_row = (rows // num_samples).unique(return_inverse=True)
+            batch_ids = [prompt_ids[i] for i in batch_prompts.tolist()]
+            ids, mask = left_pad(batch_ids, pad_token_id, model.device)
+            batch = [completions[row] for row in rows.tolist()]
+            rows = rows.to(model.device)
+            prompt_of_row = prompt_of_row.to(model.device)
+            hidden = decoder.start(model, ids, mask, prompt_of_row)
+            _decode(model, decoder, hidden, batch, uniforms[rows], temperature, end_finder.find)
             if progress:
-                progress(len(plan.row_indices))
+                progress(len(rows))
 
-    completion_ids = completions.cut_ids()
+    all_ids = [completion.ids for completion in completions]
+    finished = [completion.finished for completion in completions]
+    all_logps = []
+    for completion in completions:
+        all_logps += completion.logps
     prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
-    rows = list(zip(prompts_of_rows, completion_ids, strict=True))
-    rollout = as_rollout(rows, pad_token_id, model.device)
-    is_sampled = rollout.completion_mask.bool()  # (B, C)
-    C = is_sampled.shape[1]
-    rollout.sampled_logps = completions.logps[:, :C].where(is_sampled, 0.0)
-    rollout.finished = completions.finished
-    rollout.texts = stopper.to_texts(completion_ids, completions.finished.tolist())
+    id_pairs = list(zip(prompts_of_rows, all_ids, strict=True))
+    rollout = as_rollout(id_pairs, pad_token_id, model.device)
+    is_token = rollout.completion_mask.bool()
+    rollout.sampled_logps[is_token] = torch.tensor(all_logps, device=model.device)
+    rollout.finished = torch.tensor(finished, device=model.device)
+    rollout.texts = end_finder.to_texts(all_ids)
     return rollout
 
 
 def sample_tokens(
     model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sample from the model, whatever ends a completion: R rows for N prompts. For checks.
+    """Sample from the model, whatever ends a completion: R sequences of N prompts. For checks.
 
     Args:
         prompt_ids, prompt_mask: (N, P), padded on the left.
@@ -107,230 +121,115 @@ def sample_tokens(
     Returns:
         (token ids, their log-probs), (R, C) each.
     """
-    R, C = uniforms.shape
-    N, P = prompt_ids.shape
+    R = len(uniforms)
+    N = len(prompt_ids)
+    prompt_of_row = torch.arange(N).repeat_interleave(R // N)
+    decoder = Decoder(model.device, R)
+    completions = [Completion() for _ in range(R)]
     with _sampling_mode(model):
-        cache, last_hidden = _run_prompts(model, prompt_ids, prompt_mask)
-        decoder = Decoder(model, R, P + C)
-        decoder.start(cache, prompt_mask, uniforms)
-        decoder.draw(model, last_hidden.repeat_interleave(R // N, dim=0), temperature=1.0)
-        for _ in range(C - 1):
-            decoder.step(model, temperature=1.0)
-    columns = slice(P, P + C)
-    return decoder.tokens[:, columns], decoder.logps[:, columns]
+        hidden = decoder.start(model, prompt_ids, prompt_mask, prompt_of_row)
+        _decode(model, decoder, hidden, completions, uniforms, 1.0, lambda ids, start: None)
+    ids = torch.tensor([completion.ids for completion in completions])
+    return ids, torch.tensor([completion.logps for completion in completions])
 
 
 @contextmanager
-def _sampling_mode(model):
-    """Evaluation mode, and attention that takes the decode step's mask.
-
-    Flash-attention would copy the positions of the padding to Python.
-    """
+def _sampling_mode(model: PreTrainedModel):
+    """Evaluation mode, with the sampler's own attention and the autocast of the loss."""
     was_training = model.training
     own_attention = model.config._attn_implementation
+    # A bfloat16 copy of the weights needs no autocast.
+    autocast = utils.autocast(model.device) if model.dtype == torch.float32 else nullcontext()
+    model.eval()
     # Some models, such as Falcon, have attention of their own that cannot be exchanged.
-    attention = ATTENTION if model._can_set_attn_implementation() else own_attention
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(ATTENTION)
     try:
-        model.eval().set_attn_implementation(attention)
-        yield
+        with autocast:
+            yield
     finally:
         model.train(was_training).set_attn_implementation(own_attention)
 
 
-# --- The completions of all rows ------------------------------------------------------------------
+# --- One batch ------------------------------------------------------------------------------------
+
+# A batch shrinks to the least of these sizes that holds its unfinished sequences: 1, 2, 3, 4, 6, 8,
+# 12, 16, 24 and so on. Each time the KV cache is copied, and a new size may need a new CUDA graph.
+# So there are few sizes, and they are the same for all batches.
+POWERS_OF_TWO = [2**n for n in range(20)]
+BATCH_SIZES = sorted([*POWERS_OF_TWO, *[3 * power for power in POWERS_OF_TWO]])
 
 
 @dataclass
-class _Completions:
-    """What has been sampled for all B rows; each turn fills in its own rows."""
+class Completion:
+    """What has been sampled of one completion."""
 
-    # (B, C) padded with the pad token. Tokens may follow the one that ends a completion.
-    token_ids: Tensor
-    # (B, C) float32 log-probs of these tokens.
-    logps: Tensor
-    # (B, C) float64 random numbers, one for the draw of each token.
-    uniforms: Tensor
-    # (B,) the number of tokens, including the one that ends the completion; C if there is no end.
-    lengths: Tensor
-    # (B,) whether the completion has an end.
-    finished: Tensor
-
-    @classmethod
-    def allocate(
-        cls, B: int, C: int, pad_token_id: int, device: torch.device | str
-    ) -> "_Completions":
-        """B completions of at most C tokens, of which none has been sampled yet.
-
-        All random numbers are drawn here, so that a sample depends neither on the rows that are
-        sampled with it nor on those that have ended. torch.rand gives numbers in [0, 1), and a 0
-        could draw a token of probability 0; so 1 - torch.rand is used.
-        """
-        return cls(
-            token_ids=torch.full((B, C), pad_token_id, device=device),
-            logps=torch.zeros((B, C), device=device),
-            uniforms=1 - torch.rand((B, C), dtype=torch.float64, device=device),
-            lengths=torch.full((B,), C, device=device),
-            finished=torch.zeros(B, dtype=torch.bool, device=device),
-        )
-
-    def cut_ids(self) -> list[list[int]]:
-        """The B completions as lists of ids, without what was sampled after the end."""
-        rows = zip(self.token_ids.tolist(), self.lengths.tolist(), strict=True)
-        return [token_ids[:length] for token_ids, length in rows]
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)  # of these ids
+    finished: bool = False  # whether the last id is an end
 
 
-# --- One turn of sampling -------------------------------------------------------------------------
+def _decode(
+    model: PreTrainedModel,
+    decoder: Decoder,
+    hidden: Tensor,
+    completions: list[Completion],
+    uniforms: Tensor,
+    temperature: float,
+    find_end: Callable[[list[int], int], int | None],
+) -> None:
+    """Sample R completions together until each has an end or C tokens.
 
-
-@dataclass(frozen=True)
-class _TurnPlan:
-    """The rows that are sampled together: equally many samples of each of some prompts."""
-
-    # N indexes into the prompts.
-    prompt_indices: list[int]
-    # R indexes into the B rows, those of one prompt next to each other.
-    row_indices: list[int]
-
-
-def _plan_turns(
-    prompt_lengths: list[int], num_samples: int, max_concurrent_sequences: int
-) -> list[_TurnPlan]:
-    """Divide all rows into turns of at most max_concurrent_sequences rows.
-
-    Prompts of similar length share a turn. The longest come first: if memory is too small, that
-    shows at once. If not even the samples of one prompt fit, they are spread over several turns.
+    Args:
+        decoder: has started with R sequences.
+        hidden: (R, H) their last hidden states.
+        completions: R empty ones, which are filled in.
+        uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
+        find_end: gives the number of tokens through the first end in a list of ids, from a position
+            in it on, or None.
     """
-    longest_first = sorted(range(len(prompt_lengths)), key=lambda i: -prompt_lengths[i])
-    prompts_per_turn = max(1, max_concurrent_sequences // num_samples)
-    plans = []
-    for i in range(0, len(longest_first), prompts_per_turn):
-        prompts = longest_first[i : i + prompts_per_turn]
-        for start in range(0, num_samples, max_concurrent_sequences):
-            end = min(num_samples, start + max_concurrent_sequences)
-            rows = []
-            for prompt in prompts:
-                rows += range(prompt * num_samples + start, prompt * num_samples + end)
-            plans.append(_TurnPlan(prompts, rows))
-    return plans
+    C = uniforms.shape[1]
+    token, logp = draw(model, hidden, uniforms[:, 0], temperature)
+    new_tokens = [token]  # those that are not in the completions yet, (R,) each
+    new_logps = [logp]
+    for num_tokens in range(1, C + 1):
+        if num_tokens == C or num_tokens % decoder.check_interval == 0:
+            _extend(completions, new_tokens, new_logps, find_end)
+            new_tokens = []
+            new_logps = []
+            num_unfinished = sum(not completion.finished for completion in completions)
+            if num_tokens == C or num_unfinished == 0:
+                return
+            batch_size = next(size for size in BATCH_SIZES if size >= num_unfinished)
+            R = len(completions)
+            if batch_size < R:
+                unfinished_first = sorted(range(R), key=lambda row: completions[row].finished)
+                staying = unfinished_first[:batch_size]
+                completions = [completions[row] for row in staying]
+                rows = torch.tensor(staying, device=token.device)
+                uniforms = uniforms[rows]
+                token = token[rows]
+                decoder.select(rows)
+        token, logp = decoder.step(model, token, uniforms[:, num_tokens], temperature)
+        new_tokens.append(token)
+        new_logps.append(logp)
 
 
-def _run_prompts(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
-    """Run N prompts once, from ids and mask (N, P): (their keys and values, last hidden (N, H))."""
-    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
-    outputs = model.get_decoder()(
-        ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
-    )
-    return cache, outputs.last_hidden_state[:, -1]
-
-
-class _Turn:
-    """Rows that are sampled together to their ends, in one decoder.
-
-    Rows that have ended stay in the batch, and are sampled in vain, until so many have ended that
-    copying the others into a smaller batch pays.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        cache: DynamicCache,
-        prompt_mask: Tensor,
-        rows: list[int],
-        completions: _Completions,
-    ):
-        """Begin after N prompts, by their keys and values and their mask (N, P).
-
-        Args:
-            rows: R row numbers of `completions`, to which the results are written.
-        """
-        # (R,) for each row of the decoder, the row of `completions` that it samples.
-        self.rows = torch.tensor(rows, device=model.device)
-        # (R,) True for a row in which no end has been found yet.
-        self.is_open = torch.ones_like(self.rows, dtype=torch.bool)
-        # How many tokens of each row have been searched for an end.
-        self.num_checked = 0
-        self.completions = completions
-        self.prompt_length = prompt_mask.shape[1]
-        self.max_completion_length = completions.token_ids.shape[1]
-        self.decoder = decoder_for(
-            model, cache, len(rows), self.prompt_length + self.max_completion_length
-        )
-        self.decoder.start(cache, prompt_mask, completions.uniforms[self.rows])
-
-    def decode(
-        self,
-        model: PreTrainedModel,
-        last_hidden: Tensor,
-        temperature: float,
-        stopper: "_Stopper",
-    ) -> None:
-        """Sample all rows to their ends; last_hidden (N, H) are the prompts' last hidden states."""
-        decoder = self.decoder
-        num_samples = len(self.rows) // len(last_hidden)
-        first_hidden = last_hidden.repeat_interleave(num_samples, dim=0)  # (R, H)
-        decoder.draw(model, first_hidden, temperature)
-        for num_tokens in range(1, self.max_completion_length + 1):  # the tokens that each row has
-            is_last = num_tokens == self.max_completion_length
-            if is_last or num_tokens - self.num_checked >= decoder.check_interval:
-                # Results are written before rows leave the batch, and at the end. The end is the
-                # last token, or when no row is open.
-                self.find_ends(stopper, num_tokens)
-                size = self.size_to_keep()
-                if is_last or size < len(self.rows):
-                    self.write(num_tokens)
-                if is_last or size == 0:
-                    return
-                if size < len(self.rows):
-                    self.shrink(size, num_tokens)
-            num_used_slots = self.prompt_length + num_tokens
-            if num_used_slots == decoder.size[1]:  # every slot has a token: make more
-                decoder.fit(decoder.cache, num_used_slots)
-            decoder.step(model, temperature)
-
-    def find_ends(self, stopper: "_Stopper", num_tokens: int) -> None:
-        """Look for ends in the tokens since the last time; note the rows that have ended."""
-        tokens = self.decoder.tokens[: len(self.rows), self._columns(num_tokens)]
-        lengths = stopper.find_ends(tokens, self.num_checked)  # (R,), 0 where there is no end
-        self.num_checked = num_tokens
-        has_ended = self.is_open & (lengths > 0)
-        # Indexing with a mask would make a GPU wait for Python, so every row is written.
-        earlier_lengths = self.completions.lengths[self.rows]
-        self.completions.lengths[self.rows] = torch.where(has_ended, lengths, earlier_lengths)
-        self.completions.finished[self.rows] |= has_ended
-        self.is_open &= ~has_ended
-
-    def size_to_keep(self) -> int:
-        """The number of rows to go on with: at least those that are open, 0 if none is.
-
-        The number falls by a quarter at a time. Each fall copies the cache and needs a new CUDA
-        graph, so there should be few different numbers.
-        """
-        num_open = int(self.is_open.sum())
-        size = len(self.rows)
-        while size > 0 and num_open <= 0.75 * size:
-            size = int(0.75 * size)
-        return size
-
-    def write(self, num_tokens: int) -> None:
-        """Write the first num_tokens tokens of all rows, and their log-probs, to completions."""
-        columns = self._columns(num_tokens)
-        R = len(self.rows)
-        self.completions.token_ids[self.rows, :num_tokens] = self.decoder.tokens[:R, columns]
-        self.completions.logps[self.rows, :num_tokens] = self.decoder.logps[:R, columns]
-
-    def shrink(self, size: int, num_tokens: int) -> None:
-        """Go on with `size` rows: the open ones, and if need be some that have ended."""
-        open_first = (~self.is_open).int().argsort(stable=True)
-        kept_rows = open_first[:size]
-        num_used_slots = self.prompt_length + num_tokens - 1  # the last token has not run yet
-        self.decoder.keep_rows(kept_rows, num_used_slots)
-        self.rows = self.rows[kept_rows]
-        self.is_open = self.is_open[kept_rows]
-
-    def _columns(self, num_tokens: int) -> slice:
-        """The decoder's columns of the first num_tokens completion tokens."""
-        return slice(self.prompt_length, self.prompt_length + num_tokens)
+def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], find_end) -> None:
+    """Append new tokens and their log-probs, (R,) each, to completions, through the first end."""
+    ids_of_rows = torch.stack(new_tokens, dim=1).tolist()
+    logps_of_rows = torch.stack(new_logps, dim=1).tolist()
+    for completion, ids, logps in zip(completions, ids_of_rows, logps_of_rows, strict=True):
+        if completion.finished:
+            continue
+        num_checked = len(completion.ids)
+        completion.ids += ids
+        completion.logps += logps
+        length = find_end(completion.ids, num_checked)
+        if length is not None:
+            completion.finished = True
+            del completion.ids[length:]
+            del completion.logps[length:]
 
 
 # --- Where a completion ends ----------------------------------------------------------------------
@@ -348,94 +247,58 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return sorted(ids - {None})
 
 
-class _Stopper:
+class EndFinder:
     """Finds where a completion ends: at an EOS, or with the token that completes a stop string."""
 
     def __init__(self, model, tokenizer, stop_strings):
         self.tokenizer = tokenizer
         self.stop_strings = tuple(stop_strings)
-        self.eos_ids = eos_token_ids(model, tokenizer)
-        self.eos = torch.tensor(self.eos_ids, device=model.device)
-        if self.stop_strings:
-            # The model may have more ids than the tokenizer has tokens, or fewer.
-            num_ids = model.get_output_embeddings().weight.shape[0]
-            of_tokens = _may_complete(tokenizer, self.stop_strings)[:num_ids]
-            may_complete = torch.zeros(num_ids, dtype=torch.bool)
-            may_complete[: len(of_tokens)] = torch.tensor(of_tokens)
-            self.may_complete = may_complete  # (V,), on the CPU
-            # Every token adds at least one byte of text, so that a stop string of n bytes lies in
-            # the last n tokens. Special tokens may add none, hence 8 more.
-            longest = max(len(string.encode()) for string in self.stop_strings)
-            self.num_window_tokens = longest + 8
+        self.eos_ids = set(eos_token_ids(model, tokenizer))
+        self.may_end = self.eos_ids | _may_complete(tokenizer, self.stop_strings)
+        # Every token adds at least one byte of text, so that a stop string of n bytes is in the
+        # text of the last n tokens. Special tokens may add none, hence 8 more.
+        self.window = 8 + max((len(string.encode()) for string in self.stop_strings), default=0)
 
-    def find_ends(self, tokens: Tensor, num_checked: int) -> Tensor:
-        """How many tokens each row keeps, the one that ends it included.
+    def find(self, ids: list[int], start: int) -> int | None:
+        """The number of tokens through the first end at or after position start; None without."""
+        for i in range(start, len(ids)):
+            if ids[i] in self.may_end and self._is_end(ids[: i + 1]):
+                return i + 1
+        return None
 
-        Args:
-            tokens: (R, n) completion tokens.
-            num_checked: how many leading columns have been searched already.
+    def _is_end(self, ids: list[int]) -> bool:
+        """Whether the last token ends the completion."""
+        if ids[-1] in self.eos_ids:
+            return True
+        return self._first_stop(self.tokenizer.decode(ids[-self.window :])) is not None
 
-        Returns:
-            (R,) the number of tokens, 0 where the row has no end.
-        """
-        is_end = torch.isin(tokens[:, num_checked:], self.eos)  # (R, n - num_checked)
-        if self.stop_strings:
-            is_end |= self._completes_stop_string(tokens, num_checked).to(is_end.device)
-        first_end = num_checked + is_end.int().argmax(1)
-        return torch.where(is_end.any(1), first_end + 1, 0)
-
-    def _completes_stop_string(self, tokens: Tensor, num_checked: int) -> Tensor:
-        """(R, n - num_checked) on the CPU: whether a token completes a stop string in its row."""
-        # One copy brings every window to the CPU. Each window by itself would make a GPU wait.
-        first_column = max(0, num_checked + 1 - self.num_window_tokens)
-        tokens = tokens[:, first_column:].cpu()
-        num_checked = num_checked - first_column
-        candidates = self.may_complete[tokens[:, num_checked:]].nonzero()
-        windows = []  # for each candidate, the tokens up to it that can hold a stop string
-        for row, column in candidates.tolist():
-            window_end = num_checked + column + 1
-            window_start = max(0, window_end - self.num_window_tokens)
-            windows.append(tokens[row, window_start:window_end])
-        window_texts = self.tokenizer.batch_decode(windows)
-        completes = torch.zeros(tokens[:, num_checked:].shape, dtype=torch.bool)
-        rows, columns = candidates.unbind(1)
-        completes[rows, columns] = torch.tensor(
-            [self._has_stop_string(text) for text in window_texts], dtype=torch.bool
-        )
-        return completes
-
-    def to_texts(self, completions: list[list[int]], finished: list[bool]) -> list[str]:
-        """Completions as text, without the final EOS and cut at the end of the first stop string.
+    def to_texts(self, completions: list[list[int]]) -> list[str]:
+        """Completions as text, without the final EOS and up to the end of the first stop string.
 
         Other special tokens stay visible.
         """
         without_eos = [ids[:-1] if ids[-1] in self.eos_ids else ids for ids in completions]
         texts = self.tokenizer.batch_decode(without_eos)
-        for i, text in enumerate(texts):
-            if finished[i] and self._has_stop_string(text):
-                texts[i] = text[: self._first_stop(text)]
-        return texts
+        return [text[: self._first_stop(text)] for text in texts]
 
-    def _has_stop_string(self, text: str) -> bool:
-        return any(string in text for string in self.stop_strings)
-
-    def _first_stop(self, text: str) -> int:
-        """Where the first stop string ends in a text that has one."""
-        return min(text.index(s) + len(s) for s in self.stop_strings if s in text)
+    def _first_stop(self, text: str) -> int | None:
+        """Where the first stop string in a text ends; None if there is none."""
+        ends = [text.index(string) + len(string) for string in self.stop_strings if string in text]
+        return min(ends, default=None)
 
 
 @lru_cache(maxsize=8)
-def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> list[bool]:
-    """For each token, whether its text holds the last character of a stop string.
+def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> set[int]:
+    """The tokens whose text holds the last character of a stop string.
 
-    Only such a token can complete one, so that most tokens need not be decoded while sampling. A
-    character outside ASCII can be split over several tokens: then every token may complete it.
+    Only these can complete one, so that most tokens need not be decoded while sampling. A character
+    outside ASCII can be split over several tokens: then every token may complete it.
 
     Each token is decoded twice in a row, because many tokenizers drop a space at the beginning of a
     text: the second time the space is there.
     """
     last_characters = {string[-1] for string in stop_strings}
     if not all(character.isascii() for character in last_characters):
-        return [True] * len(tokenizer)
+        return set(range(len(tokenizer)))
     texts = tokenizer.batch_decode([[i, i] for i in range(len(tokenizer))])
-    return [not last_characters.isdisjoint(text) for text in texts]
+    return {i for i, text in enumerate(texts) if not last_characters.isdisjoint(text)}

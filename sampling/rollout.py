@@ -5,7 +5,6 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +34,18 @@ class Rollout:
     # B completions as text, without the EOS token and up to the end of a stop string.
     texts: list[str]
 
+    # What training adds:
+    # (B,): what multiplies log-probs in the loss; 0 where the reward is missing.
+    advantages: Tensor | None = None
+    # (B,): False where the reward is missing; such a row counts in no denominator of the loss.
+    has_reward: Tensor | None = None
+    # (B, C): the tokens of completion_mask that the loss counts.
+    loss_mask: Tensor | None = None
+    # (B, C) under the policy before an iteration's updates, and under the reference; None where the
+    # loss is to compute them.
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+
     @property
     def prompt_completion_ids(self) -> Tensor:
         """(B, T): the prompts' and the completions' ids, side by side."""
@@ -57,6 +68,13 @@ class Rollout:
         completion_mask = self.completion_mask[rows]
         start = prompt_mask.shape[1] - _largest(prompt_mask.sum(1))  # the first prompt column
         C = max(1, _largest(completion_mask.sum(1)))
+
+        def row_values(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        def token_values(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows, :C]
+
         return Rollout(
             prompt_ids=self.prompt_ids[rows, start:],
             completion_ids=self.completion_ids[rows, :C],
@@ -65,34 +83,41 @@ class Rollout:
             sampled_logps=self.sampled_logps[rows, :C],
             finished=self.finished[rows],
             texts=[self.texts[i] for i in rows.tolist()],
+            advantages=row_values(self.advantages),
+            has_reward=row_values(self.has_reward),
+            loss_mask=token_values(self.loss_mask),
+            old_logps=token_values(self.old_logps),
+            ref_logps=token_values(self.ref_logps),
         )
 
     def replace(self, rows: Sequence[int], new: "Rollout") -> "Rollout":
         """This rollout with the rows of another one in the place of the given rows."""
         P = max(self.prompt_ids.shape[1], new.prompt_ids.shape[1])
         C = max(self.completion_ids.shape[1], new.completion_ids.shape[1])
-        joined = _concatenate(self._pad(P, C), new._pad(P, C))
+        old_tensors = self._padded_tensors(P, C)
+        tensors = {}
+        for name, new_tensor in new._padded_tensors(P, C).items():
+            tensors[name] = torch.cat([old_tensors[name], new_tensor])
         order = torch.arange(len(self.texts))
         order[rows] = len(self.texts) + torch.arange(len(rows))
-        return joined.select(order)
+        return Rollout(**tensors, texts=self.texts + new.texts).select(order)
 
-    def _pad(self, P: int, C: int) -> "Rollout":
-        """The same rows with P prompt columns and C completion columns."""
+    def _padded_tensors(self, P: int, C: int) -> dict[str, Tensor]:
+        """The tensors by their names, with P prompt columns and C completion columns."""
         num_left = P - self.prompt_ids.shape[1]
         num_right = C - self.completion_ids.shape[1]
-        return Rollout(
-            prompt_ids=F.pad(self.prompt_ids, (num_left, 0)),
-            completion_ids=F.pad(self.completion_ids, (0, num_right)),
-            attention_mask=F.pad(self.attention_mask, (num_left, num_right)),
-            completion_mask=F.pad(self.completion_mask, (0, num_right)),
-            sampled_logps=F.pad(self.sampled_logps, (0, num_right)),
-            finished=self.finished,
-            texts=self.texts,
-        )
+        return {
+            "prompt_ids": F.pad(self.prompt_ids, (num_left, 0)),
+            "completion_ids": F.pad(self.completion_ids, (0, num_right)),
+            "attention_mask": F.pad(self.attention_mask, (num_left, num_right)),
+            "completion_mask": F.pad(self.completion_mask, (0, num_right)),
+            "sampled_logps": F.pad(self.sampled_logps, (0, num_right)),
+            "finished": self.finished,
+        }
 
     def micro_batches(
         self, rows: Sequence[int] | Tensor, group_size: int, max_tokens: int, sharded: bool = False
-    ) -> Iterator["MicroBatch"]:
+    ) -> Iterator[tuple[Tensor, "Rollout", bool]]:
         """The given rows in micro-batches of at most max_tokens tokens.
 
         Args:
@@ -101,6 +126,10 @@ class Rollout:
             max_tokens: padded tokens. A single row that is longer gets a micro-batch of its own.
             sharded: whether the model is split over several processes, which must then all make
                 equally many passes: a process with fewer micro-batches adds ones that do not count.
+
+        Yields:
+            (n,) the numbers of some rows; these rows, without padding that none of them needs; and
+            False if the pass only keeps this process in step with others: its loss must be 0.
         """
         rows = torch.as_tensor(rows, dtype=torch.long)  # with a dtype, since there may be no rows
         prompt_lengths = self.prompt_mask.sum(1).cpu()[rows]
@@ -115,18 +144,7 @@ class Rollout:
         else:
             passes = [(pass_rows, True) for pass_rows in rows_of_passes]
         for pass_rows, is_counted in passes:
-            yield MicroBatch(pass_rows, self.select(pass_rows), is_counted)
-
-
-class MicroBatch(NamedTuple):
-    """Some rows of a rollout, which go through the model in one pass."""
-
-    # (n,) the numbers that these rows have in the whole rollout.
-    rows: Tensor
-    # The rows themselves, without the padding that none of them needs.
-    rollout: Rollout
-    # False for a pass that only keeps this process in step with others: its loss must be 0.
-    is_counted: bool
+            yield pass_rows, self.select(pass_rows), is_counted
 
 
 @torch.no_grad()
@@ -155,11 +173,11 @@ def compute_rollout_logps(
     if rows is None:
         rows = range(len(logps))
     sharded = distributed.is_sharded(model)
-    for micro_batch in rollout.micro_batches(rows, group_size, micro_batch_tokens, sharded):
-        batch = micro_batch.rollout
+    micro_batches = rollout.micro_batches(rows, group_size, micro_batch_tokens, sharded)
+    for batch_rows, batch, _ in micro_batches:
         C = batch.completion_ids.shape[1]
         with utils.autocast(model.device):
-            logps[micro_batch.rows, :C] = utils.get_per_token_logps(
+            logps[batch_rows, :C] = utils.get_per_token_logps(
                 model,
                 batch.prompt_completion_ids,
                 batch.attention_mask,
@@ -207,19 +225,6 @@ def left_pad(sequences: list[list[int]], pad_token_id: int, device) -> tuple[Ten
     mask_rows = [[0] * (P - length) + [1] * length for length in lengths]
     mask = torch.tensor(mask_rows, dtype=torch.long, device=device).view(len(sequences), P)
     return ids, mask
-
-
-def _concatenate(first: Rollout, second: Rollout) -> Rollout:
-    """The rows of two rollouts that have equally many columns."""
-    return Rollout(
-        prompt_ids=torch.cat([first.prompt_ids, second.prompt_ids]),
-        completion_ids=torch.cat([first.completion_ids, second.completion_ids]),
-        attention_mask=torch.cat([first.attention_mask, second.attention_mask]),
-        completion_mask=torch.cat([first.completion_mask, second.completion_mask]),
-        sampled_logps=torch.cat([first.sampled_logps, second.sampled_logps]),
-        finished=torch.cat([first.finished, second.finished]),
-        texts=first.texts + second.texts,
-    )
 
 
 def _largest(lengths: Tensor) -> int:

@@ -65,7 +65,7 @@ def have_same_samples(a, b):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_step_asks_the_host_nothing(name):
+def test_a_step_asks_the_host_nothing(name, monkeypatch):
     """On the meta device tensors have no values: what asks for one raises, as in a CUDA graph.
 
     That is `.item()`, `.cpu()`, `if tensor` and indexing with a boolean tensor. Not noticed are a
@@ -80,16 +80,19 @@ def test_a_step_asks_the_host_nothing(name):
             keys = torch.zeros(3, 2, 5, 8)
             values = torch.zeros(3, 2, 5, 8)
             cache.update(keys, values, layer)
-        decoder = decoding.Decoder(model, 12, 40)
-        prompt_mask = torch.ones(3, 5, dtype=torch.long)
-        decoder.start(cache, prompt_mask, torch.zeros(12, 9))
+        monkeypatch.setattr(decoding, "_run_prompts", lambda *_: (cache, torch.zeros(3, 32)))
+        prompt_ids = torch.ones(3, 5, dtype=torch.long)
+        prompt_of_row = torch.zeros(12, dtype=torch.long)
+        token = torch.zeros(12, dtype=torch.long)
+        uniforms = torch.zeros(12, dtype=torch.float64)
+    decoder = decoding.Decoder(model.device, 12)
     with torch.no_grad(), generation._sampling_mode(model):
+        hidden = decoder.start(model, prompt_ids, prompt_ids, prompt_of_row)
+        assert hidden.shape == (12, 32)
         for temperature in (0.0, 0.7):
-            decoder.step(model, temperature)
-    R, S = decoder.size
-    assert R == 12
-    assert decoder.tokens.shape == (12, decoder.max_slots)
-    assert 5 < S <= decoder.max_slots
+            token, logps = decoder.step(model, token, uniforms, temperature)
+            assert token.shape == logps.shape == (12,)
+    assert decoder.size == (12, decoder.columns_per_block)
 
 
 def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer):
@@ -111,38 +114,34 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer):
 def test_a_gpus_settings_give_the_same_samples(
     model, tokenizer, max_completion_length, monkeypatch
 ):
-    """On a GPU ends are looked for every eight steps, and slots are added in larger blocks.
+    """On a GPU ends are looked for every eight steps, and columns are added in larger blocks.
 
     What was sampled after an end is then cut off.
     """
     options = dict(max_completion_length=max_completion_length, stop_strings=STOP_STRINGS)
     expected = sample(model, tokenizer, **options)
-    decoders = []
-
-    def decoder_for(model, cache, num_rows, num_slots):
-        decoder = decoding.Decoder(model, num_rows, num_slots)
-        decoder.check_interval = 8
-        decoder.slot_counts = range(128, num_slots + 128, 128)
-        decoders.append(decoder)
-        return decoder
-
-    monkeypatch.setattr(generation, "decoder_for", decoder_for)
+    decoder = decoding.Decoder(model.device, 24)
+    decoder.check_interval = 8
+    decoder.columns_per_block = 128
+    monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     rollout = sample(model, tokenizer, **options)
     assert have_same_samples(rollout, expected)
-    assert decoders, "the sampler should have asked for this decoder"
+    torch.testing.assert_close(rollout.sampled_logps, expected.sampled_logps, atol=2e-5, rtol=0)
 
 
-def test_a_decoder_that_is_kept_holds_as_many_slots_as_it_says(model, tokenizer, monkeypatch):
-    """A later turn with longer prompts was accepted by the rounded size, and then overflowed."""
-    decoder = decoding.Decoder(model, max_rows=24, max_slots=40)
-    longest_prompt = max(len(prompt) for prompt in PROMPTS)  # one token for each character
-    max_completion_length = decoder.max_slots - longest_prompt
-    expected = sample(model, tokenizer, max_completion_length=max_completion_length)
+def test_a_kept_decoder_holds_as_many_columns_as_it_says(model, tokenizer, monkeypatch):
+    """A later batch with longer prompts was accepted by the rounded size, and then overflowed."""
+    decoder = decoding.CapturedDecoder(model.device, max_rows=24, max_columns=128)
+    decoder.uses_graphs = False
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
-    rollout = sample(model, tokenizer, max_completion_length=max_completion_length)
-    assert decoder.max_slots > 40
-    assert expected.lengths.max() == max_completion_length
-    assert have_same_samples(rollout, expected)
+    longest_prompt = max(len(prompt) for prompt in PROMPTS)  # one token for each character
+    for length in (30, 128 - longest_prompt):
+        rollout = sample(model, tokenizer, max_completion_length=length)
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "decoder_for", decoding.decoder_for)
+            expected = sample(model, tokenizer, max_completion_length=length)
+        assert expected.lengths.max() == length
+        assert have_same_samples(rollout, expected)
 
 
 def test_float32_weights_sample_under_autocast(model, tokenizer, monkeypatch):
@@ -202,20 +201,19 @@ def assert_follows(tokens, probs):
     assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5, statistic
 
 
-# Sizes of one level, of whole blocks, and with a last block that is not full.
-@pytest.mark.parametrize("V", [500, 2**13 + 128, 9001])
-def test_draws_equal_a_naive_search(V):
+def test_draws_equal_a_naive_search():
     """The first token up to which the float64 sum of probabilities reaches the random number."""
+    V = 500
     logits = 4 * torch.randn(64, V, generator=torch.Generator().manual_seed(0))
-    logits[:, 100:400] = -torch.inf  # whole blocks of probability 0, and parts of blocks
-    logits[:8, 300:] = -torch.inf  # the last blocks
+    logits[:, 100:400] = -torch.inf
+    logits[:8, 300:] = -torch.inf
     probs = logits.softmax(-1)
     generator = torch.Generator().manual_seed(1)
-    uniforms = 1 - torch.rand(64, 1, generator=generator, dtype=torch.float64)
+    uniforms = 1 - torch.rand(64, generator=generator, dtype=torch.float64)
     uniforms[::8] = 1.0
     uniforms[1::8] = 2**-53  # the least one that can be drawn
     expected = []
-    for row_probs, uniform in zip(probs.tolist(), uniforms.flatten().tolist(), strict=True):
+    for row_probs, uniform in zip(probs.tolist(), uniforms.tolist(), strict=True):
         target = uniform * math.fsum(row_probs)
         last_token = max(token for token in range(V) if row_probs[token] > 0)
         cumulative = 0.0
@@ -224,90 +222,45 @@ def test_draws_equal_a_naive_search(V):
             if cumulative >= target:
                 break
         expected.append(token)
-    assert decoding.draw_tokens(probs, uniforms).flatten().tolist() == expected
+    assert decoding.draw_tokens(probs, uniforms).tolist() == expected
 
 
-def test_no_token_of_probability_0_is_drawn_at_a_boundary(monkeypatch):
-    """A GPU's cumulative sum may rise or fall by a rounding error where the probability is 0."""
-    V = 2**13 + 256
-    probs = torch.zeros(1, V)
-    possible_tokens = [130, 1000, 1001, 4095, 4096, 8000]
-    probs[0, possible_tokens] = torch.tensor([0.1, 0.2, 0.05, 0.3, 0.25, 0.1])
-    boundaries = probs.cumsum(-1, dtype=torch.float64)[:, possible_tokens]
-    exact_cumsum = torch.Tensor.cumsum
-
-    def rounded_cumsum(tensor, *args, **kwargs):
-        exact = exact_cumsum(tensor, *args, **kwargs)
-        noise = torch.rand(exact.shape, generator=generator, dtype=exact.dtype) - 0.5
-        return exact + 1e-9 * noise
-
-    monkeypatch.setattr(torch.Tensor, "cumsum", rounded_cumsum)
-    for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
-        for gap in (-1e-10, 0.0, 1e-10):
-            uniforms = (boundaries.T / boundaries.amax() + gap).clamp(max=1)
-            tokens = decoding.draw_tokens(probs.expand(len(uniforms), -1), uniforms)
-            assert set(tokens.flatten().tolist()) <= set(possible_tokens)
-
-
-def test_a_draw_from_a_large_vocabulary_asks_the_host_nothing():
-    """The models of the first test have a vocabulary that is searched in one level."""
-    probs = torch.zeros(3, 9001, device="meta")
-    uniforms = torch.zeros(3, 1, dtype=torch.float64, device="meta")
-    assert decoding.draw_tokens(probs, uniforms).shape == (3, 1)
-
-
-@pytest.mark.parametrize("V", [500, 9001])
-def test_probabilities_of_nan_draw_some_token_of_the_vocabulary(V):
-    probs = torch.full((3, V), torch.nan)
-    tokens = decoding.draw_tokens(probs, torch.full((3, 1), 0.5, dtype=torch.float64))
-    assert tokens.shape == (3, 1)
-    assert 0 <= tokens.min() and tokens.max() < V
-
-
-def test_looking_for_ends_asks_the_host_nothing(model, tokenizer):
-    """On the meta device, as above. Indexing with a mask made a GPU wait twice for each check."""
-    turn = object.__new__(generation._Turn)
-    turn.num_checked = 8
-    turn.prompt_length = 5
-    turn.max_completion_length = 40
-    stopper = generation._Stopper(model, tokenizer, ())
-    stopper.eos = stopper.eos.to("meta")
-    with torch.device("meta"):
-        turn.rows = torch.zeros(12, dtype=torch.long)
-        turn.is_open = torch.ones(12, dtype=torch.bool)
-        turn.completions = generation._Completions.allocate(12, 40, 0, "meta")
-        turn.decoder = SimpleNamespace(tokens=torch.zeros(12, 60, dtype=torch.long))
-    turn.find_ends(stopper, 16)
-    assert turn.num_checked == 16
+def test_probabilities_of_nan_draw_some_token_of_the_vocabulary():
+    probs = torch.full((3, 500), torch.nan)
+    tokens = decoding.draw_tokens(probs, torch.full((3,), 0.5, dtype=torch.float64))
+    assert tokens.shape == (3,)
+    assert 0 <= tokens.min() and tokens.max() < 500
 
 
 @pytest.mark.parametrize("stop_strings", [("ab",), ("1 2", "</answer>"), ("é",)])
 @pytest.mark.parametrize("check_interval", [1, 8])
 def test_ends_equal_a_naive_search(check_interval, stop_strings, model, tokenizer):
     """Each row ends with its first EOS, or where its text first holds a stop string."""
-    stopper = generation._Stopper(model, tokenizer, stop_strings)
+    end_finder = generation.EndFinder(model, tokenizer, stop_strings)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(len(tokenizer), (40, 64), generator=generator)
     for row in range(20):  # random tokens complete a long stop string too seldom
         ids = tokenizer(stop_strings[-1], add_special_tokens=False)["input_ids"]
         tokens[row, 30 + row : 30 + row + len(ids)] = torch.tensor(ids)
-    expected = [naive_length(row, stopper, stop_strings, tokenizer) for row in tokens.tolist()]
-    found = torch.zeros(40, dtype=torch.long)
-    for num_checked in range(0, 64, check_interval):
-        lengths = stopper.find_ends(tokens[:, : num_checked + check_interval], num_checked)
-        found = torch.where(found == 0, lengths, found)
-    assert found.tolist() == expected
+    found = []
+    for ids in tokens.tolist():
+        length = None
+        for start in range(0, 64, check_interval):
+            length = length or end_finder.find(ids[: start + check_interval], start)
+        found.append(length)
+    expected = [naive_length(row, model, stop_strings, tokenizer) for row in tokens.tolist()]
+    assert found == expected
     assert len(set(expected)) > 5
 
 
-def naive_length(token_ids, stopper, stop_strings, tokenizer):
-    """The tokens that a row keeps, the one that ends it included; 0 if there is no end."""
+def naive_length(token_ids, model, stop_strings, tokenizer):
+    """The tokens that a row keeps, the one that ends it included; None if there is no end."""
+    eos_ids = generation.eos_token_ids(model, tokenizer)
     for length in range(1, len(token_ids) + 1):
         text = tokenizer.decode(token_ids[:length])
-        if token_ids[length - 1] in stopper.eos_ids or any(s in text for s in stop_strings):
+        if token_ids[length - 1] in eos_ids or any(s in text for s in stop_strings):
             return length
-    return 0
+    return None
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -336,33 +289,50 @@ def test_products_equal_sdpa(name, tokenizer, monkeypatch):
     assert model.config._attn_implementation == "sdpa"
 
 
+def captures_in_python(monkeypatch, fails_at=None):
+    """Let CapturedDecoder record steps that Python replays.
+
+    Returns:
+        lists of what was captured, as (number of sequences, of columns) and as addresses of memory.
+
+    Args:
+        fails_at: the number of captures after which one fails.
+    """
+    sizes = []
+    addresses = []
+
+    def capture(self, model, *inputs):
+        results = decoding.Decoder._run(self, model, *inputs)  # the trial step
+        if len(sizes) == fails_at:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        sizes.append(self.size)
+        tensors = [self.padding, *inputs[:2]]
+        for layer in self.cache.layers:
+            tensors += [layer.keys, layer.values]
+        addresses.append([tensor.data_ptr() for tensor in tensors])
+
+        def replay():
+            for result, new_result in zip(
+                results, decoding.Decoder._run(self, model, *inputs), strict=True
+            ):
+                result.copy_(new_result)
+
+        return SimpleNamespace(replay=replay), results
+
+    monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
+    return sizes, addresses
+
+
 @pytest.mark.parametrize("fails_at", [None, 0, 5])
 def test_without_a_capture_steps_are_ordinary_and_one_line_says_so(
     fails_at, model, tokenizer, monkeypatch, capsys
 ):
     """Samples are the same with captured steps, without, and if a capture fails in mid-rollout."""
     expected = sample(model, tokenizer)
-    captured_sizes = []
-    addresses = set()
-
-    def addresses_of(decoder):
-        tensors = [decoder.tokens]
-        for layer in decoder.cache.layers:
-            tensors += [layer.keys, layer.values]
-        return tuple(tensor.data_ptr() for tensor in tensors)
-
-    def capture(self, model, temperature, start_slot):
-        decoding.Decoder.step(self, model, temperature)  # the trial run moves on by one slot
-        if len(captured_sizes) == fails_at:
-            raise RuntimeError("operation not permitted\nwhen stream is capturing")
-        self.slot.copy_(start_slot)
-        captured_sizes.append(self.size)
-        addresses.add(addresses_of(self))
-        return SimpleNamespace(replay=lambda: decoding.Decoder.step(self, model, temperature))
-
-    monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
-    # It is kept for all turns and calls, as decoder_for keeps it.
-    decoder = decoding.CapturedDecoder(model, 24, 90)
+    sizes, addresses = captures_in_python(monkeypatch, fails_at)
+    # It is kept for all batches and calls, as decoder_for keeps it.
+    decoder = decoding.CapturedDecoder(model.device, 24, 128)
+    decoder.check_interval = 8  # as on a GPU
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     for bound in (24, 7):
         rollout = sample(model, tokenizer, max_concurrent_sequences=bound)
@@ -371,10 +341,37 @@ def test_without_a_capture_steps_are_ordinary_and_one_line_says_so(
     num_failures = 0 if fails_at is None else 1
     assert printed.count("without CUDA graphs") == num_failures
     assert printed.count("\n") == num_failures
-    num_addresses = 0 if fails_at == 0 else 1
-    assert len(addresses) == num_addresses, "a graph's memory must stay where it is"
+    assert all(tensors == addresses[0] for tensors in addresses), "a graph's memory must not move"
     if fails_at is None:
-        assert len(captured_sizes) > 3
-        assert len(set(captured_sizes)) == len(captured_sizes), "each size is captured once"
+        assert len(sizes) > 3
+        assert len(set(sizes)) == len(sizes), "each size is captured once"
     else:
-        assert len(captured_sizes) == fails_at
+        assert len(sizes) == fails_at
+
+
+def test_batches_of_all_sizes_share_their_graphs(model, tokenizer, monkeypatch):
+    """Graphs ran out in a long run: each size of a batch had its own series of smaller sizes."""
+    sizes, _ = captures_in_python(monkeypatch)
+    decoder = decoding.CapturedDecoder(model.device, 24, 128)
+    monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
+    first_sizes = set()
+    for num_samples in (2, 3, 4, 5, 6):
+        sample(model, tokenizer, num_samples)
+        first_sizes.add(num_samples * len(PROMPTS))
+    smaller_sizes = {R for R, _ in sizes} - first_sizes
+    assert smaller_sizes == {1, 2, 3, 4, 6}
+
+
+def test_the_least_recently_used_graph_makes_room(model, tokenizer, monkeypatch):
+    """At the limit a new graph was not captured, so that steps became slow in silence."""
+    sizes, _ = captures_in_python(monkeypatch)
+    monkeypatch.setattr(decoding.CapturedDecoder, "MAX_GRAPHS", 2)
+    decoder = decoding.CapturedDecoder(model.device, 3, 128)
+    prompt_ids = torch.ones(1, 4, dtype=torch.long)
+    for num_rows in (1, 2, 1, 3, 1, 2):
+        prompt_of_row = torch.zeros(num_rows, dtype=torch.long)
+        uniforms = torch.full((num_rows,), 0.5, dtype=torch.float64)
+        with torch.no_grad(), generation._sampling_mode(model):
+            decoder.start(model, prompt_ids, prompt_ids, prompt_of_row)
+            decoder.step(model, prompt_of_row, uniforms, 1.0)
+    assert [R for R, _ in sizes] == [1, 2, 3, 2]
