@@ -84,8 +84,8 @@ def read_registry(file: str, name: str) -> dict[str, str]:
     descriptions = {}
     for key, value in values.items():
         function = value.func if isinstance(value, ast.Call) else value  # a call makes an instance
-        first_paragraph = docstrings[function.id].partition("\n\n")[0]
-        descriptions[key] = first_paragraph.replace("\n", " ")
+        docstring = docstrings.get(getattr(function, "id", None), "")  # "" if it is imported
+        descriptions[key] = docstring.partition("\n\n")[0].replace("\n", " ")
     return descriptions
 
 
@@ -134,11 +134,12 @@ class DataConfig:
     dataset_path: str | None = setting(
         None,
         "Folder with the splits train, test and maybe validation, as .jsonl or .parquet files."
-        " (default: the data set's own source)",
+        " README.md says what a row must hold. (default: the data set's own source)",
     )
     evaluator: str | None = setting(
         None,
-        f"What computes the rewards. (default: the data set's own){describe(EVALUATORS)}",
+        f"What computes the rewards. (default: the data set's own){describe(EVALUATORS)}\n"
+        "FILE.py:NAME: A reward function of your own in a file, or several (README.md).",
     )
     prompt: str | None = setting(
         None,
@@ -224,8 +225,8 @@ class LossConfig(AveragingConfig, SamplingConfig):
     importance_cap: float | None = setting(
         None,
         "Corrects for a sampler whose probabilities differ a little from those of the policy that"
-        " it copies: each token's loss is weighted by p_policy / p_sampler, capped at this number."
-        " (default: no correction)",
+        " it copies: each token's policy term is weighted by p_policy / p_sampler, capped at this"
+        " number. (default: no correction)",
     )
 
 
@@ -260,13 +261,6 @@ class JudgeConfig:
         "policy: the frozen reference of the run.\n"
         "local: a Hugging Face model in this process.\n"
         "openai: a model behind an OpenAI-compatible endpoint.",
-    )
-    judge_score: Literal["rating", "likelihood"] = setting(
-        "rating",
-        "What a score is.\n"
-        "rating: the mean grade from 1 to 5 that the judge gives.\n"
-        "likelihood: the mean log-likelihood of a token of the story, in nats, for models that are"
-        " too small to rate.",
     )
     judge_model: str | None = setting(
         None, "The judge's name at the endpoint (openai), or its hub name or directory (local)."
@@ -481,13 +475,14 @@ class SFTConfig(FineTuningConfig, AveragingConfig, CompletionConfig):
         " one. (default: all)",
     )
     filter_correct: bool = setting(
-        False, "Leave out examples that the evaluator does not find strictly correct."
+        False,
+        "Leave out examples that the evaluator does not find strictly correct. Those that the file"
+        " itself marks as incorrect are always left out.",
     )
     epochs: float = setting(1.0, "Passes over the examples.")
     num_updates: int | None = setting(
         None, "Number of updates. (default: as many as --epochs takes)"
     )
-    log_entropy: bool = setting(False, "Log the entropy at the completions' tokens, in nats.")
     eval_updates: int = setting(
         100,
         "Evaluate once every N updates; also before the first and after the last.",
@@ -571,17 +566,9 @@ class GoldConfig(DataConfig, RuntimeConfig):
         120.0,
         "Seconds without a sign of life from the endpoint, after which a request is repeated.",
     )
-    max_retries: int = setting(
-        5,
-        "How many times a failed request is repeated, with exponential back-off.",
-        zero=True,
-    )
     output: Path = setting(
         Path("gold.jsonl"),
-        "File that solutions are appended to; start again with the same file to continue.",
-    )
-    keep_incorrect: bool = setting(
-        False, 'Write incorrect attempts to --output as well, marked "correct": false.'
+        "File that rows are appended to; start again with the same file to continue.",
     )
 
 

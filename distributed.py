@@ -155,14 +155,14 @@ def has_lost_another(error: Exception) -> bool:
 def finish(code: int) -> int:
     """End this process, if it is one of several; else return the code.
 
-    All: if the run has ended well, that is with code 0 or 130 (stopped by a signal), processes wait
+    All: if the run has ended well, or was stopped by a signal (a code over 128), processes wait
     until the first has written its last file. One that has failed does not wait for the others,
     which may wait for it in another place; torchrun, or the closed connection, ends them. Processes
     end at once: Python's ordinary end does not always join torch's threads, and can wait for them
     or abort.
     """
     if world_size() > 1:
-        ended_well = code in (0, 130)
+        ended_well = code == 0 or code > 128
         if ended_well:
             barrier()
             dist.destroy_process_group()

@@ -1,27 +1,43 @@
-"""Rewards: how completions are scored. An evaluator is a class here and one line in EVALUATORS.
+"""Rewards: how completions are scored. A reward is a function, or a class where it needs state.
 
-Every evaluator gives two verdicts side by side for each completion. The strict verdict asks for the
-required format and for the right answer in it. The flexible verdict asks for the right answer
-wherever it stands. Much of what training seems to gain is only format: the two verdicts show it.
+    def reward(completions, answers, **columns) -> list[float]
+
+`--evaluator my_rewards.py:reward` trains on such a function. A class is for a reward that asks a
+judge, or that gives verdicts; those of the project are in EVALUATORS.
+
+Where a completion can be right or wrong, an evaluator gives two verdicts side by side. The strict
+verdict asks for the required format and for the right answer in it. The flexible verdict asks for
+the right answer wherever it stands. Much of what training seems to gain is only format: the two
+verdicts show it.
 
 In shapes and docstrings, N is the number of completions and R the number of rewards.
 """
 
 import inspect
 import math
+import numbers
+import runpy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
 
 import torch
 
 from config import JudgeConfig
 from grading import extraction
 from grading.math_answers import MathGrader
-from judges import judge_report, story_rules
-from judges.endpoint import Halted
-from judges.judges import Judge, check_judge_flags, get_judge
-from judges.rating import Rubric
+from judges import story_rules
+from judges.judges import check_judge_flags, get_judge
+from judges.rating import GRADES, Rubric
+
+
+class RewardError(ValueError):
+    """A reward is not what it must be. The message names the reward."""
+
+
+VERDICTS = ("format", "correct_strict", "correct_flexible")
 
 
 @dataclass
@@ -29,9 +45,9 @@ class Rewards:
     """What an evaluator says of N completions.
 
     per_function: (N, R) float32, one column per reward; NaN is a reward that could not be given.
-    details: N dicts with "parsed" (the final answer that was read, or None), "format" (whether the
-        required format holds), "correct_strict" and "correct_flexible" (the two verdicts). An
-        evaluator may add further keys.
+    details: N dicts, which become columns of the records. Where there are verdicts, they have
+        "parsed" (the final answer that was read, or None), "format" (whether the required format
+        holds), "correct_strict" and "correct_flexible" (the two verdicts). Accuracy is logged then.
     counts: further numbers to be logged, which add up over several processes.
     means: further numbers to be logged, of which the mean over processes is taken.
     """
@@ -51,9 +67,6 @@ class RewardEvaluator:
     reward_names: tuple[str, ...]
     # The weight of each reward in the total. All are 1 unless a subclass says so.
     reward_weights: tuple[float, ...]
-    # What the console prints: the share of completions that are correct by the strict verdict, then
-    # by the flexible one.
-    accuracies_template = "accuracy {} strict, {} flexible"
     # Whether compute_rewards has an argument `examples`, and is therefore given them.
     takes_examples: bool
 
@@ -119,7 +132,7 @@ class RewardEvaluator:
     def compute_checked_rewards(self, examples: list[dict], completions: list[str]) -> Rewards:
         """Return compute_rewards(...) of N completions of N examples.
 
-        Raises ValueError if that is not what Rewards promises.
+        Raises RewardError if that is not what Rewards promises.
         """
         questions = [example["question"] for example in examples]
         answers = [example["answer"] for example in examples]
@@ -131,23 +144,24 @@ class RewardEvaluator:
         values = rewards.per_function
         shape = (len(completions), len(self.reward_names))
         if not values.is_floating_point() or values.shape != shape:
-            raise ValueError(
+            raise RewardError(
                 f"{name}: per_function must be floats {shape},"
                 f" not {values.dtype} {tuple(values.shape)}"
             )
         for reward_name, infinite_rows in zip(self.reward_names, values.isinf().T, strict=True):
             if infinite_rows.any():
                 row = int(infinite_rows.int().argmax())
-                raise ValueError(f"{name}: reward {reward_name} is infinite for completion {row}")
+                raise RewardError(f"{name}: reward {reward_name} is infinite for completion {row}")
         if len(rewards.details) != len(completions):
-            raise ValueError(
+            raise RewardError(
                 f"{name}: details must be {len(completions)} dicts, one for each completion,"
                 f" not {len(rewards.details)}"
             )
-        for detail in rewards.details:
-            for key in ("format", "correct_strict", "correct_flexible"):
+        gives_verdicts = any("correct_strict" in detail for detail in rewards.details)
+        for detail in rewards.details if gives_verdicts else ():
+            for key in VERDICTS:
                 if type(detail.get(key)) is not bool:
-                    raise ValueError(
+                    raise RewardError(
                         f"{name}: details[{key!r}] must be True or False, not {detail.get(key)!r}"
                     )
         return rewards
@@ -155,27 +169,6 @@ class RewardEvaluator:
     def total(self, rewards: Rewards) -> torch.Tensor:
         """Return (N,), the weighted sum of each completion's rewards; NaN where one is missing."""
         return rewards.per_function @ torch.tensor(self.reward_weights)
-
-    def get_reward_breakdown(self, rewards: Rewards) -> dict[str, float]:
-        """Return what is logged of a batch: the mean of each reward, and its counts and means.
-
-        "rewards/<name>" is the mean over the completions that have this reward, NaN if none has.
-        """
-        reward_means = rewards.per_function.nanmean(dim=0).tolist()
-        breakdown = {}
-        for name, mean in zip(self.reward_names, reward_means, strict=True):
-            breakdown[f"rewards/{name}"] = mean
-        return breakdown | rewards.counts | rewards.means
-
-    def before_training(self, config, run, sample: Callable) -> None:
-        """Look at the rewards once, before the first update of a run.
-
-        An evaluator can measure here whether its rewards are worth training on. It raises
-        ValueError if they are not, and the run then ends before it begins.
-
-        config: the settings of main.py. run: the training run. sample: the function by which
-        main.py samples completions.
-        """
 
 
 class GSM8kEvaluator(RewardEvaluator):
@@ -335,9 +328,8 @@ class CreativeWritingEvaluator(RewardEvaluator):
     A text that breaks a rule is below the floor, and the judge is not asked about it. The two
     rewards:
 
-    judge   The judge's score. A rating is the mean over the rubric's criteria, from 1 to 5. A
-            likelihood is in nats per token. The score is NaN for a text below the floor, and where
-            the judge gave none.
+    judge   The judge's score, the mean of its grades for the rubric's criteria, from 1 to 5. It is
+            NaN for a text below the floor, and where the judge gave none.
     floor   -1 for a text below the floor, otherwise 0. A text breaks a rule in these cases:
             empty           It has fewer than `min_words` words.
             no continuation It has a special token, a preamble ("Sure", "Title:"), or fewer letters
@@ -346,17 +338,15 @@ class CreativeWritingEvaluator(RewardEvaluator):
             loop            Under 60 % of its word 3-grams are distinct, or a sentence occurs three
                             times.
 
-    The total is the judge's score. For a text below the floor it is one less than the lowest score
-    of the judge's scale, so that no degenerate text ever beats a story.
+    The total is the judge's score. For a text below the floor it is 0, one less than the lowest
+    grade, so that no degenerate text ever beats a story.
 
-    There is no right answer. The strict verdict, which is logged as accuracy, asks for a text above
-    the floor that got a score. The flexible verdict asks for a text above the floor. The details
-    also have "floor" (the rule that the text breaks, or None), "distinct_2" (the share of the
-    text's word pairs that are distinct), and what the judge adds.
+    There is no right answer, so there are no verdicts. The details have "floor" (the rule that the
+    text breaks, or None), "distinct_2" (the share of the text's word pairs that are distinct), and
+    what the judge adds.
     """
 
     reward_names = ("judge", "floor")
-    accuracies_template = "{} above the floor and scored, {} above the floor"
     min_words = 10
     rubric = Rubric(
         task="Continue an opening line into a short story of one paragraph.",
@@ -369,8 +359,8 @@ class CreativeWritingEvaluator(RewardEvaluator):
         },
     )
 
-    def __init__(self, judge: Judge | None = None, config=None, reference=(None, None), **_):
-        """Take a judge, or make the one that the settings of main.py name.
+    def __init__(self, judge=None, config=None, reference=(None, None), **_):
+        """Take a judge, such as a judges.LocalJudge, or make the one that the settings name.
 
         reference: the (frozen model or None, tokenizer) of the run.
 
@@ -389,20 +379,13 @@ class CreativeWritingEvaluator(RewardEvaluator):
     @classmethod
     def check_flags(cls, config, prompt):
         if not isinstance(config, JudgeConfig):
-            raise ValueError(
-                "this evaluator needs a judge, and only main.py and selfcheck.py have flags for one"
-            )
+            raise ValueError("this evaluator needs a judge, and only main.py has flags for one")
         check_judge_flags(config)
-
-    def before_training(self, config, run, sample):
-        """Measure the judge on the policy's stories; ValueError if it cannot tell them apart."""
-        report = judge_report.make_judge_report(config, run, sample)
-        judge_report.check_spread(report, config.min_judge_spread)
 
     def compute_rewards(self, prompts, completions, answers):
         """Show the judge the texts above the floor, and return the Rewards of all N texts.
 
-        Raises Halted where more of the stories lack a score than --max_judge_failures allows.
+        Raises OSError where more of the stories lack a score than --max_judge_failures allows.
         """
         texts = [completion.strip() for completion in completions]
         broken_rules = [
@@ -422,29 +405,21 @@ class CreativeWritingEvaluator(RewardEvaluator):
         details = []
         for i, text in enumerate(texts):
             above_floor = broken_rules[i] is None
-            is_scored = not math.isnan(scores[i])
-            # -0.0 instead of 0.0 changes no total, and keeps logs equal to earlier ones.
-            floor_reward = -0.0 if above_floor else -1.0
-            reward_rows.append([scores[i], floor_reward])
+            reward_rows.append([scores[i], 0.0 if above_floor else -1.0])
             detail = {
-                "parsed": f"{scores[i]:.4f}" if is_scored else None,
-                "format": above_floor,
-                "correct_strict": is_scored,
-                "correct_flexible": above_floor,
                 "floor": broken_rules[i],
                 "distinct_2": story_rules.distinct_n([text], 2),
             }
             details.append(detail | judge_details[i])
 
         num_missing = sum(math.isnan(score) for score in row_scores)
-        counts = self.judge.take_counts() | {"missing": num_missing}
         if num_missing > self.max_judge_failures * len(judged_rows):
-            raise Halted(self._too_many_failures(num_missing, row_details))
+            raise OSError(self._too_many_failures(num_missing, row_details))
         distinct_2 = torch.tensor([detail["distinct_2"] for detail in details])
         return Rewards(
             self.reward_matrix(reward_rows),
             details,
-            counts={f"judge/{name}": count for name, count in counts.items()},
+            counts={"judge/missing": num_missing},
             means={
                 "below_floor_fraction": 1 - len(judged_rows) / max(1, len(texts)),
                 "distinct_2": distinct_2.nanmean().item(),
@@ -465,16 +440,122 @@ class CreativeWritingEvaluator(RewardEvaluator):
 
     def total(self, rewards):
         judge_scores, floor_rewards = rewards.per_function.unbind(1)
-        below_floor = floor_rewards < 0
-        # The floor reward is -1 there, so the total is one less than the lowest score.
-        return torch.where(below_floor, self.judge.lowest + floor_rewards, judge_scores)
+        return torch.where(floor_rewards < 0, min(GRADES) - 1.0, judge_scores)
 
     def broken_rule(self, prompt: str, story: str) -> str | None:
         """Return the rule that puts a text below the floor; None for a text above it."""
         return story_rules.broken_rule(prompt, story, self.min_words)
 
 
-EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator, "creative": CreativeWritingEvaluator}
+class FunctionEvaluator(RewardEvaluator):
+    """Reward functions of the user's own, each with a weight in the total.
+
+    A function gets N completions, N gold answers, and each other column of the data as N values by
+    its name (`question`, `id` and those of the user's own), and returns N numbers.
+    """
+
+    def __init__(self, functions: dict[Callable, float], source: str = "", **_):
+        self.functions = list(functions)
+        self.source = source  # where the functions are, for messages
+        self.reward_names = tuple(function.__name__ for function in functions)
+        self.reward_weights = tuple(float(weight) for weight in functions.values())
+
+    def compute_rewards(self, prompts, completions, answers, examples):
+        """Return the Rewards of N completions, without verdicts.
+
+        Raises RewardError where a function returns something else than N finite numbers.
+        """
+        names = set().union(*examples) - {"answer"}
+        columns = {name: [example.get(name) for example in examples] for name in names}
+        values = []
+        for function in self.functions:
+            try:
+                inspect.signature(function).bind(completions, answers, **columns)
+            except TypeError as error:
+                raise RewardError(
+                    f"{self.source}: {error}; a reward is called with completions, answers and the"
+                    f" columns {', '.join(sorted(columns))}: end its arguments with **columns"
+                ) from error
+            returned = function(completions, answers, **columns)
+            values.append(self._check(function.__name__, returned, len(completions)))
+        return Rewards(torch.tensor(values, dtype=torch.float32).T, [{} for _ in completions])
+
+    def _check(self, name: str, returned: object, num_completions: int) -> list[float]:
+        is_text = isinstance(returned, str)
+        if is_text or not isinstance(returned, Iterable):
+            raise RewardError(
+                f"{self.source}:{name} must return a list of numbers, not {returned!r:.80}"
+            )
+        rewards = list(returned)
+        if len(rewards) != num_completions:
+            raise RewardError(
+                f"{self.source}:{name} returned {len(rewards)} rewards for {num_completions}"
+                " completions; it must return one for each"
+            )
+        values = []
+        for i, reward in enumerate(rewards):
+            try:
+                value = math.nan if isinstance(reward, str) else float(reward)
+            except (TypeError, ValueError, OverflowError):
+                value = math.nan
+            if not math.isfinite(value):
+                raise RewardError(
+                    f"{self.source}:{name} returned {reward!r:.80} for completion {i}; a reward"
+                    " must be a finite number"
+                )
+            values.append(value)
+        return values
+
+
+EVALUATORS = {
+    "gsm8k": GSM8kEvaluator,
+    "math": MathEvaluator,
+    "creative": CreativeWritingEvaluator,
+}
+
+
+def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
+    """What makes the evaluator of this name: a class in EVALUATORS, or what FILE.py:NAME holds.
+
+    NAME may be a function, a list of functions, a dict {function: weight}, or a subclass of
+    RewardEvaluator.
+
+    Raises ValueError, in one line, for a name that leads nowhere.
+    """
+    if name in EVALUATORS:
+        return EVALUATORS[name]
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise ValueError(
+            f"--evaluator {name} is not known; use one of {', '.join(EVALUATORS)}, or a function"
+            " of your own: my_rewards.py:reward"
+        )
+    if not Path(path).is_file():
+        raise ValueError(f"--evaluator {name}: there is no file {path}")
+    try:
+        found = run_file(path).get(attribute)
+    except Exception as error:
+        raise ValueError(f"--evaluator {name}: {path} fails with {error!r}") from error
+    if isinstance(found, type) and issubclass(found, RewardEvaluator):
+        return found
+    functions = list(found) if isinstance(found, list | dict) else [found]
+    weights = list(found.values()) if isinstance(found, dict) else [1.0] * len(functions)
+    are_functions = all(inspect.isfunction(function) for function in functions)
+    are_weights = all(isinstance(weight, numbers.Real) for weight in weights)
+    have_names = are_functions and len({f.__name__ for f in functions}) == len(functions)
+    if not functions or not have_names or not are_weights:
+        raise ValueError(
+            f"--evaluator {name}: {attribute} in {path} must be a function, a dict of functions"
+            f" and their weights, each with a name of its own, or a RewardEvaluator,"
+            f" not {found!r:.80}"
+        )
+    return partial(FunctionEvaluator, dict(zip(functions, weights, strict=True)), path)
+
+
+@cache
+def run_file(path: str) -> dict:
+    """What a Python file defines. It runs once, however often it is asked for."""
+    return runpy.run_path(path)
 
 
 def get_evaluator(name: str, **context) -> RewardEvaluator:
@@ -483,8 +564,6 @@ def get_evaluator(name: str, **context) -> RewardEvaluator:
     prompt: the name of the prompt format. config: the settings of main.py. reference: the (frozen
     model or None, tokenizer) of the run.
 
-    Raises ValueError for a name that is not in EVALUATORS.
+    Raises ValueError for a name that leads nowhere.
     """
-    if name not in EVALUATORS:
-        raise ValueError(f"{name} is no evaluator; use one of {', '.join(EVALUATORS)}")
-    return EVALUATORS[name](**context)
+    return find_evaluator(name)(**context)

@@ -32,11 +32,12 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 a rollout batch, over all processes.
 """
 
+import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from config import GRPOConfig, LossConfig, parse
+from config import GRPOConfig, LossConfig, OptimiserConfig, parse
 
 if __name__ == "__main__":
     parse(GRPOConfig)  # --help and mistakes are answered before the seconds that imports take
@@ -47,85 +48,64 @@ from torch import Tensor
 import distributed
 import llms
 import utils
+from evaluator import CreativeWritingEvaluator
+from judges.judges import check_spread, spread_within_groups
 from losses import LENGTH_NORMALIZATIONS, LOSSES, estimate_kl
 from sampling.rollout import Rollout, compute_rollout_logps
-from training import steps, token_changes, write_logs
-from training.metrics import (
-    Maximum,
-    Minimum,
-    Share,
-    TokenShare,
-    add_up,
-    average_updates,
-    gather_completions,
-    rollout_metrics,
-)
-from training.run import Run, run_to_the_end, save_checkpoint
-from training.schedule import learning_rate_factor, split_into_updates
-from training.signals import Guard
+from training import completions, token_changes, write_logs
+from training.guard import Guard
+from training.loop import iterations
+from training.records import Record, column, make_records, reward_metrics, rollout_metrics
+from training.run import Run, run_to_the_end
+from training.schedule import learning_rate_of, split_into_updates
+from training.setup import load
 from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each, rows_of_groups
-
-# Decay of AdamW's running means of the gradient and of its square.
-ADAM_BETAS = (0.9, 0.95)
 
 # --- The algorithm --------------------------------------------------------------------------------
 
 
 def train(config: GRPOConfig, run: Run) -> None:
     """Run GRPO on what `setup` made; write logs, transcripts and checkpoints."""
-    # After --resume the sampler still holds the weights from before: copy the policy's again.
-    llms.refresh_sampler(run.sampler, run.model)
     if config.eval_only:
-        write_logs.print_categories(config, steps.evaluate(config, run))
+        write_logs.print_categories(config, completions.evaluate(config, run))
         return
-    evaluation_is_due = steps.is_due(run.step, config.eval_iterations, config.num_train_iters)
-    if evaluation_is_due and run.evaluated_step != run.step:
-        steps.evaluate(config, run)
-
-    for step in run.progress_bar(config.num_train_iters):
+    guard = Guard(config.max_kl)
+    for step in iterations(config, run, config.eval_iterations, config.save_iterations):
         # 1 to 3. Sample G completions for each of several prompts, reward them, compute advantages.
         examples = run.train_loader.next_batch(config.rollout_batch_size // config.group_size)
         groups = sample_groups(config, run, examples, distributed.share(examples))
         if config.dynamic_sampling:
             groups = replace_flat_groups(config, run, groups)
-        rollout = groups.rollout
-        loss_weights = distributed.share(groups.loss_weights).to(run.model.device)
+        rollout = rollout_for_training(config, groups)
 
         # 4. If several updates need the same log-probs, compute these before the first update.
         updates = split_into_updates(config)
-        with run.timer("logps"):
-            old_logps, ref_logps = compute_shared_logps(config, run, rollout, len(updates))
-        with run.timer("tokens"):
-            shown_groups = token_changes.before_updates(
-                config, run, rollout, groups.trained_records, old_logps
-            )
+        if len(updates) > 1:
+            rollout = with_shared_logps(config, run, rollout)
 
         update_metrics = []
-        for rows in updates:  # a single update, unless training is off-policy
-            # 5. Compute the loss and its gradient, in micro-batches.
-            with run.timer("loss"):
-                loss_metrics = accumulate_gradient(
-                    config, run, rollout, loss_weights, rows, old_logps, ref_logps
-                )
-            # 6. Update the weights.
-            with run.timer("step"):
-                step_metrics = take_step(config, run, loss_metrics["loss"])
-            update_metrics.append(loss_metrics | step_metrics)
+        with token_changes.shown(config, run, rollout, groups.trained_records):
+            for i, rows in enumerate(updates):  # a single update, unless training is off-policy
+                # 5. Compute the loss and its gradient, in micro-batches.
+                with run.timer("loss"):
+                    loss_metrics = accumulate_gradient(
+                        run.model, run.base_model, rollout, rows, config, config.micro_batch_tokens
+                    )
+                # 6. Update the weights.
+                with run.timer("step"):
+                    learning_rate = learning_rate_of(config, (step - 1) * len(updates) + i)
+                    step_metrics = take_step(
+                        run.model, run.optimizer, config, learning_rate, loss_metrics["loss"]
+                    )
+                    llms.refresh_sampler(run.sampler, run.model)
+                update_metrics.append(loss_metrics | step_metrics)
 
-        # 7. Log what was sampled and what the updates did, in a few groups to each token.
-        with run.timer("tokens"):
-            token_changes.add_to_records(config, run, rollout, shown_groups, ref_logps)
-        # Both dicts have `response_length`; `|` keeps that of groups.metrics, the mean over all
-        # sampled completions.
-        metrics = average_updates(update_metrics) | groups.metrics
+        # 7. Log what was sampled, and what the updates did.
+        metrics = average(update_metrics) | groups.metrics
         num_tokens = sum(record["length"] for record in groups.records)
-        with run.finish_step(num_tokens):
-            write_logs.save_iteration(config, run, metrics, groups.records)
-        run.check_health(metrics)
-        if steps.is_due(step, config.eval_iterations, config.num_train_iters):
-            steps.evaluate(config, run)
-        if steps.is_due(step, config.save_iterations, config.num_train_iters):
-            save_checkpoint(config, run)
+        run.finish_iteration(num_tokens)
+        write_logs.save_iteration(config, run, metrics, groups.records)
+        guard.check(metrics)
 
 
 @dataclass(frozen=True)
@@ -133,9 +113,10 @@ class Groups:
     """Completions, G consecutive ones for each prompt, with their rewards and advantages."""
 
     rollout: Rollout  # the completions of this process
-    loss_weights: Tensor  # (N,) what multiplies log-probs: advantages; rewards under no_baseline
-    records: list[dict]  # N, and after dynamic sampling more: every completion that was sampled
-    trained_records: list[dict]  # N: those of `records` whose completions are trained on
+    advantages: Tensor  # (N,) what multiplies log-probs: advantages; rewards under no_baseline
+    has_reward: Tensor  # (N,) False where the reward is missing
+    records: list[Record]  # N, and after dynamic sampling more: every completion that was sampled
+    trained_records: list[Record]  # N: those of `records` whose completions are trained on
     metrics: dict[str, float]  # of all processes
 
 
@@ -150,29 +131,28 @@ def sample_groups(
             the processes, make up `examples`.
     """
     with run.timer("sample"):  # 1.
-        rollout = steps.sample(config, run, my_examples, config.group_size, config.temperature)
+        rollout = completions.sample(
+            config, run, my_examples, config.group_size, config.temperature
+        )
 
     with run.timer("reward"):  # 2.
         my_repeated_examples = repeat_each(my_examples, config.group_size)
-        my_rewards = steps.reward(run.evaluator, my_repeated_examples, rollout.texts)
-        completions, rewards = gather_completions(rollout, my_rewards)
-        total_rewards = run.evaluator.total(rewards)  # (N,) one weighted sum for each completion
+        my_rewards = completions.reward(run.evaluator, my_repeated_examples, rollout.texts)
+        records = make_records(run.evaluator, my_repeated_examples, rollout, my_rewards)
+        metrics = reward_metrics(run.evaluator, records, my_rewards)
+        metrics |= rollout_metrics(records)
 
     # 3. How much better is a completion than the other completions of its group?
+    rewards = column(records, "reward")  # (N,) one weighted sum for each completion
+    has_reward = ~rewards.isnan()
     advantages, group_metrics = compute_group_normalized_rewards(
-        total_rewards, config.group_size, normalize_by_std=config.use_std_normalization
+        rewards, config.group_size, normalize_by_std=config.use_std_normalization
     )
-    repeated_examples = repeat_each(examples, config.group_size)
-    records = write_logs.completion_records(
-        run.evaluator, repeated_examples, completions, rewards, advantages
-    )
-    return Groups(
-        rollout=rollout,
-        loss_weights=total_rewards if config.loss_type == "no_baseline" else advantages,
-        records=records,
-        trained_records=records,
-        metrics=group_metrics | rollout_metrics(run.evaluator, rewards, completions),
-    )
+    for i, record in enumerate(records):
+        record["advantage"] = advantages[i].item() if has_reward[i] else math.nan
+    if config.loss_type == "no_baseline":
+        advantages = rewards.nan_to_num()
+    return Groups(rollout, advantages, has_reward, records, records, metrics | group_metrics)
 
 
 def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
@@ -184,14 +164,14 @@ def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
     """
     G = config.group_size
     rollout = groups.rollout
-    loss_weights = groups.loss_weights.clone()
+    advantages = groups.advantages.clone()
+    has_reward = groups.has_reward.clone()
     records = list(groups.records)
-    trained_records = list(groups.records)
-    num_groups = len(loss_weights) // G
-    my_groups = distributed.share(range(num_groups))
+    trained_records = list(groups.trained_records)
+    my_groups = distributed.share(range(len(advantages) // G))
     for _ in range(config.dynamic_sampling):
-        # A group's loss weights are all equal exactly if its rewards are all equal.
-        flat = flat_groups(loss_weights, G).nonzero().flatten().tolist()
+        is_flat = flat_groups(column(trained_records, "reward"), G)  # (N / G,)
+        flat = is_flat.nonzero().flatten().tolist()
         if not flat:
             break
         examples = run.train_loader.next_batch(len(flat))
@@ -204,27 +184,45 @@ def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
             # Row 0 of the rollout is the first row of group my_groups[0].
             my_rows = rows_of_groups([group - my_groups[0] for group in my_flat], G)
             rollout = rollout.replace(my_rows, new.rollout)
-        loss_weights.view(-1, G)[flat] = new.loss_weights.view(-1, G)
+        rows = rows_of_groups(flat, G)
+        advantages[rows] = new.advantages
+        has_reward[rows] = new.has_reward
         records += new.records
-        for row, record in zip(rows_of_groups(flat, G), new.records, strict=True):
+        for row, record in zip(rows, new.records, strict=True):
             trained_records[row] = record
+    is_flat = flat_groups(column(trained_records, "reward"), G)
     metrics = {
         "sampled_prompts": len(records) // G,
-        "zero_std_fraction_trained": flat_groups(loss_weights, G).float().mean().item(),
+        "zero_std_fraction_trained": is_flat.float().mean().item(),
     }
-    return Groups(rollout, loss_weights, records, trained_records, groups.metrics | metrics)
+    return Groups(
+        rollout, advantages, has_reward, records, trained_records, groups.metrics | metrics
+    )
 
 
-def compute_shared_logps(
-    config: GRPOConfig, run: Run, rollout: Rollout, num_updates: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """(B, C) log-probs under the policy before its updates, and under the reference.
+def rollout_for_training(config: GRPOConfig, groups: Groups) -> Rollout:
+    """This process's rollout, with what multiplies each completion and which tokens count.
 
-    Both are None if there is a single update, whose loss computes them itself; those of the
-    reference are None if beta is 0.
+    No token counts of a completion without a reward. With config.mask_truncated_completions none
+    counts of a completion that was cut off either, though the loss is still divided by the number
+    of sequences with it.
     """
-    if num_updates == 1:
-        return None, None
+    rollout = groups.rollout
+    device = rollout.completion_mask.device
+    has_reward = distributed.share(groups.has_reward).to(device)  # (B,)
+    has_tokens = has_reward
+    if config.mask_truncated_completions:
+        has_tokens = has_tokens & rollout.finished
+    return replace(
+        rollout,
+        advantages=distributed.share(groups.advantages).to(device),
+        has_reward=has_reward,
+        loss_mask=rollout.completion_mask * has_tokens.unsqueeze(1),
+    )
+
+
+def with_shared_logps(config: GRPOConfig, run: Run, rollout: Rollout) -> Rollout:
+    """Step 4: the rollout with the log-probs under the policy and, if beta > 0, the reference."""
     compute_logps = partial(
         compute_rollout_logps,
         rollout=rollout,
@@ -232,9 +230,12 @@ def compute_shared_logps(
         temperature=config.temperature,
         micro_batch_tokens=config.micro_batch_tokens,
     )
-    old_logps = compute_logps(run.model)
-    ref_logps = compute_logps(run.base_model) if config.beta > 0 else None
-    return old_logps, ref_logps
+    with run.timer("logps"):
+        return replace(
+            rollout,
+            old_logps=compute_logps(run.model),
+            ref_logps=compute_logps(run.base_model) if config.beta > 0 else None,
+        )
 
 
 # --- Advantages -----------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def compute_group_normalized_rewards(
 
     The standard deviation divides by n - 1. A group whose rewards are all equal, or with fewer than
     two of them, has advantage exactly 0. A missing reward (NaN) counts in no mean and no standard
-    deviation, and has advantage NaN.
+    deviation, and has advantage 0.
 
     Args:
         rewards: (N,) with N a multiple of group_size.
@@ -268,7 +269,6 @@ def compute_group_normalized_rewards(
     std = variance.sqrt()
     advantages = centred / (std + advantage_eps) if normalize_by_std else centred
     advantages = torch.where(is_flat, 0.0, advantages)
-    advantages = advantages.masked_fill(~has_reward, torch.nan)
     metrics = {
         "reward": masked_mean(groups, has_reward).item(),
         "reward_std": torch.where(is_flat, 0.0, std).mean().item(),
@@ -294,13 +294,12 @@ def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
 
 
 def accumulate_gradient(
-    config: GRPOConfig,
-    run: Run,
+    model: torch.nn.Module,
+    base_model: torch.nn.Module | None,
     rollout: Rollout,
-    loss_weights: Tensor,
     rows: list[int],
-    old_logps: Tensor | None = None,
-    ref_logps: Tensor | None = None,
+    config: LossConfig,
+    micro_batch_tokens: int,
 ) -> dict[str, float]:
     """Backward through the loss of one update over the given rows, micro-batch by micro-batch.
 
@@ -309,93 +308,106 @@ def accumulate_gradient(
     The parameters must have no gradient before.
 
     Args:
-        loss_weights: (B,) advantages, or rewards under no_baseline; NaN where a reward is missing.
+        base_model: the reference; None if beta is 0.
+        rollout: of this process, with advantages, has_reward and loss_mask.
         rows: whole groups of the rollout.
-        old_logps, ref_logps: (B, C), or None where the loss is to compute them.
 
     Returns:
         the metrics of the update, its loss among them.
     """
-    loss_mask = rollout.completion_mask
-    if config.mask_truncated_completions:
-        loss_mask = loss_mask * rollout.finished.unsqueeze(1)
-    has_reward = ~loss_weights[rows].isnan()  # sequences without a reward are not counted
+    rows = torch.tensor(rows, dtype=torch.long)
     num_sequences, num_tokens = distributed.all_sum(
-        int(has_reward.sum()), int(loss_mask[rows][has_reward].sum())
+        int(rollout.has_reward[rows].sum()), int(rollout.loss_mask[rows].sum())
     )
-    trained_rows = select_groups_with_gradient(config, loss_weights, loss_mask, rows)
+    trained_rows = rows_that_teach(rollout, rows, config)
+    (num_trained_tokens,) = distributed.all_sum(int(rollout.loss_mask[trained_rows].sum()))
 
     shares = []
-    micro_batches = rollout.micro_batches(
-        trained_rows,
-        config.group_size,
-        config.micro_batch_tokens,
-        sharded=distributed.is_sharded(run.model),
-    )
-    for batch_rows, batch, is_counted in micro_batches:
-        C = batch.completion_ids.shape[1]
-        batch_mask = loss_mask[batch_rows, :C]
-        batch_weights = loss_weights[batch_rows]
-        if not is_counted:
-            # This pass only keeps the process in step with the others. It must contribute nothing,
-            # so all its rewards are marked as missing (NaN).
-            batch_weights = torch.full_like(batch_weights, torch.nan)
-        with utils.autocast(run.model.device):
+    for _, batch, is_counted in rollout.micro_batches(
+        trained_rows, config.group_size, micro_batch_tokens, sharded=distributed.is_sharded(model)
+    ):
+        with utils.autocast(model.device):
             loss, metrics = compute_loss(
-                run.model,
-                run.base_model,
+                model,
+                base_model,
                 batch.prompt_completion_ids,
                 batch.completion_ids,
                 batch.attention_mask,
-                batch_mask,
-                batch_weights,
+                batch.loss_mask * is_counted,  # 0 in a pass that only keeps processes in step
+                batch.advantages,
                 config,
                 group_size=config.group_size,
-                old_per_token_logps=None if old_logps is None else old_logps[batch_rows, :C],
-                ref_per_token_logps=None if ref_logps is None else ref_logps[batch_rows, :C],
+                old_per_token_logps=batch.old_logps,
+                ref_per_token_logps=batch.ref_logps,
                 sampled_per_token_logps=batch.sampled_logps,
                 num_sequences=num_sequences,
                 num_tokens=num_tokens,
+                num_trained_tokens=num_trained_tokens,
             )
         loss.backward()
-        metrics["loss"] = Share(loss.item())
-        metrics["trained_tokens"] = Share(batch_mask[~batch_weights.isnan()].sum().item())
-        shares.append(metrics)
+        shares.append(metrics | {"loss": loss.item()})
 
-    totals = {"loss": 0.0}  # the loss if every group is skipped, so that there is no micro-batch
-    totals |= add_up(distributed.gather(shares))
-    trained_tokens = totals.pop("trained_tokens", 0)
-    # The shares of token means were divided by num_tokens, but only trained_tokens tokens have run.
-    for name, value in totals.items():
-        if isinstance(value, TokenShare):
-            totals[name] = value * (num_tokens / max(1, trained_tokens))
+    totals = {"loss": 0.0} | add_up(distributed.gather(shares))
+    totals.pop("response_length", None)  # the logs have that of all sampled completions
     return totals
 
 
-def select_groups_with_gradient(
-    config: GRPOConfig, loss_weights: Tensor, loss_mask: Tensor, rows: list[int]
-) -> Tensor:
-    """The rows that must go through the model; those of a group without gradient are left out.
+def rows_that_teach(rollout: Rollout, rows: Tensor, config: LossConfig) -> Tensor:
+    """The rows that go through the model: all but those of groups without any gradient.
 
-    A group has no gradient if its tokens are all masked or its rewards all missing, or, with beta
-    0, if its loss weights are all 0. Its sequences still count in the denominators.
+    Whole groups stay together, since they share a prompt. Sequences that are left out still count
+    in the denominators of the loss.
     """
-    has_reward = ~loss_weights[rows].isnan()
-    has_tokens = loss_mask[rows].any(1)
-    has_gradient = has_reward & has_tokens
-    if config.beta == 0:  # without a KL term, a weight of 0 teaches nothing
-        has_gradient &= loss_weights[rows] != 0
-    group_has_gradient = has_gradient.view(-1, config.group_size).any(1)
-    return torch.tensor(rows)[group_has_gradient.repeat_interleave(config.group_size).cpu()]
+    teaches = rollout.loss_mask[rows].any(1)  # (number of rows,)
+    if config.beta == 0:  # without a KL term, an advantage of 0 teaches nothing
+        teaches &= rollout.advantages[rows] != 0
+    group_teaches = teaches.view(-1, config.group_size).any(1)
+    return rows[group_teaches.repeat_interleave(config.group_size).cpu()]
 
 
-def take_step(config: GRPOConfig, run: Run, loss: float) -> dict[str, float]:
-    """One step of the optimiser and of the learning rate; returns metrics of the step."""
-    learning_rate = run.scheduler.get_last_lr()[0]
-    metrics = steps.clip_and_step(run.model, run.optimizer, config.max_grad_norm, loss)
-    run.scheduler.step()
-    llms.refresh_sampler(run.sampler, run.model)
-    return {"learning_rate": learning_rate} | metrics
+def take_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: OptimiserConfig,
+    learning_rate: float,
+    loss: float,
+) -> dict[str, float]:
+    """Clip the accumulated gradient and apply it, unless the gradient or the loss is not finite.
+
+    Returns:
+        metrics: the learning rate, the 2-norm of the gradient before it was clipped, and whether
+        the update was skipped.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    norm = distributed.full_tensor(norm).item()
+    is_finite = math.isfinite(norm) and math.isfinite(loss)
+    if is_finite:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    # Gradients become None, not 0. An update in which no row teaches then moves no weight, not even
+    # by AdamW's momentum.
+    optimizer.zero_grad()
+    return {
+        "learning_rate": learning_rate,
+        "grad_norm": norm,
+        "skipped_updates": int(not is_finite),
+    }
+
+
+def add_up(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The sum of each number over those rows that have it."""
+    totals = {}
+    for row in rows:
+        for name, value in row.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def average(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of each number over those rows that have it."""
+    counts = add_up([dict.fromkeys(row, 1) for row in rows])
+    return {name: total / counts[name] for name, total in add_up(rows).items()}
 
 
 # --- The loss -------------------------------------------------------------------------------------
@@ -417,44 +429,47 @@ def compute_loss(
     sampled_per_token_logps: Tensor | None = None,
     num_sequences: int | None = None,
     num_tokens: int | None = None,
+    num_trained_tokens: int | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The GRPO loss: -(ratio * advantage - beta * KL) for each token, averaged.
+    """The GRPO loss: -(min(ratio * A, clip(ratio) * A) - beta * KL) for each token, averaged.
 
     By default the average is over the tokens of each sequence, and then over the sequences.
+    config.loss_type has the policy terms of other papers in the place of the first one.
 
     Args:
         base_model: the frozen reference; None if beta is 0.
         prompt_completion_ids, attention_mask: (B, T).
         completion_ids, completion_mask: (B, C), the last C columns.
-        advantages: (B,), for "no_baseline" raw rewards; a row with NaN, whose reward is missing,
-            contributes nothing.
+        advantages: (B,), for "no_baseline" raw rewards.
         group_size: how many consecutive rows share a prompt, which is then computed once.
         old_per_token_logps: (B, C) under the policy before this batch's updates; None: the present
             policy's, detached, so that the ratio is 1.
         ref_per_token_logps: (B, C) under the reference; None: they are computed here.
         sampled_per_token_logps: (B, C) as the sampler gave them, for `sampling_logp_gap` and for
             config.importance_cap.
-        num_sequences, num_tokens: the denominators of the whole update; None: this call is the
-            whole update.
+        num_sequences, num_tokens: of the whole update, by which the loss is divided; tokens are
+            those of completion_mask. None: this call is the whole update.
+        num_trained_tokens: the update's tokens in rows that go through the model. It divides the
+            metrics and never the loss; None: num_tokens.
 
     Returns:
-        (loss, metrics): a scalar with gradient, and floats. The class of a metric (Share,
-        TokenShare, Minimum or Maximum) says how the values of an update's calls are combined. `kl`
-        is averaged as the loss is, and absent if beta is 0. `response_length` is a mean over
-        sequences, `ratio_min` and `ratio_max` are extremes, and the rest are means over completion
-        tokens.
+        (loss, metrics): a scalar with gradient, and floats. Each is this call's share: summed over
+        an update's calls, the shares give the update's value. `kl` is averaged as the loss is, and
+        absent if beta is 0. `response_length` is a mean over sequences, and the rest are means over
+        the unmasked tokens.
     """
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape, attention_mask.shape
     assert completion_mask.shape == (B, C), completion_mask.shape
     assert advantages.shape == (B,), advantages.shape
-    has_reward = ~advantages.isnan()  # (B,)
-    mask = completion_mask.bool() & has_reward.unsqueeze(1)  # (B, C)
-    advantages = advantages.nan_to_num().unsqueeze(1)  # (B, 1)
+    mask = completion_mask.bool()
+    advantages = advantages.unsqueeze(1)  # (B, 1)
     if num_sequences is None:
-        num_sequences = int(has_reward.sum())
+        num_sequences = B
     if num_tokens is None:
         num_tokens = int(mask.sum())
+    if num_trained_tokens is None:
+        num_trained_tokens = num_tokens
 
     compute_logps = partial(
         get_per_token_logps,
@@ -467,13 +482,17 @@ def compute_loss(
     policy_logps, entropy = compute_logps(model, return_entropy=True)  # (B, C) each
     old_logps = policy_logps.detach() if old_per_token_logps is None else old_per_token_logps
 
-    per_token_loss, clip_metadata = LOSSES[config.loss_type](
+    # The loss of the policy gradient, and where the clip stops it.
+    per_token_loss, clip_masks = LOSSES[config.loss_type](
         advantages, policy_logps, old_logps, mask, config
-    )  # (B, C)
+    )  # (B, C) each
+    assert per_token_loss.shape == (B, C), f"{config.loss_type}: {per_token_loss.shape}"
     if config.importance_cap is not None:
         # Truncated importance sampling: https://fengyao.notion.site/off-policy-rl
         importance = (old_logps - sampled_per_token_logps).exp()
         per_token_loss = per_token_loss * importance.clamp(max=config.importance_cap)
+
+    # The penalty for leaving the reference.
     if config.beta > 0:
         if ref_per_token_logps is None:
             with torch.inference_mode():
@@ -481,66 +500,88 @@ def compute_loss(
         per_token_kl = estimate_kl(policy_logps, ref_per_token_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
-    # This call's share of the update's average, which config.length_normalization defines.
-    share_of_average = partial(
+    # This call's share of the update's mean, over tokens and then sequences or all at once.
+    share_of_mean = partial(
         LENGTH_NORMALIZATIONS[config.length_normalization],
         mask=mask,
         constant=config.max_completion_length,
         num_sequences=num_sequences,
         num_tokens=num_tokens,
     )
+    loss = share_of_mean(per_token_loss)
 
-    def token_mean(per_token: Tensor) -> TokenShare:
-        """This call's share of the mean over the update's tokens."""
-        return TokenShare(masked_sum(per_token, mask).div(max(1, num_tokens)).item())
+    def share_of_token_mean(per_token: Tensor) -> float:
+        return masked_sum(per_token, mask).div(max(1, num_trained_tokens)).item()
 
     with torch.no_grad():
-        ratio = (policy_logps - old_logps).exp()
         metrics = {
-            "response_length": Share(mask.sum().item() / max(1, num_sequences)),
-            "entropy": token_mean(entropy),
-            "ratio_mean": token_mean(ratio),
+            "response_length": mask.sum().item() / max(1, num_sequences),
+            "entropy": share_of_token_mean(entropy),
+            "ratio_mean": share_of_token_mean((policy_logps - old_logps).exp()),
         }
-        for name, is_clipped in clip_metadata.items():
-            metrics[name] = token_mean(is_clipped.float())
-        if mask.any():
-            metrics["ratio_min"] = Minimum(ratio[mask].min().item())
-            metrics["ratio_max"] = Maximum(ratio[mask].max().item())
+        for name, is_clipped in clip_masks.items():
+            metrics[name] = share_of_token_mean(is_clipped.float())
         if config.beta > 0:
-            metrics["kl"] = Share(share_of_average(per_token_kl).item())
-            metrics["kl_per_token"] = token_mean(per_token_kl)
+            metrics["kl"] = share_of_mean(per_token_kl).item()
+            metrics["kl_per_token"] = share_of_token_mean(per_token_kl)
         if sampled_per_token_logps is not None:
-            metrics["sampling_logp_gap"] = token_mean((old_logps - sampled_per_token_logps).abs())
-    return share_of_average(per_token_loss), metrics
+            metrics["sampling_logp_gap"] = share_of_token_mean(
+                (old_logps - sampled_per_token_logps).abs()
+            )
+    return loss, metrics
 
 
 # --- Setting up -----------------------------------------------------------------------------------
 
 
 def setup(config: GRPOConfig) -> Run:
-    """All that GRPO works with, from the flags.
+    """All that GRPO works with, from the settings.
 
-    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
+    Raises ValueError or OSError for a wrong setting, or for a file that is wrong or missing.
     """
-    run = steps.load(config, with_reference=config.beta > 0)
-    if not config.eval_only:
-        run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
-    run.optimizer = torch.optim.AdamW(
-        run.model.parameters(),
-        lr=config.learning_rate,
-        betas=ADAM_BETAS,
-        weight_decay=config.weight_decay,
-        fused=True if run.model.device.type == "cuda" else None,
-    )
-    run.scheduler = torch.optim.lr_scheduler.LambdaLR(
-        run.optimizer, partial(learning_rate_factor, config)
-    )
-    run.guard = Guard(config.max_kl)
-    run.saves = not config.eval_only
-    if not config.eval_only and not config.resume:
-        # An evaluator may sample, and refuse rewards that nothing can be learnt from.
-        run.evaluator.before_training(config, run, steps.sample)
+    run = load(config, with_reference=config.beta > 0)
+    if config.eval_only:
+        return run
+    run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
+    run.optimizer = get_optimizer(run.model, config.weight_decay)
+    run.num_iterations = config.num_train_iters
+    if not config.resume:
+        check_judge(config, run)
     return run
+
+
+def check_judge(config: GRPOConfig, run: Run, num_prompts: int = 8) -> None:
+    """Raise ValueError, before the first update, for a judge that cannot tell stories apart.
+
+    The first process samples one group for each of a few prompts.
+    """
+    if not isinstance(run.evaluator, CreativeWritingEvaluator) or config.min_judge_spread == 0:
+        return
+    spread = None
+    if distributed.is_main():
+        examples = run.train_loader.examples[:num_prompts]
+        with utils.isolated_seed(config.seed):
+            rollout = completions.sample(
+                config, run, examples, config.group_size, config.temperature
+            )
+        repeated_examples = repeat_each(examples, config.group_size)
+        rewards = completions.reward(run.evaluator, repeated_examples, rollout.texts)
+        scores = rewards.per_function[:, 0].tolist()
+        spread = spread_within_groups(scores, config.group_size)
+        print(f"the judge's scores have a standard deviation of {spread:.3g} within groups")
+    check_spread(distributed.from_main(spread), config.min_judge_spread)
+
+
+def get_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.Optimizer:
+    """AdamW. take_step sets its learning rate."""
+    is_cuda = model.device.type == "cuda"
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=0.0,
+        betas=(0.9, 0.95),  # the decay of its running means of the gradient and of its square
+        weight_decay=weight_decay,
+        fused=True if is_cuda else None,  # one kernel that reads and writes every number once
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,34 +1,31 @@
-"""Prompts, and the data sets `arithmetic`, `gsm8k`, `math` and `creative`.
-
-An example is a plain dict with these keys:
-
-    id         data set, split and row, such as "gsm8k/train/0"
-    question   the text of the problem
-    answer     the gold answer
-    solution   worked steps, without the line of the answer
-    prompt     the question in a prompt format, special tokens included: tokenize it with
-               add_special_tokens=False
-    level, subject   of the problem, if the data set has them
-
-An example has every other column of its row too, for evaluators that take `examples`. Where a row
-has a column of one of the names above, the example has what is said here.
-"""
+"""Prompts, and the data sets `arithmetic`, `gsm8k`, `math` and `creative`."""
 
 import random
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from datetime import date
 from pathlib import Path
+from typing import NotRequired, TypedDict, get_type_hints
 
 from jinja2 import TemplateError
 
 from data import word_problems
-from data.rows import (
-    gsm8k_example,
-    math_example,
-    read_folder,
-    read_hub,
-    text_of,
-    with_other_columns,
-)
+from grading.extraction import last_boxed
+from logs import jsonl
+
+
+class Example(TypedDict):
+    """A problem, with every other column of its row for evaluators that take `examples`."""
+
+    question: str
+    answer: str  # the gold answer
+    solution: str  # worked steps, without the line of the answer
+    level: NotRequired[int | None]
+    subject: NotRequired[str | None]
+    id: NotRequired[str]  # data set, split and index, such as "gsm8k/train/0"
+    prompt: NotRequired[str]  # with special tokens: tokenize it with add_special_tokens=False
+
 
 SYSTEM_PROMPT = """\
 Solve the problem. Respond in this form:
@@ -44,6 +41,11 @@ R1_ZERO_PROMPT = (
     "reasons, then gives the User the final answer, in this form: <think> the reasoning </think> "
     "<answer> the answer </answer>.\nUser: "
 )
+
+
+# What a chat template writes for today's date. A run that is resumed or repeated on another day has
+# the same prompts.
+TEMPLATE_DATE = date(2025, 1, 1)
 
 
 class Prompt(ABC):
@@ -155,24 +157,36 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
     If the template takes no system role, the system's text opens the user's turn.
 
     Raises:
-        ValueError: The template fails with a system message and also without one, or it leaves out
-            the system's text.
+        ValueError: With a system message and also without one, the template fails or leaves out a
+            message's text.
     """
-    first_text = messages[0]["content"]  # the system's, if there is a system message
-    all_text = "\n\n".join(message["content"] for message in messages)
-    single_turn = [{"role": "user", "content": all_text}]
+    template = fixed_date_template(tokenizer)
+    texts = [message["content"] for message in messages]
+    single_turn = [{"role": "user", "content": "\n\n".join(texts)}]
     for chat in (messages, single_turn):
         try:
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            rendered = tokenizer.apply_chat_template(
+                chat, chat_template=template, tokenize=False, add_generation_prompt=True
+            )
         except (TemplateError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
         else:
-            if first_text.strip() in text:
-                return text
-            reason = "it leaves out the system's text"
+            if all(text.strip() in rendered for text in texts):
+                return rendered
+            reason = "it leaves out a message"
     raise ValueError(
         f"the tokenizer's chat template fails ({reason}): use --prompt r1_zero or question_only"
     )
+
+
+def fixed_date_template(tokenizer) -> str:
+    """The tokenizer's chat template, with TEMPLATE_DATE in place of today's date."""
+
+    def date_literal(call):
+        date_format = call[1].strip(" '\"")
+        return repr(TEMPLATE_DATE.strftime(date_format))
+
+    return re.sub(r"strftime_now\((.*?)\)", date_literal, tokenizer.get_chat_template())
 
 
 PROMPTS = {
@@ -183,13 +197,194 @@ PROMPTS = {
 }
 
 
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+def find_files(folder: str | Path, split: str) -> list[Path]:
+    """The data files of a split in a folder.
+
+    They are named `split`.jsonl or `split`.parquet, or `split`-00000-of-00002.parquet and so on. A
+    folder with a single data file of another name holds only test data: that file is the test
+    split, and the training split has no files.
+
+    Raises:
+        ValueError: There is no such folder or split, a shard is missing, or versions are mixed.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(
+            f"--dataset_path {folder} is not a folder; "
+            "it should hold train and test .jsonl or .parquet"
+        )
+    data_files = sorted(path for path in folder.iterdir() if path.suffix in (".jsonl", ".parquet"))
+    files = [path for path in data_files if re.fullmatch(rf"{split}(-\d+-of-.+)?", path.stem)]
+    if files:
+        stems = [path.stem for path in files]
+        shards = [f"{split}-{i:05}-of-{len(files):05}" for i in range(len(files))]
+        has_all_shards = all(map(str.startswith, stems, shards))  # some names end in a checksum
+        if stems == [split] or has_all_shards:
+            return files
+    elif split == "train":
+        return []
+    elif split == "test" and len(data_files) == 1:
+        stem = data_files[0].stem
+        is_other_split = stem.startswith(("train", "validation"))
+        is_shard = "-of-" in stem
+        if not is_other_split and not is_shard:
+            return data_files
+    file_names = sorted(path.name for path in folder.iterdir())
+    raise ValueError(
+        f"{folder} needs {split}.jsonl with one JSON object a line, or {split}.parquet, or all "
+        f"shards of one version (found: {', '.join(file_names[:10]) or 'nothing'})"
+    )
+
+
+def read_folder(folder: str | Path, split: str) -> dict[Path, list[dict]]:
+    """The rows of a split in a folder, by file.
+
+    Raises:
+        ValueError: find_files fails, or a file is empty or cannot be read.
+    """
+    rows_by_file = {}
+    for path in find_files(folder, split):
+        read = read_parquet if path.suffix == ".parquet" else jsonl.read
+        rows = read(path)
+        if not rows:
+            raise ValueError(f"{path} is empty")
+        rows_by_file[path] = rows
+    return rows_by_file
+
+
+def read_parquet(path: Path) -> list[dict]:
+    """The rows of a parquet file. Raises ValueError if it cannot be read."""
+    import pyarrow.parquet  # these imports take a second, which other data sets need not wait
+
+    try:
+        return pyarrow.parquet.ParquetFile(path).read().to_pylist()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: cannot be read as parquet ({reason})") from error
+
+
+def read_hub(name: str, configs: list[str], split: str) -> dict[str, Iterable[dict]]:
+    """The rows of a data set of the Hugging Face hub, by configuration.
+
+    Raises:
+        OSError: The hub cannot be reached, or has no such data set.
+    """
+    import datasets
+
+    try:
+        return {
+            f"{name} {config} {split}": datasets.load_dataset(name, config, split=split)
+            for config in configs
+        }
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(
+            f"cannot load {name} from the hub ({reason}); give a local folder by --dataset_path"
+        ) from error
+
+
+def make_examples(rows_by_source: dict, make_example: Callable[[dict], dict]) -> list[Example]:
+    """The example of each row, with the other columns of the row.
+
+    Raises:
+        ValueError: A row is wrong. The message names it.
+    """
+    examples = []
+    for source, rows in rows_by_source.items():
+        for number, row in enumerate(rows, start=1):
+            location = f"{source}, row {number}"
+            try:
+                example = make_example(row)
+            except ValueError as error:
+                raise ValueError(f"{location}: {error}; see README.md, Your own data") from error
+            check_example(example, location)
+            other_columns = {name: row[name] for name in row if name not in COLUMN_TYPES}
+            examples.append(other_columns | example)
+    return examples
+
+
+COLUMN_TYPES = get_type_hints(Example)
+
+
+def check_example(example: Example, location: str) -> None:
+    """Raise ValueError if a column is missing, has another type, or cannot be encoded."""
+    for column, column_type in COLUMN_TYPES.items():
+        if column not in example and column in Example.__optional_keys__:
+            continue
+        value = example.get(column)
+        if not isinstance(value, column_type):
+            raise ValueError(
+                f"{location}: {column!r} cannot be {value!r}; question, answer and solution must "
+                "be text, level a whole number or None, and subject text or None"
+            )
+        if isinstance(value, str) and not can_be_encoded(value):
+            raise ValueError(f"{location}: {column!r} has half of a character in {value!r}")
+
+
+def can_be_encoded(text: str) -> bool:
+    """False if it holds half of a surrogate pair, such as an emoji that was cut."""
+    return re.search("[\ud800-\udfff]", text) is None
+
+
+def text_of(row: dict, column: str) -> str:
+    """The text in a column of a row. Raises ValueError if there is none."""
+    if column not in row:
+        raise ValueError(f"no column {column!r} (columns: {', '.join(row)})")
+    value = row[column]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"column {column!r} must be text, not {value!r}")
+    return value
+
+
+def gsm8k_example(row: dict) -> Example:
+    """The example in a row of GSM8K's columns. Raises ValueError if one is wrong."""
+    solution, separator, answer = text_of(row, "answer").rpartition("####")
+    answer = answer.strip().replace(",", "")
+    if not separator or not answer:
+        raise ValueError("column 'answer' has no final line '#### <answer>'")
+    solution = re.sub(r"<<.*?>>", "", solution).strip()  # <<48/2=24>> is meant for a calculator
+    return {"question": text_of(row, "question"), "answer": answer, "solution": solution}
+
+
+def math_example(row: dict) -> Example:
+    """The example in a row of MATH's columns. Raises ValueError if one is wrong."""
+    solution = ""
+    answer = None
+    if "solution" in row:
+        solution = text_of(row, "solution").strip()
+        answer = last_boxed(solution)
+    if "answer" in row or not answer:
+        answer = text_of(row, "answer")
+    # The hub has "Level 5" and "Level ?", and pandas writes 5.0 where other rows have no level.
+    level_text = str(row.get("level"))
+    level = re.fullmatch(r"(?:Level )?(\d+)(?:\.0)?", level_text)
+    return {
+        "question": text_of(row, "problem"),
+        "answer": answer.strip(),
+        "solution": solution,
+        "level": int(level[1]) if level else None,
+        "subject": row.get("subject", row.get("type")),  # the original data set calls it type
+    }
+
+
+def story_example(row: dict) -> Example:
+    """The example in a row with an opening line. Raises ValueError if it has none."""
+    return {"question": text_of(row, "opening").strip(), "answer": "", "solution": ""}
+
+
+# --- Loaders --------------------------------------------------------------------------------------
+
+
 class DataLoader(ABC):
     """One split of a data set, with its prompts rendered.
 
     A subclass says in `load` where the examples come from.
 
     Attributes:
-        examples: the examples whose prompts are short enough, in the data set's order.
+        examples: those whose prompts are short enough, in the data set's order.
         dropped: how many prompts were longer than max_prompt_length, and are left out.
         longest_prompt: number of tokens of the longest prompt in `examples`.
         source: the folder or the name of the data set, for messages.
@@ -200,31 +395,8 @@ class DataLoader(ABC):
     default_prompt: str
     splits: tuple[str, ...] = ("train", "test")  # the splits that exist without --dataset_path
 
-    def __init__(
-        self,
-        split,
-        tokenizer,
-        prompt,
-        *,
-        dataset_path=None,
-        max_prompt_length=512,
-        seed=0,
-        size=None,
-    ):
-        """
-        Args:
-            split: "train", "validation" or "test".
-            prompt: the Prompt that renders the questions.
-            dataset_path: a folder with splits, instead of the data set's own source.
-            max_prompt_length: in tokens; examples with longer prompts are left out.
-            seed: of the order in which next_batch gives the examples.
-            size: keep a subset of this many examples, which is the same for every seed, tokenizer
-                and prompt. None keeps all.
-
-        Raises:
-            ValueError: There is no such split, a row is wrong, or every prompt is too long.
-            OSError: The hub cannot be reached.
-        """
+    def __init__(self, split, tokenizer, *, prompt, dataset_path, max_prompt_length, seed, size):
+        """get_dataloaders says what these are. `prompt` is the Prompt, `size` the eval_size."""
         self.split = split
         self.prompt = prompt
         self.seed = seed
@@ -232,9 +404,17 @@ class DataLoader(ABC):
         examples = self.read(split, dataset_path)
         if size is not None:
             examples = _fixed_subset(examples, size)
-        for example in examples:
-            example["prompt"] = prompt.render(tokenizer, example["question"])
-        self.examples, self.longest_prompt = _drop_long(examples, tokenizer, max_prompt_length)
+        prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
+        lengths = []
+        if prompts:  # the tokenizer refuses an empty list
+            token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+            lengths = [len(ids) for ids in token_ids]
+        self.examples = []
+        self.longest_prompt = 0
+        for example, prompt_text, length in zip(examples, prompts, lengths, strict=True):
+            if length <= max_prompt_length:
+                self.examples.append(example | {"prompt": prompt_text})
+                self.longest_prompt = max(self.longest_prompt, length)
         self.dropped = len(examples) - len(self.examples)
         if self.dropped and not self.examples:
             raise ValueError(
@@ -245,41 +425,46 @@ class DataLoader(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
+    def load(cls, split: str, dataset_path: str | None) -> list[Example]:
         """Examples without id and prompt, in a fixed order.
 
         The list is empty for the training split of a folder that holds only test data.
         """
 
     @classmethod
-    def check_split(cls, split: str) -> None:
-        """Raise ValueError if the data set itself, without a folder, has no such split."""
-        if split not in cls.splits:
+    def check_split(cls, split: str, dataset_path: str | None = None) -> None:
+        """Raise ValueError if there is no such split. No data is read for it."""
+        if dataset_path is not None:
+            find_files(dataset_path, split)
+        elif split not in cls.splits:
             raise ValueError(
                 f"--eval_split {split}: {cls.name} has no such split; "
                 "to use one, give a folder that contains it by --dataset_path"
             )
 
     @classmethod
-    def read(cls, split: str, dataset_path: str | None = None) -> list[dict]:
-        """Every example of the split, with its id.
-
-        The prompts are not rendered, so no tokenizer is needed.
+    def read(cls, split: str, dataset_path: str | None = None) -> list[Example]:
+        """Every example of the split. Their prompts are missing, so no tokenizer is needed.
 
         Raises:
-            ValueError: There is no such split, or a row is wrong.
+            ValueError: There is no such split, it is empty, or a row is wrong.
             OSError: The hub cannot be reached.
         """
-        if not dataset_path:
-            cls.check_split(split)
-        examples = cls.load(split, dataset_path)
-        return [example | {"id": f"{cls.name}/{split}/{i}"} for i, example in enumerate(examples)]
+        cls.check_split(split, dataset_path)
+        examples = []
+        for i, example in enumerate(cls.load(split, dataset_path)):
+            example_id = f"{cls.name}/{split}/{i}"
+            check_example(example, example_id)
+            examples.append(example | {"id": example_id})
+        if not examples and split != "train":
+            raise ValueError(f"{dataset_path or cls.name} has no {split} examples")
+        return examples
 
-    def next_batch(self, num_examples: int) -> list[dict]:
+    def next_batch(self, num_examples: int) -> list[Example]:
         """The next examples of an endless stream; every epoch is a shuffle of all examples.
 
-        The shuffle depends on the seed and the epoch alone. No example comes twice within an epoch.
-        A batch may reach over the end of an epoch, or of several, into the next.
+        The shuffle depends on the seed and the epoch alone. A batch may reach over the end of an
+        epoch, or of several, into the next.
 
         Raises:
             ValueError: This is the training split of a folder that holds only test data.
@@ -292,10 +477,8 @@ class DataLoader(ABC):
         while len(batch) < num_examples:
             if self.position == len(self.examples):
                 self.load_state_dict({"epoch": self.epoch + 1, "position": 0})
-            num_missing = num_examples - len(batch)
-            indices = self.order[self.position : self.position + num_missing]
-            batch += [self.examples[i] for i in indices]
-            self.position += len(indices)
+            batch.append(self.examples[self.order[self.position]])
+            self.position += 1
         return batch
 
     def state_dict(self) -> dict[str, int]:
@@ -306,7 +489,7 @@ class DataLoader(ABC):
         """Continue the stream where state_dict says.
 
         Raises:
-            ValueError: The position is past the last example.
+            ValueError: The data set has become too small for it.
         """
         self.epoch = state["epoch"]
         self.position = state["position"]
@@ -339,16 +522,15 @@ class ArithmeticLoader(DataLoader):
     sizes = {"train": 10_000, "validation": 2_000, "test": 2_000}
 
     @classmethod
-    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        if dataset_path:
+    def check_split(cls, split: str, dataset_path: str | None = None) -> None:
+        if dataset_path is not None:
             raise ValueError("the data set 'arithmetic' is generated; leave --dataset_path out")
+        super().check_split(split)
+
+    @classmethod
+    def load(cls, split: str, dataset_path: str | None) -> list[Example]:
         rows = word_problems.generate(split, cls.sizes[split])
-        examples = []
-        for number, row in enumerate(rows, start=1):
-            example = gsm8k_example(row, f"arithmetic, row {number}")
-            example["level"] = row["level"]
-            examples.append(example)
-        return examples
+        return [gsm8k_example(row) | {"level": row["level"]} for row in rows]
 
 
 class GSM8kLoader(DataLoader):
@@ -359,12 +541,12 @@ class GSM8kLoader(DataLoader):
     default_prompt = "reasoning_answer"
 
     @classmethod
-    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        if dataset_path:
+    def load(cls, split: str, dataset_path: str | None) -> list[Example]:
+        if dataset_path is not None:
             rows = read_folder(dataset_path, split)
         else:
             rows = read_hub("openai/gsm8k", ["main"], split)
-        return [with_other_columns(gsm8k_example(row, location), row) for location, row in rows]
+        return make_examples(rows, gsm8k_example)
 
 
 class MathLoader(DataLoader):
@@ -387,35 +569,28 @@ class MathLoader(DataLoader):
     ]
 
     @classmethod
-    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        if dataset_path:
+    def load(cls, split: str, dataset_path: str | None) -> list[Example]:
+        if dataset_path is not None:
             rows = read_folder(dataset_path, split)
         elif split == "train":
             rows = read_hub("EleutherAI/hendrycks_math", cls.subjects, split)
         else:
             rows = read_hub("HuggingFaceH4/MATH-500", ["default"], split)
-        return [with_other_columns(math_example(row, location), row) for location, row in rows]
+        return make_examples(rows, math_example)
 
 
 class CreativeLoader(DataLoader):
-    """Opening lines of stories, without a gold answer. A row needs only the column `opening`.
-
-    The repository carries 80 lines for training and 20 for testing.
-    """
+    """Opening lines of stories, 80 for training and 20 for testing, without a gold answer."""
 
     name = "creative"
     default_evaluator = "creative"
     default_prompt = "story"
 
     @classmethod
-    def load(cls, split: str, dataset_path: str | None) -> list[dict]:
-        folder = dataset_path or Path(__file__).parent / "data" / "opening_lines"
-        examples = []
-        for location, row in read_folder(folder, split):
-            opening_line = text_of(row, "opening", location).strip()
-            example = {"question": opening_line, "answer": "", "solution": ""}
-            examples.append(with_other_columns(example, row))
-        return examples
+    def load(cls, split: str, dataset_path: str | None) -> list[Example]:
+        if dataset_path is None:
+            dataset_path = Path(__file__).parent / "data" / "opening_lines"
+        return make_examples(read_folder(dataset_path, split), story_example)
 
 
 DATASETS = {
@@ -443,29 +618,26 @@ def get_dataloaders(
         name: a name in DATASETS.
         eval_split: "validation" or "test".
         prompt: a name in PROMPTS; by default the data set's own.
-        dataset_path: a folder with splits as .jsonl or .parquet, instead of the hub.
+        dataset_path: a folder with splits as .jsonl or .parquet, instead of the data set's own.
         max_prompt_length: in tokens; examples with longer prompts are left out.
         seed: of the order of the training examples.
-        eval_size: evaluate a fixed subset of this many examples; None evaluates all.
+        eval_size: evaluate a subset of this many examples, which is the same for every seed,
+            tokenizer and prompt; None evaluates all.
 
     Raises:
-        ValueError: A name is unknown, there is no such split, a row is wrong, or every prompt is
-            too long.
+        ValueError: There is no such split, it is empty, a row is wrong, or every prompt is too
+            long.
         OSError: The hub cannot be reached.
     """
-    if name not in DATASETS:
-        raise ValueError(f"{name} is no data set; use one of {', '.join(DATASETS)}")
     loader_class = DATASETS[name]
     prompt_name = prompt or loader_class.default_prompt
-    if prompt_name not in PROMPTS:
-        raise ValueError(f"{prompt_name} is no prompt format; use one of {', '.join(PROMPTS)}")
     options = {
         "prompt": PROMPTS[prompt_name],
         "dataset_path": dataset_path,
         "max_prompt_length": max_prompt_length,
         "seed": seed,
     }
-    train_loader = loader_class("train", tokenizer, **options)
+    train_loader = loader_class("train", tokenizer, size=None, **options)
     eval_loader = loader_class(eval_split, tokenizer, size=eval_size, **options)
     return train_loader, eval_loader
 
@@ -485,18 +657,3 @@ def _fixed_subset(examples, size):
     indices = list(range(len(examples)))
     random.Random("evaluation subset").shuffle(indices)
     return [examples[i] for i in sorted(indices[:size])]
-
-
-def _drop_long(examples, tokenizer, max_length):
-    """The examples with short enough prompts, and the length of the longest of them in tokens."""
-    if not examples:
-        return [], 0
-    prompts = [example["prompt"] for example in examples]
-    token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    short_examples = []
-    longest = 0
-    for example, ids in zip(examples, token_ids, strict=True):
-        if len(ids) <= max_length:
-            short_examples.append(example)
-            longest = max(longest, len(ids))
-    return short_examples, longest

@@ -1,1 +1,1 @@
-"""The word problems and opening lines that the repository carries, and the reading of rows."""
+"""The word problems and opening lines that the repository carries."""

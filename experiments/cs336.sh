@@ -14,8 +14,7 @@ MODEL="--model_name tiny/1m --dataset_name arithmetic --max_completion_length 16
 R1="--prompt r1_zero --evaluator math"
 GRPO="$PYTHON main.py $MODEL --num_train_iters 3 --rollout_batch_size 32 --group_size 8 \
     --learning_rate 1e-4 --eval_iterations 3"
-SFT="$PYTHON sft.py $MODEL $R1 --train_file $OUT/gold.jsonl --learning_rate 1e-4 --eval_updates 8 \
-    --log_entropy"
+SFT="$PYTHON sft.py $MODEL $R1 --train_file $OUT/gold.jsonl --learning_rate 1e-4 --eval_updates 8"
 
 # run NAME COMMAND...: run a command with its output in $OUT/NAME.log, and show its main lines.
 run() {

@@ -11,6 +11,7 @@ GRPO. `sample_entropy` estimates the entropy at all sampled tokens, which GRPO l
 """
 
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -22,8 +23,12 @@ if __name__ == "__main__":
 
 import llms  # noqa: E402
 import sft  # noqa: E402
-from training import steps, write_logs  # noqa: E402
-from training.run import Run, run_to_the_end, save_checkpoint  # noqa: E402
+from main import get_optimizer  # noqa: E402
+from training import completions, write_logs  # noqa: E402
+from training.loop import iterations  # noqa: E402
+from training.records import make_records  # noqa: E402
+from training.run import Run, run_to_the_end  # noqa: E402
+from training.setup import load  # noqa: E402
 from utils import repeat_each  # noqa: E402
 
 
@@ -32,33 +37,34 @@ def setup(config: ExpertIterationConfig) -> Run:
 
     Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
     """
-    run = steps.load(config)
-    run.optimizer = sft.get_optimizer(run.model, config.weight_decay)
+    run = load(config)
+    run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
+    example = run.train_loader.examples[0]
+    completions.strict_verdicts(completions.reward(run.evaluator, [example], [""]))
+    run.optimizer = get_optimizer(run.model, config.weight_decay)
+    run.num_iterations = config.n_ei_steps
     return run
 
 
 def train(config: ExpertIterationConfig, run: Run) -> None:
     """config.n_ei_steps times: sample, keep the strictly correct, fine-tune on them, evaluate."""
-    # After --resume the sampler still holds the weights from before: copy the policy's again.
-    llms.refresh_sampler(run.sampler, run.model)
-    if run.evaluated_step != run.step:
-        steps.evaluate(config, run)
-    for ei_step in range(run.ei_step + 1, config.n_ei_steps + 1):
+    for ei_step in iterations(config, run, config.eval_ei_steps, config.eval_ei_steps):
         questions = run.train_loader.next_batch(config.num_questions)
-        rollout = steps.sample(config, run, questions, config.group_size, config.temperature)
+        rollout = completions.sample(config, run, questions, config.group_size, config.temperature)
         examples = repeat_each(questions, config.group_size)
-        rewards = steps.reward(run.evaluator, examples, rollout.texts)
+        rewards = completions.reward(run.evaluator, examples, rollout.texts)
+        is_correct = completions.strict_verdicts(rewards)
         correct_examples = [
             {"prompt": example["prompt"], "completion": text}
-            for example, text, detail in zip(examples, rollout.texts, rewards.details, strict=True)
-            if detail["correct_strict"]
+            for example, text, keep in zip(examples, rollout.texts, is_correct, strict=True)
+            if keep
         ]
         num_correct = len(correct_examples)
         print(
             f"expert iteration {ei_step}: {num_correct} of {len(examples)} completions are right"
             " and kept"
         )
-        records = write_logs.completion_records(run.evaluator, examples, rollout, rewards)
+        records = make_records(run.evaluator, examples, rollout, rewards)
         write_logs.write_transcript(config, "rollouts", ei_step, records)
 
         accuracy = num_correct / len(examples)
@@ -68,39 +74,36 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         log = []
         if correct_examples:
             log = fine_tune_on_correct(config, run, correct_examples, ei_step)
-        with run.finish_step(num_tokens=int(rollout.lengths.sum()), num_steps=len(log)):
-            first_step = run.step - len(log) + 1  # finish_step has counted the updates already
-            for step, row in enumerate(log, first_step):
-                row["step"] = step
-                row["ei_step"] = ei_step
-                row["kept"] = num_correct
-                row["accuracy"] = accuracy  # of the sampled completions
-                row["sample_entropy"] = sample_entropy
-                row["total_tokens"] = run.total_tokens
-                write_logs.append(config, "train_log.jsonl", row)
-            run.ei_step = ei_step
+        for step, row in enumerate(log, run.step + 1):
+            row["step"] = step
+        run.finish_iteration(num_tokens=int(rollout.lengths.sum()), num_steps=len(log))
+        for row in log:
+            row["ei_step"] = ei_step
+            row["kept"] = num_correct
+            row["accuracy"] = accuracy  # of the sampled completions
+            row["sample_entropy"] = sample_entropy
+            row["total_tokens"] = run.total_tokens
+            write_logs.append(config, "train_log.jsonl", row)
         llms.refresh_sampler(run.sampler, run.model)
-        if steps.is_due(ei_step, config.eval_ei_steps, config.n_ei_steps):
-            if run.evaluated_step != run.step:  # otherwise there was no update since
-                steps.evaluate(config, run)
-            save_checkpoint(config, run)
 
 
 def fine_tune_on_correct(
     config: ExpertIterationConfig, run: Run, examples: list[dict], ei_step: int
 ) -> list[dict]:
     """Supervised fine-tuning on the kept completions of one expert iteration; returns its log."""
-    return sft.fine_tune(
+    log = []
+    for row in sft.fine_tune(
         run.model,
         run.tokenizer,
         examples,
         config,
         num_updates=max(1, config.epochs * len(examples) // config.train_batch_size),
         seed=config.seed + ei_step,
-        log_entropy=True,
         optimizer=run.optimizer,
-        start_time=run.start,
-    )
+    ):
+        del row["tokens"]  # those that are sampled are logged
+        log.append(row | {"elapsed": time.perf_counter() - run.start})
+    return log
 
 
 def main(argv: list[str] | None = None) -> int:

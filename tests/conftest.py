@@ -26,6 +26,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import distributed
 import main
 import utils
 from config import LossConfig
@@ -33,7 +34,7 @@ from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
 from sampling.rollout import Rollout, as_rollout, left_pad
-from training import steps
+from training import completions
 
 ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
 # Subprocesses have one thread as well. What is compared bit by bit must be added up in one order.
@@ -226,9 +227,18 @@ def loss_of(
 ):
     """main.compute_loss of a batch such as ragged_batch's; settings are fields of LossConfig.
 
+    A row whose advantage is NaN has no reward: it is masked, and counts as no sequence.
+
     Returns:
         (loss, metrics), as compute_loss does.
     """
+    has_reward = ~batch["advantages"].isnan()
+    batch = batch | {
+        "advantages": batch["advantages"].nan_to_num(),
+        "completion_mask": batch["completion_mask"] * has_reward.unsqueeze(1),
+    }
+    if num_sequences is None:
+        num_sequences = int(has_reward.sum())
     return main.compute_loss(
         model,
         base_model,
@@ -255,7 +265,7 @@ def logps_of(model, batch):
 
 
 def rollout_of(batch):
-    """A Rollout made of a ragged batch, for accumulate_gradient."""
+    """A Rollout made of a ragged batch."""
     C = batch["completion_ids"].shape[1]
     return Rollout(
         prompt_ids=batch["prompt_completion_ids"][:, :-C],
@@ -265,6 +275,31 @@ def rollout_of(batch):
         sampled_logps=torch.zeros(batch["completion_ids"].shape),
         finished=batch["completion_mask"].sum(1) < C,
         texts=[""] * len(batch["advantages"]),
+    )
+
+
+def training_rollout(batch, config, rollout=None):
+    """This process's rollout of a ragged batch, as main.train makes it for its updates.
+
+    A row whose advantage is NaN has no reward.
+    """
+    advantages = batch["advantages"]
+    groups = main.Groups(
+        rollout=rollout or rollout_of(batch).select(distributed.share(range(len(advantages)))),
+        advantages=advantages.nan_to_num(),
+        has_reward=~advantages.isnan(),
+        records=[],
+        trained_records=[],
+        metrics={},
+    )
+    return main.rollout_for_training(config, groups)
+
+
+def update_gradient(model, base_model, rollout, config):
+    """main.accumulate_gradient of an update over all rows of a rollout."""
+    rows = list(range(len(rollout.texts)))
+    return main.accumulate_gradient(
+        model, base_model, rollout, rows, config, config.micro_batch_tokens
     )
 
 
@@ -362,7 +397,7 @@ def run_flags(model_folder, output_dir, **flags):
 
 def in_place_of_sample(function):
     """A context in which training samples its completions with this function."""
-    return mock.patch.object(steps, "sample", function)
+    return mock.patch.object(completions, "sample", function)
 
 
 def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
@@ -474,8 +509,12 @@ def assert_same_run(actual, expected):
 
 
 def trainer_state(checkpoint):
-    """The trainer's state in a checkpoint, but for the time that it took."""
-    return torch.load(checkpoint / "trainer.pt", weights_only=True) | {"elapsed": 0}
+    """The trainer's state in a checkpoint, but for the time that it took.
+
+    Times stand in the logs too, which makes their lines longer or shorter.
+    """
+    state = torch.load(checkpoint / "trainer.pt", weights_only=True)
+    return state | {"elapsed": 0, "log_sizes": {}}
 
 
 # Processes that are killed or connected in tests are forked from one that has done the slow

@@ -19,7 +19,7 @@ sys.path.insert(2, folder)
 # It replaces functions of torch.cuda, so it comes before anything of the project.
 import pretend  # noqa: E402
 
-from training.metrics import StageTimer  # noqa: E402
+from training.timer import StageTimer  # noqa: E402
 
 time_stage = StageTimer.__call__
 

@@ -110,7 +110,7 @@ def test_math_grading(tmp_path, capsys, monkeypatch):
     data.write_text("".join(json.dumps({"answer": gold}) + "\n" for gold in golds))
     monkeypatch.setattr(math_grading, "HOSTILE", ["{" * 1000])
     assert math_grading.main(["--data", str(data)]) == 0
-    table, _, listed = capsys.readouterr().out.partition("Wrong answers")
+    table, _, listed = capsys.readouterr().out.partition("Mistakes")
     counts = {}
     for row in table.strip().splitlines()[2:]:
         kind, n, ours, other, *_ = row.strip("|").split("|")

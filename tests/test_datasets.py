@@ -6,12 +6,22 @@ import re
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from conftest import small_tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import rl_datasets
 from grading.extraction import last_boxed
-from rl_datasets import DATASETS, PROMPTS, GSM8kLoader, get_dataloaders, gsm8k_example, math_example
+from logs import jsonl
+from rl_datasets import (
+    DATASETS,
+    PROMPTS,
+    DataLoader,
+    GSM8kLoader,
+    get_dataloaders,
+    gsm8k_example,
+    math_example,
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -22,20 +32,11 @@ CHAT_TEMPLATE = (
 AWKWARD = r"Is {x} in {0} 100% of %s, \frac{1}{2} or {{y}}?"
 
 
-def byte_tokenizer(chat_template=None):
-    """One token per byte, so that a length in tokens is counted by eye."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=chat_template)
-
-
-TOKENIZER = byte_tokenizer()
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def chat_tokenizer(chat_template=CHAT_TEMPLATE):
+    """One token for each character."""
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def gsm8k_rows(n):
@@ -48,19 +49,28 @@ def gsm8k_rows(n):
 @pytest.fixture
 def folder(tmp_path):
     """GSM8K's schema with 10 training and 5 test problems."""
-    write_jsonl(tmp_path / "train.jsonl", gsm8k_rows(10))
-    write_jsonl(tmp_path / "test.jsonl", gsm8k_rows(5))
+    jsonl.write(tmp_path / "train.jsonl", gsm8k_rows(10))
+    jsonl.write(tmp_path / "test.jsonl", gsm8k_rows(5))
     return tmp_path
 
 
 def load(folder, name="gsm8k", **options):
     """(train_loader, eval_loader) of a folder, with bare questions as prompts."""
-    defaults = {"eval_split": "test", "prompt": "question_only", "dataset_path": str(folder)}
-    return get_dataloaders(name, TOKENIZER, **(defaults | options))
+    defaults = {"eval_split": "test", "prompt": "question_only", "dataset_path": folder}
+    return get_dataloaders(name, small_tokenizer(), **(defaults | options))
 
 
 def ids(examples):
     return [example["id"] for example in examples]
+
+
+def error_of(folder, name="gsm8k"):
+    """The one line that says what is wrong with the test data of a folder."""
+    with pytest.raises(ValueError) as error:
+        DATASETS[name].read("test", folder)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
 
 
 # --- Prompts --------------------------------------------------------------------------------------
@@ -68,39 +78,28 @@ def ids(examples):
 
 def test_prompts_word_for_word():
     question = "How many?"
-    chat_tokenizer = byte_tokenizer(CHAT_TEMPLATE)
     reasoning_answer = PROMPTS["reasoning_answer"]
-    assert reasoning_answer.render(chat_tokenizer, question) == (
+    assert reasoning_answer.render(chat_tokenizer(), question) == (
         "<|im_start|>system\nSolve the problem. Respond in this form:\n"
         "<reasoning>\nyour steps\n</reasoning>\n"
         "<answer>\nonly the final answer\n</answer><|im_end|>\n"
         "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
     plain_text = f"{rl_datasets.SYSTEM_PROMPT}\n\nHow many?\n"
-    assert reasoning_answer.render(TOKENIZER, question) == plain_text
-    assert PROMPTS["r1_zero"].render(chat_tokenizer, question) == (
+    assert reasoning_answer.render(small_tokenizer(), question) == plain_text
+    assert PROMPTS["r1_zero"].render(chat_tokenizer(), question) == (
         "A conversation between User and Assistant. The User asks a question. The Assistant first "
         "reasons, then gives the User the final answer, in this form: <think> the reasoning "
         "</think> <answer> the answer </answer>.\nUser: How many?\nAssistant: <think>"
     )
-    assert PROMPTS["question_only"].render(chat_tokenizer, question) == "How many?\n"
-
-
-def test_stop_strings():
-    stop_strings = {name: prompt.stop_strings for name, prompt in PROMPTS.items()}
-    assert stop_strings == {
-        "reasoning_answer": (),
-        "r1_zero": ("</answer>",),
-        "question_only": (),
-        "story": ("\n",),
-    }
+    assert PROMPTS["question_only"].render(chat_tokenizer(), question) == "How many?\n"
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("chat_template", [None, CHAT_TEMPLATE])
 def test_a_question_with_braces_survives(name, chat_template):
     assert PROMPTS[name].name == name
-    assert AWKWARD in PROMPTS[name].render(byte_tokenizer(chat_template), AWKWARD)
+    assert AWKWARD in PROMPTS[name].render(chat_tokenizer(chat_template), AWKWARD)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +112,60 @@ def test_a_question_with_braces_survives(name, chat_template):
 )
 def test_format_solution(name, completion):
     assert PROMPTS[name].format_solution("{1} + 1 = 2", "2") == completion
+
+
+@pytest.mark.parametrize("with_eos", [False, True])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_has_the_bos_that_its_tokenizer_adds(name, with_eos):
+    """Plain prompts had no BOS. A chat template brings its own, and an EOS would end the prompt."""
+    prompt = PROMPTS[name]
+    tokenizer = small_tokenizer()
+    tokenizer.bos_token = "<end>"
+    template = "<end> $A <eos>" if with_eos else "<end> $A"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=template,
+        pair=f"{template} $B",
+        special_tokens=[("<end>", tokenizer.bos_token_id), ("<eos>", 1)],
+    )
+    expected_ids = tokenizer(f"{prompt.prefix}2 and 3{prompt.suffix}")["input_ids"]
+    if with_eos:
+        expected_ids.pop()
+    rendered = prompt.render(tokenizer, "2 and 3")
+    assert tokenizer(rendered, add_special_tokens=False)["input_ids"] == expected_ids
+    tokenizer.chat_template = "<end>{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert prompt.render(tokenizer, "2 and 3").count("<end>") == 1
+
+
+@pytest.mark.parametrize("refusing", ["{{ raise_exception('no system role') }}", "{# dropped #}"])
+def test_a_chat_template_without_a_system_role(refusing):
+    """One such template ended in a traceback, and the other left the instruction out."""
+    tokenizer = small_tokenizer()
+    turn = "{% if m['role'] == 'system' %}" + refusing + "{% else %}[{{ m['content'] }}]{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}" + turn + "{% endfor %}"
+    prompt = PROMPTS["reasoning_answer"]
+    system_message, user_message = prompt.messages("2 + 3?")
+    expected = f"[{system_message['content']}\n\n{user_message['content']}]"
+    assert prompt.render(tokenizer, "2 + 3?") == expected
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    with pytest.raises(ValueError, match=r"chat template .*never"):
+        prompt.render(tokenizer, "2 + 3?")
+
+
+def test_every_message_is_in_the_prompt():
+    """A template that leaves out the user's turn gave every question the same prompt."""
+    one_turn = "{{ messages[0].content }}"
+    rendered = PROMPTS["reasoning_answer"].render(chat_tokenizer(one_turn), "2 + 3?")
+    assert rendered == f"{rl_datasets.SYSTEM_PROMPT}\n\n2 + 3?"
+    system_alone = "{% if messages[0].role == 'system' %}" + one_turn + "{% endif %}"
+    with pytest.raises(ValueError, match="leaves out a message"):
+        PROMPTS["reasoning_answer"].render(chat_tokenizer(system_alone), "2 + 3?")
+
+
+def test_a_prompt_does_not_depend_on_the_day():
+    """A run that was resumed after midnight went on with other prompts."""
+    template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %} "
+    rendered = PROMPTS["story"].render(chat_tokenizer(template + CHAT_TEMPLATE), "It rained.")
+    assert rendered.startswith("01 Jan 2025 <|im_start|>user")
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -128,7 +181,7 @@ def test_format_solution(name, completion):
     ],
 )
 def test_gsm8k_answer_and_solution(text, answer, solution):
-    example = gsm8k_example({"question": "q", "answer": text}, "row 1")
+    example = gsm8k_example({"question": "q", "answer": text})
     assert example == {"question": "q", "answer": answer, "solution": solution}
 
 
@@ -141,7 +194,7 @@ BOXED_ROW = {
 
 
 def test_math_example_from_the_box_of_the_solution():
-    assert math_example(BOXED_ROW, "row 1") == {
+    assert math_example(BOXED_ROW) == {
         "question": "p",
         "answer": "4",
         "solution": r"It is $\boxed{4}$.",
@@ -152,37 +205,22 @@ def test_math_example_from_the_box_of_the_solution():
 
 def test_math_example_from_the_column_of_the_answer():
     """It comes before the box of the solution."""
-    assert math_example({**BOXED_ROW, "answer": "four"}, "row 1")["answer"] == "four"
-    row = {"problem": "p", "answer": " 4 ", "level": 3, "subject": "Geometry"}
-    assert math_example(row, "row 1") == {
+    assert math_example(BOXED_ROW | {"answer": "four"})["answer"] == "four"
+    assert math_example({"problem": "p", "answer": " 4 ", "subject": "Geometry"}) == {
         "question": "p",
         "answer": "4",
         "solution": "",
-        "level": 3,
+        "level": None,
         "subject": "Geometry",
     }
 
 
-def test_math_example_without_a_level():
-    row = {"problem": "p", "answer": "4", "level": "Level ?"}
-    assert math_example(row, "row 1")["level"] is None
-
-
 @pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"problem": "p"}, "row 1: no column 'answer' (columns: problem)"),
-        (
-            {"problem": "p", "solution": "s"},
-            r"row 1: no column 'answer', and no \boxed{} in column 'solution'",
-        ),
-        ({"answer": "4"}, "row 1: no column 'problem' (columns: answer)"),
-        ({"problem": "p", "answer": 4}, "row 1: column 'answer' must be text, not 4"),
-    ],
+    ("level", "number"), [(3, 3), (3.0, 3), ("3", 3), ("Level 3", 3), ("Level ?", None)]
 )
-def test_math_rows_that_are_refused(row, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        math_example(row, "row 1")
+def test_math_levels(level, number):
+    """5.0, which pandas writes where another row has no level, was taken for no level."""
+    assert math_example(BOXED_ROW | {"level": level})["level"] == number
 
 
 # --- Files ----------------------------------------------------------------------------------------
@@ -205,17 +243,15 @@ def test_jsonl_folder(folder):
 def test_an_example_has_every_further_column_of_its_row(name, tmp_path):
     """They were dropped, so that no reward could depend on them."""
     row = {"opening": "A line.", "problem": "p", "question": "q", "answer": "So: 2 #### 2"}
-    row |= {"tags": ["a", "b"], "difficulty": 3, "id": "theirs", "prompt": "theirs"}
+    row |= {"tags": ["a", "b"], "difficulty": 3, "id": 7, "prompt": ["theirs"]}
     if name != "math":
         row |= {"level": {"not": "a level"}, "subject": ["none"]}
-    write_jsonl(tmp_path / "train.jsonl", [row])
-    write_jsonl(tmp_path / "test.jsonl", [row])
-    train_loader, _ = load(tmp_path, name, prompt=None)
-    (example,) = train_loader
+    jsonl.write(tmp_path / "test.jsonl", [row])
+    _, (example,) = load(tmp_path, name)
     assert example["tags"] == ["a", "b"]
     assert example["difficulty"] == 3
-    assert example["id"] == f"{name}/train/0"
-    assert example["prompt"] != "theirs"
+    assert example["id"] == f"{name}/test/0"
+    assert example["prompt"] == f"{example['question']}\n"
     assert example["answer"] == {"gsm8k": "2", "math": row["answer"], "creative": ""}[name]
     # The logs divide accuracies by these two, so that they must be what a loader has made of them.
     if name != "math":
@@ -223,7 +259,7 @@ def test_an_example_has_every_further_column_of_its_row(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002.parquet"]]
+    "names", [["test.parquet"], ["test-00000-of-00002.parquet", "test-00001-of-00002-3f.parquet"]]
 )
 def test_parquet_gives_the_same_examples_as_jsonl(folder, names):
     _, jsonl_loader = load(folder)
@@ -236,51 +272,82 @@ def test_parquet_gives_the_same_examples_as_jsonl(folder, names):
     assert parquet_loader.examples == jsonl_loader.examples
 
 
+@pytest.mark.parametrize("name", ["run[12]", "a::b", "two words", "file:x"])
+def test_a_path_is_neither_a_pattern_nor_an_address(name, tmp_path):
+    """The folder run[12] was read as the folder run1 beside it."""
+    for folder_name in (name, "run1"):
+        folder = tmp_path / folder_name
+        jsonl.write(folder / "train.jsonl", [{"question": folder_name, "answer": "#### 1"}])
+        rows = [{"question": folder_name, "answer": "#### 2"}]
+        with open(folder / "test.parquet", "wb") as file:
+            datasets.Dataset.from_list(rows).to_parquet(file)
+    for loader in load(tmp_path / name):
+        assert [example["question"] for example in loader] == [name]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["test-00000-of-00002.jsonl"],
+        ["test-00001-of-00002.jsonl"],
+        ["math500-00000-of-00002.jsonl"],
+        ["test-00000-of-00001.jsonl", "test-00000-of-00002.jsonl", "test-00001-of-00002.jsonl"],
+        ["test-00000-of-00001-3f.jsonl", "test-00000-of-00001-4e.jsonl"],
+        ["test.jsonl", "test-00000-of-00001.jsonl"],
+        ["test.jsonl", "test.parquet"],
+    ],
+)
+def test_a_split_is_one_whole_version(names, tmp_path):
+    """A missing shard was not noticed, and two versions of a split were mixed."""
+    for name in names:
+        jsonl.write(tmp_path / name, gsm8k_rows(2))
+    assert f"found: {', '.join(sorted(names))}" in error_of(tmp_path)
+
+
 GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            GOOD + b"\n\n" + GOOD + b'\n{"question": "q"',
-            "test.jsonl, line 4: not valid JSON (Expecting",
-        ),
-        (
-            GOOD + b'\n{"question": "\xff"}',
-            "test.jsonl, line 2: not valid JSON ('utf-8' codec can't decode",
-        ),
-        (b"[" * 100_000, "test.jsonl, line 1: not valid JSON ("),
-        (GOOD + b"\n[1, 2]\n", "test.jsonl, line 2: not a JSON object"),
-        (
-            b'{"question": "q", "text": "t"}',
-            "test.jsonl, row 1: no column 'answer' (columns: question, text)",
-        ),
-        (
-            b'{"question": 7, "answer": "#### 7"}',
-            "test.jsonl, row 1: column 'question' must be text, not 7",
-        ),
-        (
-            b'{"question": " ", "answer": "#### 7"}',
-            "test.jsonl, row 1: column 'question' must be text, not ' '",
-        ),
-        (
-            GOOD + b'\n{"question": "q", "answer": "7"}',
-            "test.jsonl, row 2: column 'answer' has no final line",
-        ),
-        (
-            b'{"question": "q", "answer": "7\\n#### "}',
-            "test.jsonl, row 1: column 'answer' has no final line",
-        ),
-        (b"", "test.jsonl is empty"),
-        (b"\n \n", "test.jsonl is empty"),
+        (GOOD + b"\n\n" + GOOD + b'\n{"question": "q"', "line 4: not valid JSON (Expecting"),
+        (GOOD + b'\n{"question": "\xff"}', "line 2: not valid JSON ('utf-8' codec can't decode"),
+        (GOOD.decode().encode("utf-16"), "line 1: not valid JSON ('utf-8' codec can't decode"),
+        (b"[" * 100_000, "line 1: not valid JSON ("),
+        (GOOD + b"\n[1, 2]\n", "line 2: not a JSON object"),
+        (b'{"question": "q", "text": "t"}', "row 1: no column 'answer' (columns: question, text)"),
+        (b'{"question": 7, "answer": "#### 7"}', "row 1: column 'question' must be text, not 7"),
+        (b'{"question": " ", "answer": "#### 7"}', "row 1: column 'question' must be text, not "),
+        (GOOD + b'\n{"question": "q", "answer": "7"}', "row 2: column 'answer' has no final"),
+        (b'{"question": "q", "answer": "7\\n#### "}', "row 1: column 'answer' has no final"),
+        (GOOD + b"\n" + GOOD.replace(b"0", b"\\ud83d", 1), "row 2: 'question' has half of a char"),
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(folder, content, message):
     (folder / "test.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        load(folder)
-    assert "\n" not in str(error.value)
+    error = error_of(folder)
+    assert "test.jsonl" in error
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"problem": "p"}, "answer"),
+        ({"problem": "p", "solution": "s"}, "answer"),
+        ({"problem": "p", "solution": r"\boxed{}"}, "answer"),
+        ({"problem": "p", "answer": 4}, "answer"),
+        ({"answer": "4"}, "problem"),
+        ({"problem": "p", "answer": "4", "subject": ["Algebra", "Geometry"]}, "subject"),
+        ({"problem": "p", "answer": "4", "subject": 3}, "subject"),
+    ],
+)
+def test_math_rows_that_are_refused(row, column, tmp_path):
+    """Subjects of several types ended the first evaluation."""
+    jsonl.write(tmp_path / "test.jsonl", [BOXED_ROW, row])
+    assert re.search(f"test.jsonl, row 2: .*'{column}'", error_of(tmp_path, "math"))
 
 
 def test_blank_lines_and_windows_line_ends_are_accepted(folder):
@@ -291,31 +358,25 @@ def test_blank_lines_and_windows_line_ends_are_accepted(folder):
 def test_a_broken_parquet_file_is_named_with_its_row(folder):
     (folder / "test.jsonl").unlink()
     (folder / "test.parquet").write_bytes(b"this is no parquet file")
-    with pytest.raises(ValueError, match="test.parquet: cannot be read as parquet"):
-        load(folder)
+    assert "test.parquet: cannot be read as parquet" in error_of(folder)
     rows = [*gsm8k_rows(1), {"question": "q", "answer": None}]
     datasets.Dataset.from_list(rows).to_parquet(folder / "test.parquet")
-    with pytest.raises(
-        ValueError, match="test.parquet, row 2: column 'answer' must be text, not None"
-    ):
-        load(folder)
+    assert "test.parquet, row 2: column 'answer' must be text, not None" in error_of(folder)
 
 
 def test_a_folder_that_is_no_folder_or_holds_no_test_data(folder):
-    with pytest.raises(ValueError, match="nowhere is not a folder"):
-        load(folder / "nowhere")
-    (folder / "test.jsonl").unlink()
-    with pytest.raises(
-        ValueError, match=re.escape("has no test.jsonl or test.parquet (found: train.jsonl)")
-    ):
-        load(folder)
-    (folder / "train.jsonl").unlink()
-    with pytest.raises(ValueError, match="found: no data files"):
-        load(folder)
+    assert "needs test.jsonl" in error_of(""), "an empty variable is not the hub's data"
+    for path in (folder / "nowhere", folder / "train.jsonl"):
+        assert f"--dataset_path {path} is not a folder" in error_of(path)
+    (folder / "test.jsonl").rename(folder / "test.json")
+    assert re.search(r"needs test\.jsonl .*\(found: test.json, train.jsonl\)", error_of(folder))
+    for path in folder.iterdir():
+        path.unlink()
+    assert "found: nothing" in error_of(folder)
 
 
 def test_a_single_file_of_another_name_can_be_evaluated_but_not_trained_on(tmp_path):
-    write_jsonl(tmp_path / "math500.jsonl", [{"problem": "p", "answer": "4"}])
+    jsonl.write(tmp_path / "math500.jsonl", [{"problem": "p", "answer": "4"}])
     train_loader, test_loader = load(tmp_path, name="math")
     assert [example["answer"] for example in test_loader] == ["4"]
     assert len(train_loader) == 0
@@ -323,28 +384,18 @@ def test_a_single_file_of_another_name_can_be_evaluated_but_not_trained_on(tmp_p
         ValueError, match="has no train split, only test data: it can only be evaluated"
     ):
         train_loader.next_batch(1)
+    with pytest.raises(ValueError, match="needs validation.jsonl"):
+        load(tmp_path, name="math", eval_split="validation")
+    (tmp_path / "math500.jsonl").rename(tmp_path / "validation.jsonl")
+    assert "needs test.jsonl" in error_of(tmp_path, "math")
 
 
 def test_a_folder_can_hold_a_validation_split(folder):
-    write_jsonl(folder / "validation.jsonl", gsm8k_rows(3))
+    jsonl.write(folder / "validation.jsonl", gsm8k_rows(3))
     _, test_loader = load(folder)
     assert len(test_loader) == 5
     _, validation_loader = load(folder, eval_split="validation")
     assert ids(validation_loader) == [f"gsm8k/validation/{i}" for i in range(3)]
-
-
-def test_a_single_file_is_test_data_unless_it_is_named_after_another_split(folder):
-    (folder / "test.jsonl").unlink()
-    (folder / "train.jsonl").rename(folder / "validation.jsonl")
-    with pytest.raises(
-        ValueError, match=re.escape("has no test.jsonl or test.parquet (found: validation.jsonl)")
-    ):
-        load(folder)
-    (folder / "validation.jsonl").rename(folder / "math500.jsonl")
-    with pytest.raises(
-        ValueError, match=re.escape("has no validation.jsonl or validation.parquet")
-    ):
-        load(folder, eval_split="validation")
 
 
 def test_the_hub_is_asked_for_the_official_splits(monkeypatch):
@@ -355,12 +406,12 @@ def test_the_hub_is_asked_for_the_official_splits(monkeypatch):
         return gsm8k_rows(2) if "gsm8k" in name else [{"problem": "p", "solution": r"\boxed{4}"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    train_loader, _ = load(folder="", name="gsm8k")
+    train_loader, _ = load(folder=None, name="gsm8k")
     assert requests == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
     assert ids(train_loader) == ["gsm8k/train/0", "gsm8k/train/1"]
 
     requests.clear()
-    train_loader, test_loader = load(folder="", name="math")
+    train_loader, test_loader = load(folder=None, name="math")
     *train_requests, test_request = requests
     assert {name for name, _, _ in train_requests} == {"EleutherAI/hendrycks_math"}
     subjects = {config for _, config, _ in train_requests}
@@ -377,34 +428,46 @@ def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
     with pytest.raises(
         OSError, match="cannot load openai/gsm8k from the hub .*--dataset_path"
     ) as error:
-        load(folder="", name="gsm8k")
+        load(folder=None, name="gsm8k")
     assert "\n" not in str(error.value)
 
 
 # --- Loaders --------------------------------------------------------------------------------------
 
 
-def test_each_data_set_names_its_evaluator_and_its_prompt_is_the_default(folder):
-    defaults = {
-        name: (loader.default_evaluator, loader.default_prompt) for name, loader in DATASETS.items()
-    }
-    assert defaults == {
-        "arithmetic": ("gsm8k", "reasoning_answer"),
-        "gsm8k": ("gsm8k", "reasoning_answer"),
-        "math": ("math", "r1_zero"),
-        "creative": ("creative", "story"),
-    }
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([{"question": "q", "answer": 8, "solution": ""}], "own/test/0: 'answer' cannot be 8; "),
+        ([{"question": "q", "answer": "8"}], "own/test/0: 'solution' cannot be None; "),
+        ([], "own has no test examples"),
+    ],
+)
+def test_what_a_loader_of_ones_own_returns_is_checked(examples, message):
+    """An int for an answer ended in a traceback, and no examples in a mean of nothing."""
+
+    class OwnLoader(DataLoader):
+        name = "own"
+
+        @classmethod
+        def load(cls, split, dataset_path):
+            return examples
+
+    with pytest.raises(ValueError, match=f"^{message}"):
+        OwnLoader.read("test")
+
+
+def test_a_data_set_has_its_own_prompt_by_default(folder):
     _, loader = load(folder, prompt=None)
-    assert loader.prompt is PROMPTS["reasoning_answer"]
     assert loader.examples[0]["prompt"] == f"{rl_datasets.SYSTEM_PROMPT}\n\nWhat is 0 + 1?\n"
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(tmp_path):
-    # With the newline these are 10, 11, 11 and 4 bytes.
-    questions = ["a" * 9, "b" * 10, "c" * 4 + "é" * 3, "d" * 3]
+    # With the newline these are 10, 11, 12 and 4 tokens.
+    questions = ["a" * 9, "b" * 10, "c" * 8 + "é" * 3, "d" * 3]
     rows = [{"question": question, "answer": "#### 1"} for question in questions]
     for split in ("train", "test"):
-        write_jsonl(tmp_path / f"{split}.jsonl", rows)
+        jsonl.write(tmp_path / f"{split}.jsonl", rows)
     _, loader = load(tmp_path, max_prompt_length=10)
     assert ids(loader) == ["gsm8k/test/0", "gsm8k/test/3"]
     assert loader.dropped == 2
@@ -449,13 +512,17 @@ def test_resuming_continues_exactly(folder, consumed):
     resumed, _ = load(folder, seed=3)
     resumed.load_state_dict(state)
     assert [ids(resumed.next_batch(6)) for _ in range(4)] == expected
+
+
+def test_a_data_set_that_has_become_too_small_is_not_resumed(folder):
+    loader, _ = load(folder)
     with pytest.raises(ValueError, match="cannot resume at example 11 of .*: it has 10"):
-        resumed.load_state_dict({"epoch": 0, "position": 11})
+        loader.load_state_dict({"epoch": 0, "position": 11})
 
 
 def test_the_evaluation_subset_is_fixed(tmp_path):
     for split in ("train", "test"):
-        write_jsonl(tmp_path / f"{split}.jsonl", gsm8k_rows(100))
+        jsonl.write(tmp_path / f"{split}.jsonl", gsm8k_rows(100))
 
     def evaluated(**options):
         _, eval_loader = load(tmp_path, **options)
@@ -475,8 +542,10 @@ def test_the_evaluation_subset_is_fixed(tmp_path):
 
 
 def test_arithmetic():
-    train_loader, eval_loader = get_dataloaders("arithmetic", TOKENIZER, eval_split="validation")
-    _, test_loader = get_dataloaders("arithmetic", TOKENIZER, eval_split="test")
+    train_loader, eval_loader = get_dataloaders(
+        "arithmetic", small_tokenizer(), eval_split="validation"
+    )
+    _, test_loader = get_dataloaders("arithmetic", small_tokenizer(), eval_split="test")
     assert len(train_loader) == DATASETS["arithmetic"].sizes["train"]
     assert len(eval_loader) == len(test_loader) == 2_000
     assert eval_loader.examples[0]["id"] == "arithmetic/validation/0"
@@ -489,7 +558,9 @@ def test_arithmetic():
         assert num_lines == example["level"]
         assert solution.count(" = ") == num_lines, "every step is written directly"
     with pytest.raises(ValueError, match="is generated; leave --dataset_path out"):
-        get_dataloaders("arithmetic", TOKENIZER, eval_split="test", dataset_path="somewhere")
+        get_dataloaders(
+            "arithmetic", small_tokenizer(), eval_split="test", dataset_path="somewhere"
+        )
 
 
 def test_only_a_data_set_with_a_validation_split_is_evaluated_on_it_by_default():
@@ -535,15 +606,3 @@ def test_real_math_500(qwen2, data_folder):
     for example in test_loader:
         assert last_boxed(example["solution"]) == example["answer"]
         assert example["question"] in example["prompt"]
-
-
-@pytest.mark.parametrize(
-    ("names", "known_name"),
-    [
-        ({"name": "gsm9k"}, "gsm8k"),
-        ({"name": "arithmetic", "prompt": "poem"}, "r1_zero"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_the_known_ones(names, known_name):
-    with pytest.raises(ValueError, match=known_name):
-        get_dataloaders(**names, tokenizer=TOKENIZER, eval_split="validation")

@@ -151,7 +151,7 @@ def test_the_lock_suits_every_build_of_torch():
 
 @pytest.fixture(scope="module")
 def edited_copy(tmp_path_factory):
-    """A copy of the repository into which README's four examples are written."""
+    """A copy of the repository into which README's three examples are written."""
     folder = tmp_path_factory.mktemp("docs") / "copy"
     names = run_in(ROOT, "git", "ls-files", check=True).stdout.split()
     for name in names:
@@ -159,11 +159,11 @@ def edited_copy(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
-    evaluator, evaluator_of_columns, loader, loss = python_blocks(README)
-    registrations = re.findall(r"`((?:EVALUATORS|DATASETS|LOSSES)\[.+?\] = \w+)`", README)
-    evaluator_line, loader_line, loss_line = registrations
+    reward, loader, loss = python_blocks(README)
+    (folder / "my_rewards.py").write_text(reward)
+    registrations = re.findall(r"`((?:DATASETS|LOSSES)\[.+?\] = \w+)`", README)
+    loader_line, loss_line = registrations
     for name, code, registration in (
-        ("evaluator.py", f"{evaluator}\n\n{evaluator_of_columns}", evaluator_line),
         ("rl_datasets.py", loader, loader_line),
         ("losses.py", loss, loss_line),
     ):
@@ -173,7 +173,7 @@ def edited_copy(tmp_path_factory):
 
 
 def test_the_examples_pass_the_lint(edited_copy):
-    names = ["evaluator.py", "rl_datasets.py", "losses.py"]
+    names = ["my_rewards.py", "rl_datasets.py", "losses.py"]
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for command in (["check"], ["format", "--check", "--diff"]):
         run = run_in(edited_copy, ruff, *command, "--no-cache", *names)
@@ -184,7 +184,8 @@ def test_the_examples_pass_the_lint(edited_copy):
 def test_the_examples_train(edited_copy):
     """All three at once, and the log has what they add."""
     command = (
-        "main.py --model_name tiny/0.1m --dataset_name sums --evaluator short --loss_type soft"
+        "main.py --model_name tiny/0.1m --dataset_name sums --evaluator my_rewards.py:short"
+        " --loss_type soft"
         " --num_train_iters 2 --rollout_batch_size 16 --max_completion_length 8"
         " --learning_rate 1e-4 --output_dir output/run"
     )

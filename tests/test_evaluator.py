@@ -20,6 +20,7 @@ from evaluator import (
     EVALUATORS,
     GSM8kEvaluator,
     MathEvaluator,
+    RewardError,
     RewardEvaluator,
     Rewards,
     get_evaluator,
@@ -27,6 +28,7 @@ from evaluator import (
 from grading.extraction import last_boxed, to_number
 from logs import jsonl
 from rl_datasets import PROMPTS, get_dataloaders
+from training.records import make_records, reward_metrics
 
 gsm8k = GSM8kEvaluator()
 
@@ -195,13 +197,18 @@ def test_flexible_reads_the_last_number(text, last):
         assert score(text, str(float(last)))[2]
 
 
-def test_details_and_breakdown():
+def test_details_and_means():
     completions = ["<reasoning>a</reasoning><answer>1,000</answer>", "so 7", ""]
     rewards = gsm8k.compute_rewards([""] * 3, completions, ["1000", "8", "8"])
     assert [detail["parsed"] for detail in rewards.details] == ["1,000", "7", None]
     assert [detail["format"] for detail in rewards.details] == [True, False, False]
     assert rewards.per_function.dtype == torch.float32 and rewards.per_function.shape == (3, 5)
-    breakdown = gsm8k.get_reward_breakdown(rewards)
+    example = {"id": "x", "prompt": "", "answer": ""}
+    rollout = SimpleNamespace(
+        texts=completions, lengths=torch.ones(3), finished=torch.ones(3, dtype=torch.bool)
+    )
+    records = make_records(gsm8k, [example] * 3, rollout, rewards)
+    means = reward_metrics(gsm8k, records, rewards)
     expected = {
         "rewards/correctness": 2 / 3,
         "rewards/number_format": 1 / 6,
@@ -209,27 +216,128 @@ def test_details_and_breakdown():
         "rewards/soft_format": 1 / 6,
         "rewards/tag_count": 1 / 6,
     }
-    assert breakdown == pytest.approx(expected)
+    assert means == pytest.approx(expected)
     assert gsm8k.compute_rewards([], [], []).per_function.shape == (0, 5)
 
 
-def test_breakdown_leaves_missing_rewards_out():
-    """A reward that could not be given is NaN, not 0, and counts in no mean."""
+def test_a_missing_reward_counts_in_no_mean():
+    """A reward that could not be given is NaN, not 0."""
 
     class Judge(RewardEvaluator):
         reward_names = ("grade", "length")
 
-        def compute_rewards(self, prompts, completions, answers):
-            raise NotImplementedError
-
     nan = float("nan")
-    breakdown = Judge().get_reward_breakdown(
-        Rewards(torch.tensor([[1.0, nan], [3.0, nan], [nan, nan]]), [])
-    )
-    assert breakdown["rewards/grade"] == 2.0
-    assert math.isnan(breakdown["rewards/length"])
+    grades = (1.0, 3.0, nan)
+    records = [{"rewards/grade": grade, "rewards/length": nan} for grade in grades]
+    means = reward_metrics(Judge(), records, Rewards(torch.zeros(3, 2), []))
+    assert means["rewards/grade"] == 2.0
+    assert math.isnan(means["rewards/length"])
     assert Judge.reward_weights == (1.0, 1.0) and gsm8k.reward_weights == (1.0,) * 5
     assert MathEvaluator.reward_weights == (0.0, 1.0)
+
+
+# --- A reward that is a function ------------------------------------------------------------------
+
+REWARDS = """
+def vowels(completions, answers, **columns):
+    return [sum(letter in "aeiou" for letter in text) for text in completions]
+
+def easy(completions, answers, difficulty, **columns):
+    return [1 / number for number in difficulty]
+
+def too_few(completions, answers, **columns):
+    return [0.0]
+
+def nan(completions, answers, **columns):
+    return [float("nan")] * len(completions)
+
+def text(completions, answers, **columns):
+    return ["good"] * len(completions)
+
+def nothing(completions, answers, **columns):
+    pass
+
+def one_text(completions, answers, **columns):
+    return "no"
+
+def without_columns(completions, answers):
+    return [0.0] * len(completions)
+
+both = {vowels: 1.0, easy: 0.5}
+listed = [vowels]
+number = 3
+bad_weight = {vowels: "big"}
+"""
+
+
+@pytest.fixture
+def reward_file(tmp_path):
+    path = tmp_path / "my_rewards.py"
+    path.write_text(REWARDS)
+    return path
+
+
+@pytest.mark.parametrize(("name", "reward_names"), [("vowels", 1), ("listed", 1), ("both", 2)])
+def test_a_function_is_a_reward(name, reward_names, reward_file, model_folder, difficulty_data):
+    """It is given the columns of the data, and there is no accuracy without verdicts."""
+    folder = reward_file.parent / "run"
+    flags = run_flags(
+        model_folder,
+        folder,
+        dataset_name="gsm8k",
+        dataset_path=difficulty_data,
+        evaluator=f"{reward_file}:{name}",
+        num_train_iters=1,
+    )
+    assert main.main(flags) == 0
+    for row in jsonl.read(folder / "rollouts" / "step_000001.jsonl"):
+        vowels = sum(letter in "aeiou" for letter in row["completion"])
+        assert row["rewards/vowels"] == vowels
+        if name == "both":
+            difficulty = int(row["id"].split("/")[-1]) + 1
+            assert row["rewards/easy"] == pytest.approx(1 / difficulty)
+            assert row["reward"] == pytest.approx(vowels + 0.5 / difficulty)
+    for log in ("train_log", "eval_log"):
+        for row in jsonl.read(folder / f"{log}.jsonl"):
+            assert "reward" in row and not any("accuracy" in key for key in row)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("too_few", "returned 1 rewards for 2 completions; it must return one for each"),
+        ("nan", "returned nan for completion 0; a reward must be a finite number"),
+        ("text", "returned 'good' for completion 0; a reward must be a finite number"),
+        ("nothing", "must return a list of numbers, not None"),
+        ("one_text", "must return a list of numbers, not 'no'"),
+    ],
+)
+def test_a_wrong_reward_is_one_line_that_names_the_function(name, message, reward_file):
+    evaluator = get_evaluator(f"{reward_file}:{name}")
+    examples = [{"question": "q", "answer": "a"}] * 2
+    with pytest.raises(RewardError, match=re.escape(f"{reward_file}:{name} {message}")):
+        evaluator.compute_checked_rewards(examples, ["x", "y"])
+
+
+def test_a_reward_that_takes_no_columns_is_told_to(reward_file):
+    evaluator = get_evaluator(f"{reward_file}:without_columns")
+    with pytest.raises(RewardError, match=r"unexpected keyword argument.*end its arguments with"):
+        evaluator.compute_checked_rewards([{"question": "q", "answer": "a"}], ["x"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gsm9k", "gsm9k is not known; use one of gsm8k, math, creative"),
+        ("nowhere.py:reward", "there is no file nowhere.py"),
+        ("{}:number", "must be a function, a dict of functions and their weights"),
+        ("{}:absent", "must be a function, a dict of functions and their weights"),
+        ("{}:bad_weight", "must be a function, a dict of functions and their weights"),
+    ],
+)
+def test_an_evaluator_that_leads_nowhere_is_one_line(name, message, reward_file):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        get_evaluator(name.format(reward_file))
 
 
 # --- Examples with columns of the user's own ------------------------------------------------------
@@ -296,8 +404,8 @@ def test_gold_answers_are_judged_with_the_columns_of_their_problems(difficulty_d
     flags = ["--from_reference", "--dataset_name", "gsm8k", "--evaluator", "difficulty"]
     flags += ["--dataset_path", str(difficulty_data), "--output", str(tmp_path / "gold.jsonl")]
     assert generate_gold.main(flags) == 0
-    accepted_answers = {row["answer"] for row in jsonl.read(tmp_path / "gold.jsonl")}
-    assert accepted_answers == {"1", "2", "3"}
+    rows = jsonl.read(tmp_path / "gold.jsonl")
+    assert {row["answer"] for row in rows if row["correct"]} == {"1", "2", "3"}
 
 
 def test_selfcheck_rewards_gold_answers_with_their_columns(difficulty_data, tokenizer):
@@ -330,11 +438,6 @@ def test_an_evaluator_that_names_no_examples_is_given_none():
         assert rewards.per_function.tolist() == [[1, 1]]
     rewards = Inherits().compute_checked_rewards(examples, ["aeio"])
     assert rewards.per_function.tolist() == [[5]]
-
-
-def test_an_unknown_evaluator_is_told_with_those_that_are_known():
-    with pytest.raises(ValueError, match="^gsm9k is no evaluator; use one of gsm8k, math, creat"):
-        get_evaluator("gsm9k")
 
 
 def test_errors():

@@ -258,7 +258,7 @@ def test_every_archive_has_its_checksum():
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path, monkeypatch):
     sampled = []
-    sample = expert_iteration.steps.sample
+    sample = expert_iteration.completions.sample
 
     def sample_and_set_logps(*args, progress=None):
         """The first completion's tokens get -1 nat, all others 0, and padding a wrong value."""
@@ -270,7 +270,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
             sampled.append(rollout)
         return rollout
 
-    monkeypatch.setattr(expert_iteration.steps, "sample", sample_and_set_logps)
+    monkeypatch.setattr(expert_iteration.completions, "sample", sample_and_set_logps)
     flags = "--dataset_name arithmetic --n_ei_steps 3 --num_questions 8 --group_size 4"
     flags += " --learning_rate 1e-4 --train_batch_size 4 --max_completion_length 96"
     flags += " --eval_ei_steps 2 --eval_size 2 --device cpu"

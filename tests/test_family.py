@@ -9,9 +9,8 @@ import re
 import shlex
 import statistics
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -38,6 +37,8 @@ from conftest import (
     rollout_of,
     run_flags,
     start,
+    training_rollout,
+    update_gradient,
 )
 
 import distributed
@@ -51,7 +52,7 @@ from losses import LOSSES
 from sampling.rollout import Rollout
 from training.checks import check
 from training.run import resolve
-from training.schedule import learning_rate_factor
+from training.schedule import learning_rate_of
 
 CLIPRANGE = 0.1
 CLIPRANGE_HIGH = 0.15
@@ -160,20 +161,12 @@ def one_update(loss_type, length_normalization, budget, model, batch, old_logps)
     budget: the greatest number of tokens of a micro-batch.
     """
     settings = settings_of(loss_type, length_normalization)
-    args = parse(GRPOConfig, run_flags("unused", "unused", **settings, micro_batch_tokens=budget))
-    run = SimpleNamespace(model=model, base_model=None)
-    my_rows = distributed.share(torch.arange(len(old_logps)))
-    columns = {}
-    for name, column in vars(rollout_of(batch)).items():
-        columns[name] = column[my_rows] if torch.is_tensor(column) else column[: len(my_rows)]
-    metrics = main.accumulate_gradient(
-        args,
-        run,
-        Rollout(**columns),
-        batch["advantages"][my_rows],
-        list(range(len(my_rows))),
-        old_logps=old_logps[my_rows],
-    )
+    config = parse(GRPOConfig, run_flags("unused", "unused", **settings, micro_batch_tokens=budget))
+    my_rows = distributed.share(range(len(old_logps)))
+    rollout = training_rollout(batch, config)
+    C = rollout.completion_ids.shape[1]
+    rollout = replace(rollout, old_logps=old_logps[my_rows, :C])
+    metrics = update_gradient(model, None, rollout, config)
     gradient = [distributed.full_tensor(p.grad).double().flatten() for p in model.parameters()]
     model.zero_grad()
     return float(metrics["loss"]), torch.cat(gradient)
@@ -503,18 +496,16 @@ class DynamicRun:
 
     folder: Path
     rollouts: list[Rollout]
-    advantages: list[torch.Tensor]  # each (N,)
 
 
 @pytest.fixture(scope="module")
 def dynamic_run(model_folder, tmp_path_factory):
-    run = DynamicRun(tmp_path_factory.mktemp("dynamic") / "run", [], [])
+    run = DynamicRun(tmp_path_factory.mktemp("dynamic") / "run", [])
     original = main.accumulate_gradient
 
-    def record_update(args, training_run, rollout, advantages, *options):
+    def record_update(model, base_model, rollout, *options):
         run.rollouts.append(rollout)
-        run.advantages.append(advantages)
-        return original(args, training_run, rollout, advantages, *options)
+        return original(model, base_model, rollout, *options)
 
     with mock.patch.object(main, "accumulate_gradient", record_update):
         assert run_dynamic(model_folder, run.folder) == 0
@@ -543,15 +534,9 @@ def test_new_prompts_replace_groups_of_equal_rewards(dynamic_run):
         trained = records_to_train_on(records)
         assert rollout.texts == [record["completion"] for record in trained]
         assert rollout.lengths.tolist() == [record["length"] for record in trained]
-        advantages = [record["advantage"] for record in trained]
-        advantages = [math.nan if advantage is None else advantage for advantage in advantages]
-        torch.testing.assert_close(
-            dynamic_run.advantages[step - 1],
-            torch.tensor(advantages),
-            equal_nan=True,
-            rtol=0,
-            atol=0,
-        )
+        assert rollout.has_reward.tolist() == [r["reward"] is not None for r in trained]
+        advantages = torch.tensor([record["advantage"] or 0.0 for record in trained])
+        assert torch.equal(rollout.advantages, advantages)
         flat_groups = [group for group in groups_of(records) if is_flat(group)]
         assert flat_groups
         for group in flat_groups:
@@ -637,8 +622,8 @@ def test_without_dynamic_sampling_flat_groups_stay(model_folder, tmp_path):
 def test_rewards_without_a_baseline_are_replaced_too(model_folder, tmp_path, monkeypatch):
     rewards_of_updates = []
 
-    def record_update(args, run, rollout, rewards, *options):
-        rewards_of_updates.append(rewards)
+    def record_update(model, base_model, rollout, *options):
+        rewards_of_updates.append(rollout.advantages.masked_fill(~rollout.has_reward, torch.nan))
         return {"loss": 0.0}
 
     monkeypatch.setattr(main, "split_into_updates", lambda args: [list(range(32))])
@@ -693,7 +678,7 @@ def assert_rows_replaced(rollout, rows, new):
         row = merged.select([i])
         assert row.texts == expected.texts
         for name, column in vars(expected).items():
-            if name != "texts":
+            if torch.is_tensor(column):
                 assert torch.equal(getattr(row, name), column), name
 
 
@@ -779,8 +764,8 @@ def test_two_processes_replace_the_groups_that_one_does(folder_of_two_processes,
 
 def rates(num_steps, **flags):
     """The learning rate of each optimiser step, as a fraction of --learning_rate."""
-    args = parse(GRPOConfig, as_flags(num_train_iters=num_steps, **flags))
-    return [learning_rate_factor(args, step) for step in range(num_steps)]
+    args = parse(GRPOConfig, as_flags(num_train_iters=num_steps, learning_rate=1, **flags))
+    return [learning_rate_of(args, update) for update in range(num_steps)]
 
 
 def test_schedules_by_hand():

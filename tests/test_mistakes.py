@@ -130,6 +130,7 @@ MISTAKES_IN_FLAGS = [
         "--max_completion_length 2000",
         "1,024",
     ),
+    mistake("main", "--judge_type openai --judge_model m", "--judge_model", "asks no judge"),
     mistake("main", "--max_judge_failures 50", "--max_judge_failures", "at most 1", "50"),
     mistake("main", "--max_judge_failures -1", "--max_judge_failures", "at least 0", "-1"),
     mistake(
@@ -141,7 +142,7 @@ MISTAKES_IN_FLAGS = [
     mistake(
         "main",
         f"{STORIES} --judge_type openai --judge_model m --judge_base_url http://127.0.0.1:99999",
-        "--judge_base_url http://127.0.0.1:99999 must look like",
+        "--judge_base_url must look like",
     ),
     mistake("sft", "--num_examples 100", "--num_examples 100", "only 12"),
     mistake("sft", "--epochs 0", "--epochs", "more than 0", "not 0.0"),
@@ -244,6 +245,7 @@ MISTAKES_IN_MODELS = [
     ),
 ]
 
+# tests/test_datasets.py has more of what can be wrong in a row, a file and a folder.
 MISTAKES_IN_DATA = [
     mistake(
         "main",
@@ -259,12 +261,7 @@ MISTAKES_IN_DATA = [
         "--eval_split validation",
         "gsm8k",
     ),
-    mistake(
-        "main", f"{GSM8K} --eval_split validation", "validation.jsonl", "test.jsonl, train.jsonl"
-    ),
-    mistake("main", GSM8K, "test.jsonl", "train.jsonl", files={"data/test.jsonl": None}),
     mistake("main", GSM8K, "data", "train split", files={"data/train.jsonl": None}),
-    mistake("main", GSM8K, "data/train.jsonl", "empty", files={"data/train.jsonl": ""}),
     mistake(
         "main",
         GSM8K,
@@ -275,41 +272,9 @@ MISTAKES_IN_DATA = [
     mistake(
         "main",
         GSM8K,
-        "data/train.jsonl, line 2",
-        "JSON object",
-        files={"data/train.jsonl": f"{ROW}7\n"},
-    ),
-    mistake(
-        "main",
-        GSM8K,
         "data/train.jsonl, row 2",
         "'answer'",
         files={"data/train.jsonl": f'{ROW}{{"question": "x"}}\n'},
-    ),
-    mistake(
-        "main",
-        GSM8K,
-        "data/train.jsonl, row 1",
-        "'question'",
-        "7",
-        files={"data/train.jsonl": '{"question": 7, "answer": "#### 7"}'},
-    ),
-    mistake(
-        "main",
-        GSM8K,
-        "data/train.jsonl, row 1",
-        "'#### <answer>'",
-        files={"data/train.jsonl": '{"question": "q", "answer": "7"}'},
-    ),
-    mistake(
-        "main", GSM8K, "data/train.jsonl, line 1", "JSON", files={"data/train.jsonl": b"\xff\xfe"}
-    ),
-    mistake(
-        "main",
-        GSM8K,
-        "test.parquet",
-        "cannot be read",
-        files={"data/test.parquet": b"no", "data/test.jsonl": None},
     ),
     mistake("sft", "--train_file absent.jsonl", "--train_file absent.jsonl", "cannot be read"),
     mistake("sft", "--train_file data", "--train_file data", "cannot be read"),
@@ -322,6 +287,13 @@ MISTAKES_IN_DATA = [
         "row 1",
         "'completion'",
         files={"gold.jsonl": '{"question": "q", "answer": "a"}'},
+    ),
+    mistake(
+        "sft",
+        "",
+        "row 1",
+        "'completion'",
+        files={"gold.jsonl": GOLD_ROW.replace('"2"', '"\\ud83d"')},
     ),
     mistake(
         "sft",
@@ -355,7 +327,7 @@ MISTAKES_IN_DATA = [
         "generate_gold",
         "--from_reference",
         "new.jsonl",
-        "not rows of generate_gold",
+        "--output holds other rows",
         files={"new.jsonl": "My notes"},
     ),
 ]
@@ -385,7 +357,7 @@ MISTAKES_IN_DIRECTORIES = [
     mistake("plotter", "gold.jsonl", "gold.jsonl", "no such directory"),
     mistake("plotter", "data", "data", "train_log.jsonl", "eval_log.jsonl"),
     mistake("plotter", "run run/.", "run", "given twice"),
-    mistake("plotter", "run --output absent/plots.pdf", "--output absent/plots.pdf", "folder"),
+    mistake("plotter", "run --output absent/plots.pdf", "absent/plots.pdf", "No such file"),
     mistake(
         "plotter",
         "run",

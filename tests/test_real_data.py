@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, as_flags, run_script
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from logs import jsonl
@@ -24,29 +24,19 @@ sys.exit(exit_code)
 
 
 def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
-    run = run_script(
-        "main.py",
-        "--model_name",
-        ROOT / "tiny" / "1m",
-        "--dataset_name",
-        "gsm8k",
-        "--device",
-        "cpu",
-        "--dataset_path",
-        data_folder / "data" / "gsm8k",
-        "--max_prompt_length",
-        800,
-        "--max_completion_length",
-        96,
-        "--rollout_batch_size",
-        32,
-        "--num_train_iters",
-        3,
-        "--eval_size",
-        100,
-        "--output_dir",
-        tmp_path / "run",
+    flags = as_flags(
+        model_name=ROOT / "tiny" / "1m",
+        dataset_name="gsm8k",
+        dataset_path=data_folder / "data" / "gsm8k",
+        device="cpu",
+        max_prompt_length=800,
+        max_completion_length=96,
+        rollout_batch_size=32,
+        num_train_iters=3,
+        eval_size=100,
+        output_dir=tmp_path / "run",
     )
+    run = run_script("main.py", *flags)
     assert run.returncode == 0, run.stderr[-2000:]
     assert len(jsonl.read(tmp_path / "run" / "train_log.jsonl")) == 3
     assert [row["n"] for row in jsonl.read(tmp_path / "run" / "eval_log.jsonl")] == [100, 100]
@@ -67,31 +57,19 @@ def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
     )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(qwen / name, tmp_path / "model" / name)
-    command = [
-        sys.executable,
-        str(ROOT / "main.py"),
-        "--model_name",
-        str(tmp_path / "model"),
-        "--device",
-        "cpu",
-        "--dataset_path",
-        str(data_folder / "data" / "gsm8k"),
-        "--rollout_batch_size",
-        "4",
-        "--group_size",
-        "2",
-        "--max_completion_length",
-        "32",
-        "--num_train_iters",
-        "1",
-        "--eval_size",
-        "1",
-        "--output_dir",
-        str(tmp_path / "run"),
-    ]
-    run = subprocess.run(
-        [sys.executable, "-c", PRINT_PEAK, *command], capture_output=True, text=True, timeout=1800
+    flags = as_flags(
+        model_name=tmp_path / "model",
+        dataset_path=data_folder / "data" / "gsm8k",
+        device="cpu",
+        rollout_batch_size=4,
+        group_size=2,
+        max_completion_length=32,
+        num_train_iters=1,
+        eval_size=1,
+        output_dir=tmp_path / "run",
     )
+    command = [sys.executable, "-c", PRINT_PEAK, sys.executable, ROOT / "main.py", *flags]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert run.returncode == 0, run.stderr[-2000:]
     peak_kib = int(run.stdout.rsplit("PEAK", 1)[1])
     (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")

@@ -1,5 +1,6 @@
 """Training runs that are killed, stopped or damaged continue as if nothing had happened."""
 
+import asyncio
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 import torch
 from conftest import (
     ROOT,
+    LettersEvaluator,
     as_flags,
     assert_same_run,
     logs_of,
@@ -24,14 +26,16 @@ from conftest import (
 )
 
 import distributed
+import evaluator
 import main
 import sft
+import signals
 from config import GRPOConfig, parse
 from logs import jsonl
 from sampling import generation
-from training import checkpoints, steps
+from training import checkpoints
+from training.guard import Diverged, Guard
 from training.run import run_description
-from training.signals import Diverged, Guard
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import expert_iteration  # noqa: E402
@@ -89,51 +93,56 @@ def undisturbed(command, whole_run, tmp_path_factory):
 # --- killed ---------------------------------------------------------------------------------------
 
 KILLS = int(os.environ.get("KILLS", 2))  # how often each run is killed, at random moments
-STEP = re.compile(r"step +([1-9][0-9]*)(?: \||:)")  # the line of an iteration, or of an evaluation
+# The line of an iteration, or of an evaluation where each iteration of SFT has one.
+ITERATION = re.compile(r"(?:step +|evaluation at step |expert iteration )([1-9][0-9]*)(?: \||:)")
 
 
-def last_saved_step(output_dir):
-    return max((int(path.name[5:]) for path in checkpoints.finished(output_dir)), default=0)
+def last_saved_iteration(output_dir):
+    paths = checkpoints.finished(output_dir)
+    if not paths:
+        return 0
+    return torch.load(paths[max(paths)] / "trainer.pt", weights_only=True)["iteration"]
 
 
-def run_and_kill(program, flags, output_dir, last_step, generator, *, is_first):
+def run_and_kill(program, flags, output_dir, last_iteration, generator, *, is_first):
     """Run a program, or resume it, and kill it with SIGKILL at a random moment.
 
-    A moment is a random number of printed steps and then a random time, less than the program
+    A moment is a random number of printed iterations and then a random time, less than the program
     still needs: the test fails if the kill finds no living process. The first moment may come
     anywhere, a later one comes after a checkpoint.
 
     Returns:
         whether there was a checkpoint when it was killed.
     """
-    saved_step = last_saved_step(output_dir)
-    num_steps_left = last_step - saved_step
-    if saved_step or is_first:
-        num_printed_steps = generator.randint(0, min(4, num_steps_left - 2))
+    saved_iteration = last_saved_iteration(output_dir)
+    num_left = last_iteration - saved_iteration
+    if saved_iteration or is_first:
+        num_printed = generator.randint(0, min(4, num_left - 2))
     else:
-        num_printed_steps = 5
+        num_printed = 5
     process, output = start(program, with_resume(flags, output_dir))
-    steps = []
+    iterations = []
     for line in output:
-        steps += map(int, STEP.findall(line))
-        if len(steps) >= num_printed_steps:
+        iterations += map(int, ITERATION.findall(line))
+        if len(set(iterations)) >= num_printed:
             break
-    assert_goes_on_after(saved_step, steps)
-    process.join(generator.uniform(0, 0.03 * num_steps_left))
+    assert_goes_on_after(saved_iteration, iterations)
+    process.join(generator.uniform(0, 0.03 * num_left))
     process.kill()
-    has_checkpoint = last_saved_step(output_dir) > 0
     process.join()
+    has_checkpoint = last_saved_iteration(output_dir) > 0
     assert process.exitcode == -signal.SIGKILL, "it ended by itself"
     return has_checkpoint
 
 
 def run_to_its_end(program, flags, output_dir):
-    saved_step = last_saved_step(output_dir)
+    saved_iteration = last_saved_iteration(output_dir)
     process, output = start(program, with_resume(flags, output_dir))
-    steps = [int(step) for step in STEP.findall(output.read())]
+    text = output.read()
     process.join()
-    assert process.exitcode == 0
-    assert_goes_on_after(saved_step, steps)
+    assert process.exitcode == 0, text
+    iterations = [int(number) for number in ITERATION.findall(text)]
+    assert_goes_on_after(saved_iteration, iterations)
 
 
 def with_resume(flags, output_dir):
@@ -142,28 +151,44 @@ def with_resume(flags, output_dir):
     return flags
 
 
-def assert_goes_on_after(saved_step, steps):
-    """No step up to the checkpoint is run again, and none is left out."""
-    if steps:
-        assert steps[0] == saved_step + 1
+def assert_goes_on_after(saved_iteration, iterations):
+    """No iteration up to the checkpoint is run again, and none is left out."""
+    if iterations:
+        assert iterations[0] == saved_iteration + 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["on-policy", "off-policy", "dynamic sampling", "sft"])
-def test_killed_and_resumed_run_equals_the_undisturbed_one(kind, command, tmp_path):
-    name = "sft" if kind == "sft" else "main"
-    if name == "sft":
-        flags = dict(num_updates=12, eval_updates=1, max_completion_length=72)
+KINDS = {
+    "on-policy": "main",
+    "off-policy": "main",
+    "dynamic sampling": "main",
+    "sft": "sft",
+    "expert iteration": "expert iteration",
+}
+NUM_ITERATIONS = 12
+
+
+def flags_of_kind(kind):
+    if kind == "sft":
+        flags = dict(num_updates=NUM_ITERATIONS, eval_updates=1, max_completion_length=72)
+    elif kind == "expert iteration":
+        flags = dict(n_ei_steps=NUM_ITERATIONS, epochs=1, max_completion_length=48)
+        flags |= dict(eval_ei_steps=2)
     else:
-        flags = dict(
-            num_train_iters=12, eval_iterations=3, max_completion_length=48, learning_rate=1e-4
-        )
+        flags = dict(num_train_iters=NUM_ITERATIONS, eval_iterations=3, max_completion_length=48)
+        flags |= dict(learning_rate=1e-4)
     if kind == "off-policy":
         flags |= dict(epochs_per_rollout_batch=2, train_batch_size=4)
     if kind == "dynamic sampling":
         flags |= dict(dynamic_sampling=2, lr_schedule="cosine", temperature=0.3)
-    flags |= dict(model_name=TINY, evaluator="gsm8k")
+    return flags | dict(model_name=TINY, evaluator="gsm8k")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_and_resumed_run_equals_the_undisturbed_one(kind, command, tmp_path):
+    name = KINDS[kind]
     program = PROGRAMS[name]
+    flags = flags_of_kind(kind)
     assert program(command(name, tmp_path / "undisturbed", **flags)) == 0
 
     killed = tmp_path / "killed"
@@ -172,7 +197,7 @@ def test_killed_and_resumed_run_equals_the_undisturbed_one(kind, command, tmp_pa
     num_kills_after_checkpoint = 0
     for i in range(KILLS):
         num_kills_after_checkpoint += run_and_kill(
-            program, killed_flags, killed, 12, generator, is_first=i == 0
+            program, killed_flags, killed, NUM_ITERATIONS, generator, is_first=i == 0
         )
     run_to_its_end(program, killed_flags, killed)
     assert num_kills_after_checkpoint >= 0.75 * KILLS - 0.5
@@ -184,71 +209,155 @@ def test_killed_and_resumed_run_equals_the_undisturbed_one(kind, command, tmp_pa
 # --- stopped --------------------------------------------------------------------------------------
 
 
-def do_after_call(monkeypatch, module, name, call, action):
-    """Do something after a given call, counted from 1, of a module's function."""
+def do_before_call(monkeypatch, module, name, call, action):
+    """Do something before a given call, counted from 1, of a module's function."""
     original = getattr(module, name)
     calls = itertools.count(1)
 
     def disturbed(*args, **kwargs):
-        result = original(*args, **kwargs)
         if next(calls) == call:
             action()
-        return result
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(module, name, disturbed)
+
+
+def send(number):
+    """Send this process a signal, which must be handled."""
+    assert signal.getsignal(number) != signal.SIG_DFL, "it would end the tests"
+    os.kill(os.getpid(), number)
+
+
+class Waiting(LettersEvaluator):
+    """Gets a signal when it is called for the third time, and then waits, as for a judge."""
+
+    num_calls = 0
+
+    def compute_rewards(self, prompts, completions, answers):
+        type(self).num_calls += 1
+        if self.num_calls == 3:
+            send(signal.SIGINT)
+            asyncio.run(signals.wait_unless_stopped(asyncio.Event().wait()))
+        return super().compute_rewards(prompts, completions, answers)
 
 
 @pytest.mark.parametrize(
     ("program", "module", "name", "call", "num_finished"),
     [
         pytest.param("main", generation, "generate", 1, 0, id="evaluation before the first update"),
-        pytest.param("main", generation, "generate", 3, 1, id="sampling"),
-        pytest.param("main", main, "accumulate_gradient", 2, 1, id="loss"),
-        pytest.param(
-            "main", main, "take_step", 2, 2, id="optimiser step: the iteration is finished first"
-        ),
+        pytest.param("main", generation, "generate", 2, 1, id="sampling in the first iteration"),
+        pytest.param("main", main, "accumulate_gradient", 2, 2, id="loss"),
+        pytest.param("main", main, "take_step", 2, 2, id="update"),
         pytest.param("main", generation, "generate", 4, 2, id="evaluation"),
         pytest.param("main", torch, "save", 1, 2, id="checkpoint"),
-        pytest.param("sft", sft, "accumulate_sft_gradient", 3, 2, id="sft: loss"),
-        pytest.param("sft", steps, "clip_and_step", 3, 3, id="sft: the update is finished first"),
+        pytest.param("main", main, "take_step", 4, 4, id="last iteration"),
+        pytest.param("sft", sft, "accumulate_gradient", 3, 3, id="sft: loss"),
+        pytest.param("sft", generation, "generate", 2, 3, id="sft: evaluation"),
         pytest.param(
-            "expert iteration", generation, "generate", 4, 1, id="expert iteration: sampling"
+            "expert iteration", generation, "generate", 4, 2, id="expert iteration: sampling"
         ),
         pytest.param(
-            "expert iteration",
-            sft,
-            "accumulate_sft_gradient",
-            2,
-            1,
-            id="expert iteration: fine-tuning",
+            "expert iteration", sft, "accumulate_gradient", 2, 1, id="expert iteration: fine-tuning"
         ),
     ],
 )
 def test_a_signal_saves_and_leaves_wherever_it_comes(
     program, module, name, call, num_finished, command, undisturbed, tmp_path, monkeypatch, capsys
 ):
-    """num_finished: of iterations, updates or expert iterations, when the run saves itself."""
+    """An evaluation is left between its batches, an iteration is finished.
+
+    num_finished: of iterations, when the run saves itself.
+    """
     number = signal.SIGINT if module is main else signal.SIGTERM
     expected_folder = undisturbed(program)  # made before the function is replaced
-
-    def send_signal():
-        assert signal.getsignal(number) != signal.SIG_DFL, "it would end the tests"
-        os.kill(os.getpid(), number)
-
-    do_after_call(monkeypatch, module, name, call, send_signal)
+    do_before_call(monkeypatch, module, name, call, lambda: send(number))
     flags = command(program, tmp_path / "stopped")
-    assert PROGRAMS[program](flags) == 130
+    assert PROGRAMS[program](flags) == 128 + number
     finished_steps = [0]
     for row in jsonl.read(expected_folder / "train_log.jsonl"):
         if row.get("ei_step", row["step"]) <= num_finished:
             finished_steps.append(row["step"])
     step = max(finished_steps)
     last_line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last_line.startswith(f"stopped by {number.name} after step {step};")
-    _, manifest = checkpoints.find(tmp_path / "stopped")
-    assert manifest["step"] == step
+    assert last_line == f"stopped by {number.name} after step {step}; --resume continues"
+    assert max(checkpoints.finished(tmp_path / "stopped")) == step
+    if name == "generate" and call in (1, 4) and program == "main":
+        evaluations = checkpoints.read_evaluations(tmp_path / "stopped")
+        assert step not in [row["step"] for row in evaluations], "the evaluation was left"
     assert PROGRAMS[program]([*flags, "--resume"]) == 0
     assert_same_run(tmp_path / "stopped", expected_folder)
+
+
+def test_a_signal_ends_the_wait_for_a_judge_and_the_iteration_is_made_again(
+    whole_run, model_folder, tmp_path, monkeypatch, capsys
+):
+    """Calls 1 to 3 are the evaluation and two iterations."""
+    monkeypatch.setitem(evaluator.EVALUATORS, "letters", Waiting)
+    flags = run_flags(model_folder, tmp_path / "run")
+    assert main.main(flags) == 130
+    assert "stopped by SIGINT after step 1;" in capsys.readouterr().err
+    assert main.main([*flags, "--resume"]) == 0
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+def run_and_send_twice(flags, first, second):
+    """main.py, which gets two signals in its third iteration."""
+
+    def send_twice():
+        send(first)
+        os.kill(os.getpid(), second)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        do_before_call(monkeypatch, main, "accumulate_gradient", 3, send_twice)
+        return main.main(flags)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "exitcode"),
+    [
+        (signal.SIGINT, signal.SIGINT, -signal.SIGINT),
+        (signal.SIGTERM, signal.SIGINT, -signal.SIGINT),
+        (signal.SIGHUP, signal.SIGHUP, 128 + signal.SIGHUP),
+        (signal.SIGHUP, signal.SIGTERM, 128 + signal.SIGHUP),
+    ],
+)
+def test_a_second_signal_ends_at_once_unless_a_terminal_closes(
+    first, second, exitcode, whole_run, model_folder, tmp_path
+):
+    """The run then goes on after its newest checkpoint. A closing terminal sends several."""
+    flags = run_flags(model_folder, tmp_path / "run")
+    process, output = start(run_and_send_twice, flags, first, second)
+    text = output.read()
+    process.join()
+    assert process.exitcode == exitcode, text
+    ends_at_once = exitcode < 0
+    assert last_saved_iteration(tmp_path / "run") == (2 if ends_at_once else 3)
+    assert main.main([*flags, "--resume"]) == 0
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+def test_a_closed_pipe_is_a_signal_like_others(whole_run, model_folder, tmp_path):
+    """`main.py ... | head -5` lost all iterations since the last checkpoint."""
+    flags = run_flags(model_folder, tmp_path / "run")
+    read_end, write_end = os.pipe()
+    process, output = start(run_with_closed_pipe, flags)
+    text = output.read()
+    process.join()
+    os.close(read_end)
+    os.close(write_end)
+    assert process.exitcode == 128 + signal.SIGPIPE, text
+    assert "stopped by SIGPIPE after step 1; --resume continues" in text
+    assert main.main([*flags, "--resume"]) == 0
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+def run_with_closed_pipe(flags):
+    """main.py, whose stdout nobody reads any more in its first iteration."""
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 1)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        do_before_call(monkeypatch, main, "accumulate_gradient", 1, lambda: os.close(read_end))
+        return main.main(flags)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +387,66 @@ def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_
     assert_same_run(run, whole_run)
 
 
+def test_a_resumed_run_keeps_the_command_that_began_it(whole_run, tmp_path, monkeypatch):
+    """It was replaced by `main.py --resume`, which nobody can repeat."""
+    run = shutil.copytree(whole_run, tmp_path / "run")
+    monkeypatch.setattr("sys.argv", ["main.py", "--resume"])
+    assert main.main(["--resume", "--output_dir", str(run)]) == 0
+    args = json.loads((run / "args.json").read_text())
+    assert args["command"] == json.loads((whole_run / "args.json").read_text())["command"]
+    assert args["resumed"] == ["python main.py --resume"]
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit_args(run):
+    args = json.loads((run / "args.json").read_text())
+    args["args"]["weight_decay"] = 0.5
+    (run / "args.json").write_text(json.dumps(args))
+
+
+def damage_log(run):
+    log = run / "train_log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    lines[1] = "torn" + lines[1][4:]
+    log.write_text("".join(lines))
+
+
+def save_as_another_version_did(run):
+    for path in checkpoints.finished(run).values():
+        torch.save({"optimizer": {}, "ei_step": 0}, path / "trainer.pt")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flags", "words"),
+    [
+        (None, ["--num_train_iters", "3"], ["4 iterations already", "3 that are asked for"]),
+        (edit_args, [], ["--weight_decay was 0.0, not 0.5"]),
+        (damage_log, [], ["train_log.jsonl, line 2", "not valid JSON"]),
+        (save_as_another_version_did, [], ["another version", "--model_name"]),
+    ],
+    ids=["too few iterations", "args.json edited", "log damaged", "another version"],
+)
+def test_what_cannot_be_continued_is_refused_in_one_line(
+    spoil, flags, words, whole_run, tmp_path, capsys
+):
+    """An edited args.json was recorded and had no effect, and a damaged log stopped the plotter.
+
+    With fewer iterations than were made, the run said "done".
+    """
+    run = shutil.copytree(whole_run, tmp_path / "run")
+    if spoil:
+        spoil(run)
+    content = content_of(run)
+    assert main.main(["--resume", "--output_dir", str(run), *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in words:
+        assert word in line
+    assert content_of(run) == content
+
+
 def test_full_disk_keeps_the_checkpoint_before_and_says_so(
     whole_run, tmp_path, model_folder, monkeypatch, capsys
 ):
@@ -286,15 +455,29 @@ def test_full_disk_keeps_the_checkpoint_before_and_says_so(
     def raise_disk_full():
         raise OSError(28, "No space left on device")
 
-    do_after_call(monkeypatch, torch, "save", 2, raise_disk_full)
+    do_before_call(monkeypatch, torch, "save", 2, raise_disk_full)
     assert main.main(run_flags(model_folder, tmp_path / "run")) == 1
-    out, err = capsys.readouterr()
-    assert "no checkpoint written at step 4 ([Errno 28] No space left on device)" in out
-    assert "the last checkpoint could not be written" in err
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
+    (line,) = capsys.readouterr().err.splitlines()
+    folder = tmp_path / "run" / "checkpoints"
+    assert f"{folder / 'step_000004'} could not be written" in line
+    assert "No space left on device" in line
+    assert f"the newest checkpoint is {folder / 'step_000002'}, and --resume" in line
+    assert [path.name for path in folder.iterdir()] == ["step_000002"]
     monkeypatch.undo()
     assert main.main(["--resume", "--output_dir", str(tmp_path / "run")]) == 0
     assert_same_run(tmp_path / "run", whole_run)
+
+
+def test_a_run_whose_directory_is_moved_does_not_go_on_in_a_new_one(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    """It said "done", and half of its logs were elsewhere."""
+    folder = tmp_path / "run"
+    do_before_call(monkeypatch, main, "take_step", 3, lambda: folder.rename(tmp_path / "moved"))
+    assert main.main(run_flags(model_folder, folder)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"No such file or directory: '{folder / 'rollouts'}'" in line
+    assert not folder.exists()
 
 
 def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run):
@@ -313,47 +496,57 @@ def save(folder, step, **options):
     return checkpoints.write(folder, step, model, small_tokenizer(), {"step": step}, **options)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
-def test_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path, capsys):
+@pytest.mark.parametrize("damage", ["weights", "state", "removed"])
+def test_a_checkpoint_that_cannot_be_read_falls_back_to_the_one_before(damage, tmp_path, capsys):
     save(tmp_path, 2)
     newest = save(tmp_path, 4)
-    path, _ = checkpoints.find(tmp_path)
+    path, _, _ = checkpoints.read_newest(tmp_path, random_model(0))
     assert path == newest
-    weights = newest / "model.safetensors"
-    if damage == "truncate":
-        os.truncate(weights, weights.stat().st_size // 2)
-    elif damage == "flip":
-        content = bytearray(weights.read_bytes())
-        content[-5] ^= 1
-        weights.write_bytes(content)
-    elif damage == "remove":
+    if damage == "removed":
         (newest / "trainer.pt").unlink()
     else:
-        (newest / "manifest.json").write_text("{")
-    path, manifest = checkpoints.find(tmp_path)
+        file = newest / ("model.safetensors" if damage == "weights" else "trainer.pt")
+        os.truncate(file, file.stat().st_size // 2)
+    path, weights, state = checkpoints.read_newest(tmp_path, random_model(0))
     assert path.name == "step_000002"
-    assert manifest["step"] == 2
-    assert f"checkpoint {newest} is damaged" in capsys.readouterr().out
-    model = random_model(0)
-    assert checkpoints.load(path, model, torch.optim.AdamW(model.parameters())) == {"step": 2}
-    for p, expected in zip(model.parameters(), random_model(2).parameters(), strict=True):
-        assert torch.equal(p, expected)
+    assert state["step"] == 2
+    assert capsys.readouterr().out.count(f"checkpoint {newest} cannot be read") == 1
+    for name, weight in random_model(2).state_dict().items():
+        assert torch.equal(weights[name], weight)
 
 
-def test_half_written_checkpoint_is_not_seen(tmp_path):
+def test_half_written_checkpoint_is_not_seen(tmp_path, monkeypatch):
     save(tmp_path, 2)
-    half_written = tmp_path / "checkpoints" / "step_000004.tmp"
-    half_written.mkdir()
-    (half_written / "manifest.json").write_text("{}")
-    path, _ = checkpoints.find(tmp_path)
-    assert path.name == "step_000002"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # not an error of a disk, so nothing cleans up
+            save(tmp_path, 4)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    assert list(checkpoints.finished(tmp_path)) == [2]
+    save(tmp_path, 6)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step_000002",
+        "step_000006",
+    ]
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     for step, accuracy in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, 0.6)):
-        save(tmp_path, step, accuracy=accuracy, keep=2)
+        row = {"step": step} if accuracy is None else {"step": step, "accuracy": accuracy}
+        jsonl.append(tmp_path / "eval_log.jsonl", row)
+        save(tmp_path, step, keep=2)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step_000002", "step_000004", "step_000005"]
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    """As text, step_1000000 comes before step_999999, which was then the newest."""
+    for step in (999_999, 1_000_000):
+        save(tmp_path, step, keep=1)
+    path, _, state = checkpoints.read_newest(tmp_path, random_model(0))
+    assert path.name == "step_1000000"
+    assert state["step"] == 1_000_000
+    assert list(checkpoints.finished(tmp_path)) == [1_000_000]
 
 
 def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
@@ -394,14 +587,14 @@ def test_non_finite_gradient_skips_the_update(monkeypatch, tmp_path, model_folde
     assert len(jsonl.read(tmp_path / "run" / "rollouts" / "step_000003.jsonl")) == 8
 
 
-CALM = {"kl_per_token": 0.1, "entropy": 2.0, "skipped_updates": 0, "zero_std_fraction": 0.1}
+CALM = {"kl_per_token": 0.1, "skipped_updates": 0}
 
 
 def test_guard_needs_patience_in_a_row():
     guard = Guard(max_kl=1.0, patience=3)
     high_kl = CALM | {"kl_per_token": 5.0}
     for metrics in (CALM, high_kl, high_kl, CALM, high_kl, high_kl):
-        assert guard.check(metrics) == []
+        guard.check(metrics)
     with pytest.raises(Diverged, match="mean KL .* above 1 nats in 3 iterations in a row, now 5"):
         guard.check(high_kl)
 
@@ -409,42 +602,10 @@ def test_guard_needs_patience_in_a_row():
 def test_guard_takes_a_kl_that_is_not_a_number_for_divergence():
     guard = Guard(max_kl=1.0, patience=3)
     nan_kl = CALM | {"kl_per_token": math.nan}
-    assert guard.check(nan_kl) == []
-    assert guard.check(nan_kl) == []
+    guard.check(nan_kl)
+    guard.check(nan_kl)
     with pytest.raises(Diverged):
         guard.check(nan_kl)
-
-
-def test_guard_warns_once():
-    guard = Guard()
-    guard.check(CALM)
-    suspect = CALM | {"entropy": 0.01, "zero_std_fraction": 0.95}
-    flat_groups_warning, entropy_warning = guard.check(suspect)
-    assert "95% of the groups" in flat_groups_warning
-    assert "entropy fell to 0.01 nats" in entropy_warning
-    assert guard.check(suspect) == []
-
-
-def test_training_says_what_looks_wrong_and_knows_the_iterations_before_a_resume(
-    model_folder, tmp_path, monkeypatch, capsys
-):
-    """A random model writes on until it is cut."""
-    numbers_of_earlier_rows = []
-    original_check = Guard.check
-
-    def recording_check(guard, metrics):
-        earlier_rows = (guard.logs.train, guard.logs.evaluations)
-        numbers_of_earlier_rows.append(tuple(map(len, earlier_rows)))
-        return original_check(guard, metrics)
-
-    monkeypatch.setattr(Guard, "check", recording_check)
-    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=2, eval_iterations=1)
-    assert main.main(flags) == 0
-    assert capsys.readouterr().out.count("completions are cut") == 1
-    (tmp_path / "run" / "train_log.jsonl").open("a").write("torn")
-    longer = run_flags(model_folder, tmp_path / "run", num_train_iters=4, eval_iterations=1)
-    assert main.main([*longer, "--resume"]) == 0
-    assert numbers_of_earlier_rows == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folder):

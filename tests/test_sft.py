@@ -3,12 +3,14 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import VOCAB, as_flags, assert_same_gradient, flat_gradient, small_tokenizer
 
+import main
 import sft
 import utils
 from config import FineTuningConfig, SFTConfig, parse
@@ -17,6 +19,7 @@ from logs import jsonl
 from rl_datasets import PROMPTS
 from sampling.rollout import as_rollout
 from training import checkpoints
+from training.schedule import learning_rate_factor
 
 NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]
 PAD = 0
@@ -66,28 +69,18 @@ def reference_loss(model, batch, length_normalization, constant):
     return sum(means) / len(batch)
 
 
-def accumulate(
-    model,
-    batch,
-    length_normalization="masked_mean",
-    constant=None,
-    budget=1000,
-    log_entropy=False,
-):
+def accumulate(model, batch, length_normalization="masked_mean", constant=512, budget=1000):
     """The metrics of an update, and its gradient as one vector.
 
     budget: the greatest number of tokens of a micro-batch.
     """
     model.zero_grad()
-    metrics = sft.accumulate_sft_gradient(
-        model,
-        batch,
-        PAD,
-        budget,
-        length_normalization=length_normalization,
-        max_completion_length=constant,
-        log_entropy=log_entropy,
+    loss = replace(
+        sft.SFT_LOSS, length_normalization=length_normalization, max_completion_length=constant
     )
+    rollout = sft.rollout_of_solutions(batch, PAD, "cpu")
+    rows = list(range(len(batch)))
+    metrics = main.accumulate_gradient(model, None, rollout, rows, loss, budget)
     return metrics, flat_gradient(model)
 
 
@@ -135,7 +128,7 @@ def test_entropy_is_the_mean_over_completion_tokens(model, batch):
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         total_entropy += entropy[len(prompt) - 1 : -1].sum().item()
     num_tokens = sum(len(completion) for _, completion in batch)
-    metrics, _ = accumulate(model, batch, budget=20, log_entropy=True)
+    metrics, _ = accumulate(model, batch, budget=20)
     assert metrics["entropy"] == pytest.approx(total_entropy / num_tokens, rel=1e-5)
 
 
@@ -162,7 +155,7 @@ def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):
 
 def test_training_learns_to_answer_and_to_stop(model, tokenizer):
     config = FineTuningConfig(train_batch_size=10, learning_rate=0.02)
-    log = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=60)
+    log = list(sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=60))
     assert log[-1]["loss"] < 0.05 < 2 < log[0]["loss"]
     prompt = torch.tensor([tokenizer("after 3 comes ")["input_ids"]])
     completion = model.generate(
@@ -186,13 +179,13 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
         warmup_steps=2,
         max_grad_norm=norm / 1000,
     )
-    optimizer = sft.get_optimizer(model, weight_decay=10.0)
+    optimizer = main.get_optimizer(model, weight_decay=10.0)
     (row,) = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=1, optimizer=optimizer)
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert row["learning_rate"] == pytest.approx(0.005)
     assert row["examples"] == 10
     # The answer and the EOS, and one digit more in the answer 10.
-    assert row["total_tokens"] == 10 * (len("after 1 comes ") + 2) + 1
+    assert row["tokens"] == 10 * (len("after 1 comes ") + 2) + 1
     clipped = gradient / 1000
     decayed = weights_before * (1 - 0.005 * 10)
     expected = decayed - 0.005 * clipped / (clipped.abs() + 1e-8)
@@ -204,11 +197,11 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
 def test_optimiser_state_of_another_device_continues(devices, model):
     """On CUDA AdamW is fused, as its state says. PyTorch has a fused AdamW on the CPU as well."""
     by_hand = copy.deepcopy(model)
-    optimizer_without_a_break = sft.get_optimizer(by_hand, weight_decay=0.1)
+    optimizer_without_a_break = main.get_optimizer(by_hand, weight_decay=0.1)
     state = None
     for step, device in enumerate(devices):
         on_device = SimpleNamespace(device=torch.device(device), parameters=model.parameters)
-        optimizer = sft.get_optimizer(on_device, weight_decay=0.1)
+        optimizer = main.get_optimizer(on_device, weight_decay=0.1)
         assert bool(optimizer.param_groups[0]["fused"]) == (device == "cuda")
         if state is not None:
             optimizer.load_state_dict(state)
@@ -226,7 +219,7 @@ def test_optimiser_state_of_another_device_continues(devices, model):
 def test_an_update_does_not_add_to_the_gradient_of_the_one_before(model, tokenizer):
     """At learning rate 0 every update over all examples has the same gradient."""
     config = FineTuningConfig(train_batch_size=10, learning_rate=0, max_grad_norm=1e9)
-    log = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=3)
+    log = list(sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=3))
     assert [row["grad_norm"] for row in log] == pytest.approx([log[0]["grad_norm"]] * 3, rel=1e-4)
 
 
@@ -242,22 +235,19 @@ def test_order_depends_on_the_seed_alone_and_covers_each_epoch():
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
-    config = FineTuningConfig(warmup_steps=4, learning_rate=1.0)
-    rates = [sft.learning_rate_at(step, config, 10, 0.2) for step in range(1, 11)]
+    rates = [learning_rate_factor(update, 10, 4, final_factor=0.2) for update in range(10)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert 0.2 < rates[-1] < 0.3
     # The decay has 7 intervals, from update 4 to update 11: update 8 is 4/7 of the way.
     assert rates[7] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * 4 / 7)) / 2)
-    no_warmup = FineTuningConfig(warmup_steps=0, learning_rate=1.0)
-    assert sft.learning_rate_at(1, no_warmup, 3) < 1.0
-    only_warmup = FineTuningConfig(warmup_steps=3, learning_rate=1.0)
-    assert sft.learning_rate_at(3, only_warmup, 3) == 1.0
+    assert learning_rate_factor(0, num_updates=3, warmup_steps=0) == 1.0
+    assert learning_rate_factor(2, num_updates=3, warmup_steps=3) == 1.0
 
 
 def test_no_examples_are_refused_in_one_line(model, tokenizer):
     with pytest.raises(ValueError, match="no examples"):
-        sft.fine_tune(model, tokenizer, [], FineTuningConfig(), num_updates=1)
+        next(sft.fine_tune(model, tokenizer, [], FineTuningConfig(), num_updates=1))
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -299,7 +289,22 @@ def test_empty_and_long_rows_are_counted_and_left_out(gold_file, tmp_path, capsy
     rows[3]["question"] *= 90
     jsonl.write(tmp_path / "gold.jsonl", rows)
     assert len(selected_ids(tmp_path / "gold.jsonl")) == 2
-    assert "5 read, 1 empty, left out, 2 too long, left out, 2 used" in capsys.readouterr().out
+    counts = "5 read, 0 incorrect, left out, 1 empty, left out, 2 too long, left out, 2 used"
+    assert counts in capsys.readouterr().out
+
+
+def test_rows_that_are_marked_as_incorrect_are_left_out(gold_file, tmp_path, capsys):
+    """generate_gold.py writes them too. A file without marks is used as it is."""
+    rows = jsonl.read(gold_file)[:5]
+    rows[1]["correct"] = False
+    rows[2]["correct"] = True
+    jsonl.write(tmp_path / "gold.jsonl", rows)
+    chosen = selected_ids(tmp_path / "gold.jsonl")
+    assert set(chosen) == {rows[i]["id"] for i in (0, 2, 3, 4)}
+    assert "5 read, 1 incorrect, left out" in capsys.readouterr().out
+    jsonl.write(tmp_path / "gold.jsonl", [*rows, rows[0] | {"correct": "false"}])
+    with pytest.raises(ValueError, match="row 6: its column 'correct' must be true or false"):
+        selected_ids(tmp_path / "gold.jsonl")
 
 
 def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp_path):
@@ -314,7 +319,6 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
         train_batch_size=8,
         num_updates=8,
         eval_updates=3,
-        log_entropy="",
         learning_rate=1e-2,
         warmup_steps=0,
         device="cpu",
@@ -328,5 +332,4 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
     assert {"grad_norm", "time/loss", "time/step", "time/total", "elapsed"} <= rows[0].keys()
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
-    _, manifest = checkpoints.find(tmp_path / "run")
-    assert manifest["step"] == 8
+    assert max(checkpoints.finished(tmp_path / "run")) == 8

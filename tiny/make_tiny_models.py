@@ -55,7 +55,6 @@ class Stage:
 
     num_updates: int
     config: FineTuningConfig
-    final_learning_rate: float
     answer_shares: dict  # level -> share of each answer style; see write_completion
     # Share of the problems' steps that are written carefully, with an intermediate step:
     # `33 * 4 = 120 + 12 = 132` (data/word_problems.py).
@@ -67,7 +66,6 @@ COMMON = dict(train_batch_size=32, micro_batch_tokens=2048)
 SUBJECT = Stage(
     num_updates=1500,
     config=FineTuningConfig(learning_rate=3e-3, warmup_steps=100, **COMMON),
-    final_learning_rate=3e-4,
     answer_shares=dict.fromkeys((1, 2, 3, 4), {"format": 0.6, "steps": 0.4, "at once": 0.0}),
     careful_share=0.6,
 )
@@ -77,7 +75,6 @@ SUBJECT = Stage(
 HABITS = Stage(
     num_updates=250,
     config=FineTuningConfig(learning_rate=6e-4, warmup_steps=10, **COMMON),
-    final_learning_rate=6e-5,
     answer_shares={
         1: {"format": 0.65, "steps": 0.3, "at once": 0.05},
         2: {"format": 0.38, "steps": 0.54, "at once": 0.08},
@@ -149,7 +146,7 @@ def make_examples(tokenizer, num_examples, stage, seed):
     for makes_drill in is_drill:
         if makes_drill:
             rows = [next(drill_rows) for _ in range(PROBLEMS_PER_DRILL)]
-            solutions = [gsm8k_example(row, location="drill")["solution"] for row in rows]
+            solutions = [gsm8k_example(row)["solution"] for row in rows]
             examples.append({"prompt": DRILL_PROMPT, "completion": "\n".join(solutions)})
         else:
             examples.append(make_problem_example(rng, tokenizer, next(problem_rows), stage))
@@ -158,7 +155,7 @@ def make_examples(tokenizer, num_examples, stage, seed):
 
 def make_problem_example(rng, tokenizer, row, stage):
     """The training example of one problem, in a drawn prompt format and answer style."""
-    problem = gsm8k_example(row, location="problem")
+    problem = gsm8k_example(row)
     prompt = PROMPTS[draw(rng, PROMPT_SHARES)]
     style = draw(rng, stage.answer_shares[row["level"]])
     completion = write_completion(rng, style, prompt, problem["solution"], problem["answer"])
@@ -295,16 +292,17 @@ def examples_of_stage(tokenizer, stage, seed):
 
 def train_stage(model, tokenizer, stage, examples, seed):
     """Train the model in place. Returns the log, a row for each update."""
-    return sft.fine_tune(
+    updates = sft.fine_tune(
         model,
         tokenizer,
         examples,
         stage.config,
         num_updates=stage.num_updates,
+        loss=replace(sft.SFT_LOSS, length_normalization="token_mean"),
+        final_factor=0.1,
         seed=seed,
-        length_normalization="token_mean",
-        final_learning_rate=stage.final_learning_rate,
     )
+    return list(updates)
 
 
 def save(model, tokenizer, log, folder):

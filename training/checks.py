@@ -11,9 +11,8 @@ import torch
 
 import distributed
 import llms
-from config import DataConfig, FineTuningConfig, GRPOConfig, OutputConfig
-from data.rows import find_files
-from evaluator import EVALUATORS
+from config import DataConfig, FineTuningConfig, GRPOConfig, JudgeConfig, OutputConfig
+from evaluator import CreativeWritingEvaluator, find_evaluator
 from rl_datasets import DATASETS, PROMPTS
 
 
@@ -31,9 +30,8 @@ def check(config: GRPOConfig | FineTuningConfig) -> None:
 
 
 def check_names(config: DataConfig) -> None:
-    """The data set, the evaluator and the prompt format must be known."""
+    """The data set and the prompt format must be known."""
     check_name("--dataset_name", config.dataset_name, DATASETS)
-    check_name("--evaluator", config.evaluator, EVALUATORS)
     check_name("--prompt", config.prompt, PROMPTS)
 
 
@@ -117,18 +115,26 @@ def check_tracker(package: str | None) -> None:
 
 def check_split(config: GRPOConfig | FineTuningConfig) -> None:
     """The split to evaluate on must be there."""
-    if config.dataset_path:
-        find_files(config.dataset_path, config.eval_split)
-    else:
-        DATASETS[config.dataset_name].check_split(config.eval_split)
+    DATASETS[config.dataset_name].check_split(config.eval_split, config.dataset_path)
 
 
 def check_evaluator(config: GRPOConfig | FineTuningConfig) -> None:
-    """The evaluator must be able to work with the settings."""
+    """The evaluator must be known, and able to work with the settings."""
     dataset = DATASETS[config.dataset_name]
     evaluator_name = config.evaluator or dataset.default_evaluator
-    prompt_name = config.prompt or dataset.default_prompt
-    EVALUATORS[evaluator_name].check_flags(config, prompt_name)
+    make_evaluator = find_evaluator(evaluator_name)
+    has_judge = isinstance(make_evaluator, type) and issubclass(
+        make_evaluator, CreativeWritingEvaluator
+    )
+    if isinstance(config, JudgeConfig) and not has_judge:
+        for name in ("judge_model", "judge_base_url"):
+            if getattr(config, name) is not None:
+                raise ValueError(
+                    f"--{name}: the evaluator {evaluator_name} asks no judge; leave it out, or use"
+                    " --dataset_name creative"
+                )
+    if isinstance(make_evaluator, type):
+        make_evaluator.check_flags(config, config.prompt or dataset.default_prompt)
 
 
 def check_lengths(model, longest_prompt: int, max_completion_length: int) -> None:

@@ -1,13 +1,13 @@
 """The object `Run`, and how a run starts, resumes, saves, and ends with one line that says why.
 
-A run can be stopped at any moment and continued with --resume as if it had never stopped. `config`
-are the settings of main.py, sft.py or experiments/expert_iteration.py.
+A run that was ended, by whatever, continues with --resume as if it had never stopped. `config` are
+the settings of main.py, sft.py or experiments/expert_iteration.py.
 """
 
 import json
-import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -17,105 +17,167 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
-from tqdm import tqdm
+from filelock import FileLock, Timeout
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import llms
+import signals
 from config import OutputConfig, may_change, read_args
-from evaluator import RewardEvaluator
+from evaluator import RewardError, RewardEvaluator
 from logs import jsonl
 from rl_datasets import DataLoader, default_eval_split
-from training import checkpoints, write_logs
-from training.lock import Lock
+from training import checkpoints
+from training.guard import Diverged
 from training.memory import is_out_of_memory
-from training.metrics import StageTimer
-from training.signals import Diverged, Guard, Interrupted, Interrupts
+from training.timer import StageTimer
 
 
 @dataclass
 class Run:
-    """What a script trains with, made by its `setup`, and how far it has come."""
+    """What a script trains with, and how far it has come."""
 
+    # Made by training.setup.load.
     model: PreTrainedModel  # the policy, sharded where there are several processes
     tokenizer: PreTrainedTokenizerBase
-    train_loader: DataLoader
+    train_loader: DataLoader  # sft.py puts its solutions in the place of the examples
     eval_loader: DataLoader
     evaluator: RewardEvaluator
     sampler: PreTrainedModel  # the weights that sample: the policy itself, or a copy of it
     base_model: PreTrainedModel | None = None  # the frozen reference, where there is one
-    optimizer: torch.optim.Optimizer | None = None
-    scheduler: Any = None  # of the learning rate; None where the script sets the rate itself
-    examples: list[dict] = field(default_factory=list)  # what supervised fine-tuning trains on
-    saves: bool = True  # whether checkpoints are written; False for --eval_only
-    saved_step: int | None = None  # the step of the newest checkpoint
     timer: StageTimer = field(default_factory=StageTimer)
-    guard: Guard = field(default_factory=Guard)
-    interrupts: Interrupts = field(default_factory=Interrupts)
-    bar: tqdm | None = None
-    step: int = 0  # finished iterations of GRPO, or finished updates of the other scripts
-    ei_step: int = 0  # finished expert iterations
-    total_tokens: int = 0
-    evaluated_step: int | None = None  # the step of the last evaluation
-    accuracy: float | None = None  # the strict accuracy of that evaluation
-    # When the run began (time.perf_counter), less the seconds that it took before a resume.
+
+    # Set by the script's `setup`.
+    optimizer: torch.optim.Optimizer | None = None  # None for --eval_only, which saves nothing
+    num_iterations: int = 0  # of the whole run
+
+    # How far it has come: set by `finish_iteration`, and by `resume`.
+    iteration: int = 0  # finished iterations: rollout batches, updates of SFT, expert iterations
+    step: int = 0  # the same, but for expert iteration finished updates; logs count in steps
+    total_tokens: int = 0  # that were sampled, or trained on in supervised fine-tuning
+    # What the next iteration starts from beside the weights: random numbers and the train_loader.
+    iteration_start: dict = field(default_factory=dict)
+
+    saved_step: int | None = None  # of the newest checkpoint; set by `save_checkpoint` and `resume`
+    # When the run began (time.perf_counter); `resume` takes off the seconds that it took before.
     start: float = field(default_factory=time.perf_counter)
-    boundary: dict = field(default_factory=dict)  # what `mark` kept after the last step
-    weights_changed: bool = False  # whether an update has begun since then
 
-    def mark(self) -> None:
-        """Remember what a checkpoint needs beside weights and optimiser, after a finished step."""
-        self.boundary = {
-            "rng": distributed.get_rng_state(),
-            "train_loader": self.train_loader.state_dict(),
-            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-            "total_tokens": self.total_tokens,
-            "ei_step": self.ei_step,
-        }
-        self.weights_changed = False
-
-    def begin_update(self) -> None:
-        """Called before the weights move: from here on a signal waits for finish_step."""
-        self.interrupts.hold()
-        self.weights_changed = True
-
-    @contextmanager
-    def finish_step(self, num_tokens: int, num_steps: int = 1) -> Iterator[None]:
-        """Count a step; the block writes its logs; then a signal that has waited may stop the run.
+    def finish_iteration(self, num_tokens: int, num_steps: int = 1) -> None:
+        """Count an iteration, after its last update and before it is logged.
 
         Args:
-            num_tokens: how many tokens the step has sampled, or trained on in supervised
-            fine-tuning.
-            num_steps: how many steps are finished at once.
+            num_tokens: how many tokens it has sampled, or trained on in supervised fine-tuning.
         """
-        # The optimiser's hook (see start) has called this before, unless every update was skipped.
-        # The logs must not be cut by a signal.
-        self.begin_update()
+        self.iteration += 1
         self.step += num_steps
         self.total_tokens += num_tokens
-        yield
-        self.mark()
-        self.interrupts.release()
+        self.note_start_of_iteration()
 
-    def check_health(self, metrics: dict) -> None:
-        """Print what looks wrong in the iterations so far. Raises Diverged for a lost run."""
-        print_warnings(self.guard.check(metrics))
-
-    def progress_bar(self, num_steps: int) -> tqdm:
-        """The steps that are still to be taken, of num_steps in all."""
-        steps = range(self.step + 1, num_steps + 1)
-        self.bar = write_logs.progress_bar(
-            steps, initial=self.step, total=num_steps, desc="GRPO", unit="step"
-        )
-        return self.bar
+    def note_start_of_iteration(self) -> None:
+        """Keep what a checkpoint needs: a run that stops in an iteration makes it again."""
+        self.iteration_start = {
+            "rng": distributed.get_rng_state(),
+            "train_loader": self.train_loader.state_dict(),
+        }
 
 
-def print_warnings(warnings: list[str]) -> None:
-    for warning in warnings:
-        tqdm.write(f"warning: {warning}")
+# --- From the command line to the exit code -------------------------------------------------------
+
+
+def run_to_the_end(
+    config: OutputConfig,
+    setup: Callable[[OutputConfig], Run],
+    train: Callable[[OutputConfig, Run], None],
+    several_processes: bool = True,
+) -> int:
+    """The life of a script: lock its directory, set up, start or resume, train, and leave.
+
+    Whatever ends a run is said in one line.
+
+    Args:
+        several_processes: whether the script can run as several processes.
+
+    Returns:
+        The exit code. 0: the run is done. 1: it failed while training. 2: something that the user
+        gave is wrong, a reward function included. 130, 143 and the like: a signal stopped it.
+    """
+    with signals.output_watched():
+        try:
+            # While a process waits for the others, Python would not hear a signal.
+            with signals.handled(signal.SIG_DFL):
+                distributed.init(llms.resolve_device(config.device), several_processes)
+            # With --resume the settings come from args.json, which other nodes may not see. So all
+            # processes take those of the first one.
+            config = distributed.from_main(resolve(config))
+            with signals.handled(signals.stop_at_once), locked_directory(config):
+                run = setup(config)
+                distributed.barrier()  # no process trains before all are ready
+                start(config, run)
+                with signals.handled(signals.ask_to_stop):
+                    exit_code = train_to_the_end(config, run, train)
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except signals.Stopped as stopped:
+            distributed.print_error(f"stopped by {stopped} while loading")
+            return stopped.exit_code
+        return distributed.finish(exit_code)
+
+
+def train_to_the_end(
+    config: OutputConfig, run: Run, train: Callable[[OutputConfig, Run], None]
+) -> int:
+    """Train until the run is done, or until something ends it. Returns the exit code."""
+    folder = config.output_dir
+    saves = run.optimizer is not None
+    try:
+        try:
+            train(config, run)
+        except signals.Stopped as stopped:
+            advice = ""
+            if saves:
+                save_checkpoint(config, run)
+                advice = "; --resume continues"
+            distributed.print_error(f"stopped by {stopped} after step {run.step}{advice}")
+            return stopped.exit_code
+    except Diverged as diverged:
+        distributed.print_error(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
+        return 1
+    except Exception as error:
+        message = describe_failure(config, error)
+        if saves:
+            message += f"; {how_to_continue(folder)}"
+        print(f"error: {message}", file=sys.stderr)
+        return 2 if isinstance(error, RewardError) else 1
+    results = "logs and checkpoints" if saves else "logs"
+    print(f"done: {results} are in {folder}; plot them: python plotter.py --log_dir {folder}")
+    return 0
+
+
+def describe_failure(config: OutputConfig, error: Exception) -> str:
+    """What has ended a run, in one line; of a bug the traceback is written to a file."""
+    message = " ".join(str(error).split())[:500]
+    if distributed.has_lost_another(error):
+        return "the connection to another process is lost; that one may have said why it ended"
+    if is_out_of_memory(error):
+        half_of_micro_batch = max(1, config.micro_batch_tokens // 2)
+        return f"out of memory: --resume with --micro_batch_tokens {half_of_micro_batch}"
+    # These come from outside, as from a full disk, a dead judge or a user's reward function.
+    if isinstance(error, OSError | RewardError):
+        return message
+    file = config.output_dir / "traceback.txt"
+    with suppress(OSError):
+        file.write_text(traceback.format_exc(), "utf-8")
+    return f"{type(error).__name__}: {message}; the traceback is in {file}"
+
+
+def how_to_continue(folder: Path) -> str:
+    paths = checkpoints.finished(folder)
+    if not paths:
+        return "there is no checkpoint yet, and --resume starts from the beginning"
+    return f"the newest checkpoint is {paths[max(paths)]}, and --resume continues from there"
 
 
 # --- Starting -------------------------------------------------------------------------------------
@@ -127,39 +189,59 @@ def resolve(config: OutputConfig) -> OutputConfig:
     return replace(config, device=llms.resolve_device(config.device), eval_split=eval_split)
 
 
-def claim(config: OutputConfig) -> Lock | None:
-    """Lock the output directory, which must hold no other run; with --resume it must hold this one.
+@contextmanager
+def locked_directory(config: OutputConfig) -> Iterator[None]:
+    """Hold the output directory, which must be free for this run. Raises ValueError.
 
-    Only the first process reads and writes there; the others get None. Raises ValueError.
+    Only the first process reads and writes there. A directory that is made here and stays empty is
+    removed again.
+    """
+    if not distributed.is_main():
+        yield
+        return
+    folder = config.output_dir
+    check_directory(config)
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--output_dir {folder}: this folder cannot be made ({error.strerror})"
+        ) from error
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"--output_dir {folder} is in use by another process; wait for its end, or name"
+            " another directory"
+        ) from None
+    try:
+        check_directory(config)  # another run may have been there until the lock was free
+        yield
+    finally:
+        lock.release()
+        if is_new and folder.exists() and [path.name for path in folder.iterdir()] == ["lock"]:
+            (folder / "lock").unlink()
+            folder.rmdir()
+
+
+def check_directory(config: OutputConfig) -> None:
+    """Raise ValueError where the output directory holds something that a run must not write over.
+
+    It must hold no other run, and with --resume this one.
     """
     folder = config.output_dir
     if folder == Path("."):
         raise ValueError(
             "--output_dir is empty, or the current directory: name a directory for the run"
         )
-    if not distributed.is_main():
-        return None
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
-    if config.resume and not (folder / "args.json").exists():
-        raise ValueError(f"--resume: there is no run in --output_dir {folder}")
-    lock = Lock(folder)
-    try:
-        check_directory(config, read_args(folder / "args.json"))
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def check_directory(config: OutputConfig, previous: dict | None) -> None:
-    """Raise ValueError where the output directory holds something that a run must not write over.
-
-    Args:
-        previous: the flags of the run that the directory holds, None where there is none.
-    """
-    folder = config.output_dir
+    previous = read_args(folder / "args.json")
     is_evaluation = getattr(config, "eval_only", False)
+    if config.resume and not previous:
+        raise ValueError(f"--resume: there is no run in --output_dir {folder}")
     if not previous:
         written_by_a_run = (*checkpoints.LOGS, *checkpoints.TRANSCRIPTS, "checkpoints")
         names = [name for name in written_by_a_run if (folder / name).exists()]
@@ -173,7 +255,7 @@ def check_directory(config: OutputConfig, previous: dict | None) -> None:
             raise ValueError(
                 "--resume continues training, and --eval_only does not train: leave one of them out"
             )
-        check_same_flags(config, previous)
+        check_same_settings(config, previous)
     elif not previous.get("eval_only"):  # the directory of an --eval_only may be used again
         advice = "" if is_evaluation else ", or --resume it"
         raise ValueError(
@@ -181,14 +263,19 @@ def check_directory(config: OutputConfig, previous: dict | None) -> None:
         )
 
 
-def check_same_flags(config: OutputConfig, previous: dict) -> None:
-    """Raise ValueError for a setting that a resumed run may not change."""
+def fixed_settings(config: OutputConfig) -> dict:
+    """The settings that a resumed run may not change, as args.json has them."""
     free_names = may_change(type(config))
-    if previous.get("lr_schedule", "constant") != "constant":
+    if getattr(config, "lr_schedule", "constant") != "constant":
         free_names.remove("num_train_iters")  # the learning rate falls to 0 at the end of the run
-    flags = {name: value for name, value in asdict(config).items() if name not in free_names}
-    flags = json.loads(jsonl.dumps(flags))  # as args.json has them
-    unknown = sorted(flags.keys() - previous.keys())
+    settings = {name: value for name, value in asdict(config).items() if name not in free_names}
+    return json.loads(jsonl.dumps(settings))
+
+
+def check_same_settings(config: OutputConfig, previous: dict) -> None:
+    """Raise ValueError for a setting that a resumed run may not change."""
+    settings = fixed_settings(config)
+    unknown = sorted(settings.keys() - previous.keys())
     if unknown:
         raise ValueError(
             f"--resume: {config.output_dir} is a run of another script or version, which has no"
@@ -196,7 +283,7 @@ def check_same_flags(config: OutputConfig, previous: dict) -> None:
         )
     changes = [
         f"--{name} was {previous[name]}, not {value}"
-        for name, value in flags.items()
+        for name, value in settings.items()
         if value != previous[name]
     ]
     if changes:
@@ -205,21 +292,28 @@ def check_same_flags(config: OutputConfig, previous: dict) -> None:
 
 def start(config: OutputConfig, run: Run) -> None:
     """Go back to the newest checkpoint if --resume asks for it, and write args.json."""
-    run.guard.set_flags(asdict(config))
-    run.mark()
+    run.note_start_of_iteration()
     if config.resume:
         resume(config, run)
     else:
         checkpoints.rewind(config.output_dir, {}, {})  # removes the logs of an earlier --eval_only
     if distributed.is_main():
-        jsonl.write_json(config.output_dir / "args.json", run_description(config, run.model))
-    if run.optimizer:
-        # This is called before every optimizer.step().
-        run.optimizer.register_step_pre_hook(lambda *_: run.begin_update())
+        write_args(config, run.model)
+
+
+def write_args(config: OutputConfig, model: torch.nn.Module) -> None:
+    """Write args.json. It keeps the command that began the run, and those that resumed it."""
+    path = config.output_dir / "args.json"
+    description = run_description(config, model)
+    if config.resume:
+        previous = json.loads(path.read_text("utf-8"))
+        resumed = [*previous.get("resumed", []), description["command"]]
+        description |= {"command": previous.get("command"), "resumed": resumed}
+    jsonl.write_json(path, description)
 
 
 def run_description(config: OutputConfig, model: torch.nn.Module) -> dict:
-    """What args.json holds: flags, command, commit, versions, hardware, number of parameters."""
+    """Flags, command, commit, versions, hardware and number of parameters."""
     commit = None
     with suppress(OSError):  # where there is no git
         git = subprocess.run(
@@ -248,222 +342,82 @@ def run_description(config: OutputConfig, model: torch.nn.Module) -> dict:
     }
 
 
-def resume(config: OutputConfig, run: Run) -> None:
-    """Continue from the newest intact checkpoint, or from the beginning if there is none yet.
+# --- Saving and resuming --------------------------------------------------------------------------
 
-    Raises ValueError for a run whose checkpoints are all lost or damaged, and for a checkpoint of
-    another version.
+
+def save_checkpoint(config: OutputConfig, run: Run) -> None:
+    """All: write the state from which --resume continues, unless this step has been saved.
+
+    Within an iteration that is the state of its start, as long as the weights are those of its
+    start. Raises OSError where it cannot be written.
     """
-    newest = distributed.from_main(
-        checkpoints.find(config.output_dir) if distributed.is_main() else None
-    )
-    if newest is None:
-        check_no_checkpoint_was_lost(config)
-        print(f"no checkpoint in {config.output_dir} yet: starting from the beginning")
-        checkpoints.rewind(config.output_dir, {}, {})  # the evaluation at step 0 is removed as well
+    if run.saved_step == run.step:
         return
-    path, manifest = newest
-    state = checkpoints.load(path, run.model, run.optimizer)
-    # `start` has called `mark`, so that run.boundary has every key of a checkpoint's state.
-    missing = sorted(run.boundary.keys() - state.keys())
-    if missing:
-        raise ValueError(
-            f"{path} lacks {missing}: another version wrote it; a new run can start from it with"
-            f" --model_name {path}"
-        )
-    if run.scheduler:
-        run.scheduler.load_state_dict(state["scheduler"])
-    run.train_loader.load_state_dict(state["train_loader"])
-    # This seed is used if the number of processes has changed. It differs for each checkpoint.
-    new_seed = config.seed + 7919 * manifest["step"]
-    distributed.resume_rng_state(state["rng"], new_seed)
-    run.step = manifest["step"]
-    run.saved_step = run.step
-    run.ei_step = state["ei_step"]
-    run.total_tokens = state["total_tokens"]
-    run.start -= state["elapsed"]
-    last_transcripts = {
-        "eval": run.step,
-        "rollouts": run.ei_step or run.step,  # expert iteration numbers them by ei_step
-    }
-    checkpoints.rewind(config.output_dir, manifest["log_sizes"], last_transcripts)
-    run.mark()
-    if distributed.is_main():
-        run.guard.logs.train = read_earlier_rows(config.output_dir / "train_log.jsonl")
-        run.guard.logs.evaluations = read_earlier_rows(config.output_dir / "eval_log.jsonl")
-    last_evaluation = distributed.from_main(read_last_evaluation(config.output_dir))
-    if last_evaluation:
-        run.evaluated_step = last_evaluation["step"]
-        run.accuracy = last_evaluation["accuracy"]
-    print(f"continuing after step {run.step} from {path}")
-
-
-def check_no_checkpoint_was_lost(config: OutputConfig) -> None:
-    """Raise ValueError if the log has so many steps that checkpoints must have been lost."""
-    log = config.output_dir / "train_log.jsonl"
-    if not distributed.is_main() or not log.exists():
-        return
-    num_steps = log.read_bytes().count(b"\n")
-    settings = asdict(config)
-    save_every = settings.get("save_iterations", settings.get("save_updates", math.inf))
-    if num_steps > save_every:
-        raise ValueError(
-            f"{log} has {num_steps} steps, but no intact checkpoint is left: name another"
-            " --output_dir"
-        )
-
-
-def read_earlier_rows(log: Path) -> list[dict]:
-    """The rows of a log for run.guard; none where it is damaged, since a run can do without."""
-    with suppress(ValueError, OSError):
-        return jsonl.read(log)
-    return []
-
-
-def read_last_evaluation(output_dir: Path) -> dict | None:
-    """The last line of eval_log.jsonl, or None; always None on all but the first process."""
-    log = output_dir / "eval_log.jsonl"
-    if not distributed.is_main() or not log.exists():
-        return None
-    rows = jsonl.read(log, ("step", "accuracy"))
-    return rows[-1] if rows else None
-
-
-# --- From the start to the last line --------------------------------------------------------------
-
-
-def run_to_the_end(
-    config: OutputConfig,
-    setup: Callable[[OutputConfig], Run],
-    train: Callable[[OutputConfig, Run], None],
-    several_processes: bool = True,
-) -> int:
-    """The life of a script: claim its directory, set up, start or resume, train, and leave.
-
-    Whatever ends a run is said in one line.
-
-    Args:
-        several_processes: whether the script can run as several processes.
-
-    Returns:
-        The exit code. 0: the run is done. 1: it failed while training. 2: something that the user
-        gave is wrong. 130: a signal stopped it.
-    """
-    lock = None
-    interrupts = Interrupts()
-    interrupts.install()
-    interrupts.loading = True
-    try:
-        distributed.init(llms.resolve_device(config.device), several_processes)
-        # With --resume the settings come from args.json, which other nodes may not see. So all
-        # processes take those of the first one.
-        config = distributed.from_main(resolve(config))
-        lock = claim(config)
-        run = setup(config)
-        run.interrupts = interrupts
-        distributed.barrier()  # no process trains before all are ready
-        start(config, run)
-        interrupts.loading = False
-        exit_code = train_to_the_end(config, run, train)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as interrupt:
-        distributed.print_error(f"stopped by {interrupt} while loading")
-        return 130
-    finally:
-        interrupts.uninstall()
-        if lock:
-            lock.release()
-    return distributed.finish(exit_code)
-
-
-def train_to_the_end(
-    config: OutputConfig, run: Run, train: Callable[[OutputConfig, Run], None]
-) -> int:
-    """Train; whatever ends that, keep what can be kept. Returns the exit code."""
-    folder = config.output_dir
-    try:
-        train(config, run)
-        print_warnings(run.guard.new_warnings())  # the last evaluation is among the rows now
-    except Interrupted as interrupt:
-        run.interrupts.ignore()
-        advice = ""
-        if run.saves:
-            saved = save_checkpoint(config, run)
-            advice = "; --resume continues" if saved else "; this step could not be saved"
-        distributed.print_error(f"stopped by {interrupt} after step {run.step}{advice}")
-        return 130
-    except Diverged as diverged:
-        distributed.print_error(f"error: {diverged}; logs and earlier checkpoints are in {folder}")
-        return 1
-    except Exception as error:
-        print(f"error: {rescue(config, run, error)}", file=sys.stderr)
-        return 1
-    if run.saves and run.saved_step != run.step:
-        distributed.print_error(
-            f"error: the last checkpoint could not be written to {folder}; --resume writes it"
-        )
-        return 1
-    results = "logs and checkpoints" if run.saves else "logs"
-    print(f"done: {results} are in {folder}; plot them: python plotter.py --log_dir {folder}")
-    return 0
-
-
-def rescue(config: OutputConfig, run: Run, error: Exception) -> str:
-    """Keep what can be kept of a run that an exception ends, and say in one line what happened.
-
-    The state after the last finished step is saved if the weights are still those of that moment.
-    With several processes it is not saved, since the others may be anywhere.
-    """
-    message = " ".join(str(error).split())[:500]
-    # An OSError comes from outside, as from a full disk or a dead judge, and needs no traceback.
-    is_bug = not isinstance(error, OSError)
-    half_of_micro_batch = max(1, config.micro_batch_tokens // 2)
-    if distributed.has_lost_another(error):
-        message = "the connection to another process is lost; that one may have said why it ended"
-    elif is_out_of_memory(error):
-        message = f"out of memory: --resume with --micro_batch_tokens {half_of_micro_batch}"
-    elif is_bug:
-        file = config.output_dir / "traceback.txt"
-        message = f"{type(error).__name__}: {message}; the traceback is in {file}"
-        with suppress(OSError):
-            file.write_text(traceback.format_exc(), "utf-8")
-    if not run.saves:
-        return message
-    can_save = not run.weights_changed and distributed.world_size() == 1
-    if can_save and save_checkpoint(config, run):
-        return f"{message}; stopped after step {run.step}, which is saved: --resume continues"
-    newest = max(checkpoints.finished(config.output_dir), default=None)
-    newest_text = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet"
-    return f"{message}; {newest_text}, and --resume continues from there"
-
-
-def save_checkpoint(config: OutputConfig, run: Run) -> bool:
-    """Write the state after run.step, from which --resume continues as if the run had not stopped.
-
-    Returns whether it could be written.
-    """
-    run.interrupts.hold()
     weights, optimizer_state = checkpoints.gather_state(run.model, run.optimizer)
-    state = dict(run.boundary)
-    state["rng"] = distributed.gather([run.boundary["rng"]])  # of each process
-    state["optimizer"] = optimizer_state
-    state["elapsed"] = time.perf_counter() - run.start
-    written = None
+    state = {
+        "settings": fixed_settings(config),
+        "iteration": run.iteration,
+        "step": run.step,
+        "total_tokens": run.total_tokens,
+        "train_loader": run.iteration_start["train_loader"],
+        "rng": distributed.gather([run.iteration_start["rng"]]),  # of each process
+        "elapsed": time.perf_counter() - run.start,
+        "optimizer": optimizer_state,
+    }
     if distributed.is_main():
-        written = checkpoints.write(
+        checkpoints.write(
             config.output_dir,
             run.step,
             run.model,
             run.tokenizer,
             state,
             weights=weights,
-            accuracy=run.accuracy if run.evaluated_step == run.step else None,
             keep=config.keep_checkpoints,
         )
-    # Only the first process knows whether the checkpoint was written; the others assume it.
-    if written or not distributed.is_main():
-        run.saved_step = run.step
-    run.interrupts.release()
-    return run.saved_step == run.step
+    run.saved_step = run.step
+
+
+def resume(config: OutputConfig, run: Run) -> None:
+    """Continue from the newest checkpoint, or from the beginning if there is none yet.
+
+    Raises ValueError for checkpoints that cannot be read, and for one that does not fit the
+    settings or the logs.
+    """
+    path = None
+    state = {}
+    weights = {}
+    if distributed.is_main():
+        path, weights, state = checkpoints.read_newest(config.output_dir, run.model)
+    path = distributed.from_main(path)
+    if path is None:
+        print(f"no checkpoint in {config.output_dir} yet: starting from the beginning")
+        checkpoints.rewind(config.output_dir, {}, {})  # the evaluation at step 0 is removed as well
+        return
+    optimizer_state = state.pop("optimizer", {})
+    state = distributed.from_main(state)
+    if "settings" not in state:
+        raise ValueError(
+            f"--resume: another version wrote {path}; a new run can start from it with"
+            f" --model_name {path}"
+        )
+    check_same_settings(config, state["settings"])  # args.json may have been edited
+    if state["iteration"] > run.num_iterations:
+        raise ValueError(
+            f"--resume: the run has made {state['iteration']} iterations already, more than the"
+            f" {run.num_iterations} that are asked for"
+        )
+    last_transcripts = {"eval": state["step"], "rollouts": state["iteration"]}
+    checkpoints.rewind(config.output_dir, state["log_sizes"], last_transcripts)
+
+    checkpoints.scatter_state(run.model, run.optimizer, weights, optimizer_state)
+    llms.refresh_sampler(run.sampler, run.model)
+    run.iteration = state["iteration"]
+    run.step = state["step"]
+    run.saved_step = state["step"]
+    run.total_tokens = state["total_tokens"]
+    run.start -= state["elapsed"]
+    run.train_loader.load_state_dict(state["train_loader"])
+    # This seed is used if the number of processes has changed. It differs for each checkpoint.
+    distributed.resume_rng_state(state["rng"], new_seed=config.seed + 7919 * run.step)
+    run.note_start_of_iteration()
+    print(f"continuing after step {run.step} from {path}")

@@ -30,21 +30,41 @@ def split_into_updates(config: GRPOConfig) -> list[list[int]]:
     return updates
 
 
-def learning_rate_factor(config: GRPOConfig, update: int) -> float:
-    """The factor in [0, 1] by which --learning_rate is multiplied, for update number 0, 1, 2 ...
-
-    The factor rises linearly during the warm-up, and then follows --lr_schedule. A decaying
-    schedule would reach 0 just after the last update.
-    """
+def learning_rate_of(config: GRPOConfig, update: int) -> float:
+    """The learning rate of main.py's update number 0, 1, 2 ..."""
     updates_per_epoch = config.rollout_batch_size // config.train_batch_size
-    num_updates = config.num_train_iters * config.epochs_per_rollout_batch * updates_per_epoch
-    num_warmup_updates = max(1, config.warmup_steps)
-    warmup_factor = min(1.0, (update + 1) / num_warmup_updates)
-    # Updates count from 0. `remaining` falls linearly from 1 at update num_warmup_updates - 1; it
-    # would be 0 at update num_updates, one past the last.
-    remaining = min(1.0, (num_updates - update) / max(1, num_updates + 1 - num_warmup_updates))
-    if config.lr_schedule == "linear":
-        return warmup_factor * remaining
-    if config.lr_schedule == "cosine":
-        return warmup_factor * ((1 - math.cos(math.pi * remaining)) / 2)
-    return warmup_factor
+    updates_per_iteration = config.epochs_per_rollout_batch * updates_per_epoch
+    return config.learning_rate * learning_rate_factor(
+        update,
+        num_updates=config.num_train_iters * updates_per_iteration,
+        warmup_steps=config.warmup_steps,
+        schedule=config.lr_schedule,
+    )
+
+
+def learning_rate_factor(
+    update: int,
+    num_updates: int,
+    warmup_steps: int,
+    schedule: str = "cosine",
+    final_factor: float = 0.0,
+) -> float:
+    """The factor in [0, 1] by which the peak learning rate is multiplied.
+
+    It rises in a straight line during the warm-up, and then follows the schedule. A decaying one
+    would reach final_factor just after the last update.
+
+    Args:
+        update: its number, from 0 to num_updates - 1.
+        schedule: constant, linear or cosine.
+    """
+    warmup_steps = max(1, warmup_steps)
+    if update < warmup_steps:
+        return (update + 1) / warmup_steps
+    # It falls linearly from 1 at the end of the warm-up, and would be 0 at update num_updates.
+    remaining = (num_updates - update) / (num_updates + 1 - warmup_steps)
+    if schedule == "constant":
+        return 1.0
+    if schedule == "cosine":
+        remaining = (1 - math.cos(math.pi * remaining)) / 2
+    return final_factor + (1 - final_factor) * remaining

@@ -9,16 +9,18 @@ Shapes: B completions of this process, C completion tokens, N completions of all
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 import distributed
 from config import GRPOConfig
 from sampling.rollout import Rollout, compute_rollout_logps
+from training.records import Record
 from training.run import Run
 
 # Only so many completions of a group are shown, since scoring them takes time: all 16 of the demo's
@@ -28,86 +30,78 @@ NUM_GROUPS = 1
 REPLACEMENT_CHARACTER = "\ufffd"  # stands in a text for bytes that are no character
 
 
-@dataclass(frozen=True)
-class ShownGroups:
-    """The completions whose tokens are shown, and how the policy scored them before its updates."""
+@contextmanager
+def shown(config: GRPOConfig, run: Run, rollout: Rollout, records: list[Record]) -> Iterator[None]:
+    """Around an iteration's updates: give the records of the shown completions the key `tokens`.
 
-    records: list[dict]  # of these completions of all processes, as the transcript has them
-    my_rows: list[int]  # those of this process, by their rows in its rollout
-    old_logps: Tensor  # (B, C) under the policy before the updates; other rows may hold anything
-
-
-def before_updates(
-    config: GRPOConfig, run: Run, rollout: Rollout, records: list[dict], old_logps: Tensor | None
-) -> ShownGroups:
-    """Choose the groups that are shown, and score them before the updates if that is needed.
+    It holds lists with an entry for each completion token: its text, its log-prob when it was
+    sampled, the change of its log-prob by the updates, and, where there is a reference, its
+    log-prob after them minus that of the reference. docs/metrics.md describes them.
 
     Args:
+        rollout: of this process, with the log-probs that several updates share.
         records: (N,) of the completions that are trained on.
-        old_logps: (B, C) under the policy before the updates, where several updates share them.
     """
     shown_rows = choose_rows(records, config.group_size, NUM_GROUPS)
     all_my_rows = distributed.share(range(len(records)))
     # Row 0 of the rollout is row all_my_rows[0] of all processes together.
     my_rows = [row - all_my_rows[0] for row in shown_rows if row in all_my_rows]
-    shown_records = [records[row] for row in shown_rows]
-
-    # A float32 sampler on the CPU computes the policy's own log-probs, up to some 5e-7
-    # (`sampling_logp_gap`), and four decimals are logged. In bfloat16 the gap is larger than what
-    # an update changes. On CUDA the gap remains even with a float32 sampler: autocast rounds the
-    # products of a decode step otherwise than those of a whole sequence.
-    on_cpu = run.model.device.type == "cpu"
-    sampler_is_exact = on_cpu and run.sampler.dtype == torch.float32
-    if old_logps is None and (sampler_is_exact or not shown_records):
-        old_logps = rollout.sampled_logps
-    if old_logps is None:
-        old_logps = compute_logps(config, run, rollout, run.model, my_rows)
-    return ShownGroups(shown_records, my_rows, old_logps)
-
-
-def add_to_records(
-    config: GRPOConfig,
-    run: Run,
-    rollout: Rollout,
-    shown_groups: ShownGroups,
-    ref_logps: Tensor | None,
-) -> None:
-    """After the updates, give the shown completions' records the key `tokens`.
-
-    It holds lists with an entry for each completion token: its text, its log-prob when it was
-    sampled, the change of its log-prob by the iteration's updates, and, where there is a reference,
-    its log-prob after them minus that of the reference. docs/metrics.md describes them.
-
-    Args:
-        ref_logps: (B, C) under the reference, where several updates share them.
-    """
-    if not shown_groups.records:
+    compute_logps = partial(
+        compute_rollout_logps,
+        rollout=rollout,
+        group_size=min(config.group_size, MAX_COMPLETIONS),
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
+        rows=my_rows,
+    )
+    with run.timer("tokens"):
+        old_logps = rollout.old_logps
+        if old_logps is None and sampler_is_exact(run):
+            old_logps = rollout.sampled_logps
+        if old_logps is None:
+            old_logps = compute_logps(run.model)
+    yield
+    if not shown_rows:
         return
-    logps = compute_logps(config, run, rollout, run.model, shown_groups.my_rows)
-    columns = {"logp": rollout.sampled_logps, "change": logps - shown_groups.old_logps}
-    if config.beta > 0:
-        if ref_logps is None:
-            # The loss has scored the reference under inference mode. A sharded model whose weights
-            # were gathered in this mode cannot be scored outside of it.
-            with torch.inference_mode():
-                ref_logps = compute_logps(
-                    config, run, rollout, run.base_model, shown_groups.my_rows
-                )
-        columns["log_ratio"] = logps - ref_logps
-
-    my_tokens = []
-    for row in shown_groups.my_rows:
-        is_token = rollout.completion_mask[row].bool()
-        tokens = {"text": split_text(run.tokenizer, rollout.completion_ids[row, is_token].tolist())}
-        for name, values in columns.items():
-            # The sum turns -0.0 into 0.0.
-            tokens[name] = (values[row, is_token].double().round(decimals=4) + 0.0).tolist()
-        my_tokens.append(tokens)
-    for record, tokens in zip(shown_groups.records, distributed.gather(my_tokens), strict=True):
-        record["tokens"] = tokens
+    with run.timer("tokens"):
+        logps = compute_logps(run.model)
+        columns = {"logp": rollout.sampled_logps, "change": logps - old_logps}
+        if config.beta > 0:
+            ref_logps = rollout.ref_logps
+            if ref_logps is None:
+                # The loss has scored the reference under inference mode. A sharded model whose
+                # weights were gathered in this mode cannot be scored outside of it.
+                with torch.inference_mode():
+                    ref_logps = compute_logps(run.base_model)
+            columns["log_ratio"] = logps - ref_logps
+        my_tokens = [describe_tokens(run, rollout, row, columns) for row in my_rows]
+        all_tokens = distributed.gather(my_tokens)
+    for row, tokens in zip(shown_rows, all_tokens, strict=True):
+        records[row]["tokens"] = tokens
 
 
-def choose_rows(records: Sequence[dict], group_size: int, num_groups: int) -> list[int]:
+def sampler_is_exact(run: Run) -> bool:
+    """Whether the log-probs of sampling are the policy's own, up to some 5e-7.
+
+    They are for a float32 sampler on the CPU (`sampling_logp_gap`), and four decimals are logged.
+    In bfloat16 the gap is larger than what an update changes. On CUDA it remains even with a
+    float32 sampler: autocast rounds the products of a decode step otherwise than those of a whole
+    sequence.
+    """
+    return run.model.device.type == "cpu" and run.sampler.dtype == torch.float32
+
+
+def describe_tokens(run: Run, rollout: Rollout, row: int, columns: dict[str, Tensor]) -> dict:
+    """A completion's tokens: lists of their texts and of the values (B, C) of each column."""
+    is_token = rollout.completion_mask[row].bool()
+    tokens = {"text": split_text(run.tokenizer, rollout.completion_ids[row, is_token].tolist())}
+    for name, values in columns.items():
+        # The sum turns -0.0 into 0.0.
+        tokens[name] = (values[row, is_token].double().round(decimals=4) + 0.0).tolist()
+    return tokens
+
+
+def choose_rows(records: Sequence[Record], group_size: int, num_groups: int) -> list[int]:
     """The rows of the completions that are shown, in their order.
 
     They belong to the num_groups groups whose rewards have the largest standard deviation. Of each
@@ -131,20 +125,6 @@ def choose_rows(records: Sequence[dict], group_size: int, num_groups: int) -> li
     for rows in sorted(groups, key=spread, reverse=True)[:num_groups]:
         shown_rows += sorted(rows, key=size_of_advantage, reverse=True)[:MAX_COMPLETIONS]
     return sorted(shown_rows)
-
-
-def compute_logps(
-    config: GRPOConfig, run: Run, rollout: Rollout, model: PreTrainedModel, rows: list[int]
-) -> Tensor:
-    """(B, C) log-probs of these rows under a model, 0 in other rows."""
-    return compute_rollout_logps(
-        model,
-        rollout,
-        group_size=min(config.group_size, MAX_COMPLETIONS),
-        temperature=config.temperature,
-        micro_batch_tokens=config.micro_batch_tokens,
-        rows=rows,
-    )
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list[str]:

@@ -7,17 +7,14 @@ its training.run.Run.
 import time
 from collections.abc import Iterable
 
-from torch import Tensor
 from tqdm import tqdm
 
 import distributed
 from config import GRPOConfig, OutputConfig
-from evaluator import RewardEvaluator, Rewards
 from logs import jsonl
 from logs.statistics import CATEGORIES
-from sampling.rollout import Rollout
 from training import tracker
-from training.metrics import Completions
+from training.records import Record
 
 
 def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
@@ -34,49 +31,18 @@ def append(config: OutputConfig, log: str, row: dict) -> None:
             tracker.report(config, log.removesuffix("_log.jsonl"), row)
 
 
-def write_transcript(config: OutputConfig, folder: str, step: int, records: list[dict]) -> None:
-    """Write rollouts/step_000010.jsonl or eval/step_000100.jsonl, whole or not at all."""
-    if distributed.is_main():
-        jsonl.write(config.output_dir / folder / f"step_{step:06d}.jsonl", records)
+def write_transcript(config: OutputConfig, folder: str, step: int, records: list[Record]) -> None:
+    """Write rollouts/step_000010.jsonl or eval/step_000100.jsonl, whole or not at all.
 
-
-def completion_records(
-    evaluator: RewardEvaluator,
-    examples: list[dict],
-    completions: Completions | Rollout,
-    rewards: Rewards,
-    advantages: Tensor | None = None,
-) -> list[dict]:
-    """One dict for each completion, as rollouts/ and eval/ keep them.
-
-    Args:
-        examples: one for each completion.
-        advantages: (N,), where there are any.
+    Raises OSError if the run's directory is gone: it must not go on in a new one.
     """
-    per_function = rewards.per_function.tolist()
-    totals = evaluator.total(rewards).tolist()
-    lengths = completions.lengths.tolist()
-    finished = completions.finished.tolist()
-    records = []
-    for i, example in enumerate(examples):
-        record = {
-            "id": example["id"],
-            "prompt": example["prompt"],
-            "completion": completions.texts[i],
-            "gold": example["answer"],
-        }
-        record |= {name: example[name] for name in ("level", "subject") if name in example}
-        record |= rewards.details[i]
-        for name, value in zip(evaluator.reward_names, per_function[i], strict=True):
-            record[f"rewards/{name}"] = value
-        record |= {"reward": totals[i], "length": lengths[i], "finished": finished[i]}
-        if advantages is not None:
-            record["advantage"] = advantages[i].item()
-        records.append(record)
-    return records
+    if distributed.is_main():
+        transcripts = config.output_dir / folder
+        transcripts.mkdir(exist_ok=True)
+        jsonl.write(transcripts / f"step_{step:06d}.jsonl", records)
 
 
-def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[dict]) -> None:
+def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[Record]) -> None:
     """Write the transcript and the line of train_log.jsonl of the iteration run.step, and print it.
 
     Args:
@@ -92,14 +58,12 @@ def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[dict]) 
     write_transcript(config, "rollouts", run.step, records)
     append(config, "train_log.jsonl", row)
 
-    run.bar.set_postfix(reward=f"{metrics['reward']:.3f}")
-    strict = f"{metrics['accuracy']:6.1%}"
-    flexible = f"{metrics['accuracy_flexible']:6.1%}"
-    columns = [
-        f"step {run.step:4d}",
-        f"reward {metrics['reward']:.3f}",
-        run.evaluator.accuracies_template.format(strict, flexible),
-    ]
+    columns = [f"step {run.step:4d}", f"reward {metrics['reward']:.3f}"]
+    if "accuracy" in metrics:
+        columns.append(
+            f"accuracy {metrics['accuracy']:6.1%} strict,"
+            f" {metrics['accuracy_flexible']:6.1%} flexible"
+        )
     if "kl" in metrics:
         columns.append(f"kl {metrics['kl']:.4f}")
     columns += [
@@ -115,26 +79,25 @@ def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[dict]) 
         )
 
 
-def save_evaluation(config: OutputConfig, run, metrics: dict, records: list[dict]) -> None:
+def save_evaluation(config: OutputConfig, run, metrics: dict, records: list[Record]) -> None:
     """Write the transcript and the line of eval_log.jsonl of an evaluation, and print it."""
     write_transcript(config, "eval", run.step, records)
     row = {"step": run.step} | metrics
     row["total_tokens"] = run.total_tokens
     row["elapsed"] = time.perf_counter() - run.start
     append(config, "eval_log.jsonl", row)
-    run.guard.logs.evaluations.append(row)
-    run.evaluated_step = run.step
-    run.accuracy = metrics["accuracy"]
 
     decoding = "greedy"
     if config.eval_temperature > 0:
         samples = "1 sample" if config.eval_samples == 1 else f"{config.eval_samples} samples"
         decoding = f"{samples} at temperature {config.eval_temperature:g}"
-    strict = with_interval(metrics, "accuracy")
-    flexible = with_interval(metrics, "accuracy_flexible")
-    shares = run.evaluator.accuracies_template.format(strict, flexible)
+    outcome = f"reward {metrics['reward']:.3f}"
+    if "accuracy" in metrics:
+        strict = with_interval(metrics, "accuracy")
+        flexible = with_interval(metrics, "accuracy_flexible")
+        outcome = f"accuracy {strict} strict, {flexible} flexible"
     tqdm.write(
-        f"evaluation at step {run.step}: {shares}"
+        f"evaluation at step {run.step}: {outcome}"
         f" (n = {metrics['n']}, {config.eval_split}, {decoding}, {metrics['time/total']:.1f} s)"
     )
 
@@ -150,6 +113,8 @@ def print_categories(config: OutputConfig, metrics: dict) -> None:
     For each category of format and answer it prints how many completions are in it, and a command
     that lists ten.
     """
+    if "accuracy" not in metrics:
+        return
     transcript = config.output_dir / "eval" / "step_000000.jsonl"
     for name, (in_format, correct) in CATEGORIES.items():
         # The two fields as they stand in a line of the transcript: JSON without its outer braces.

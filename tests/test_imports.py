@@ -20,7 +20,7 @@ FLOORS = """
     losses.py judges data
     llms.py
     sampling
-    utils.py
+    utils.py signals.py
     grading distributed.py plotter.py
     logs
     config.py
@@ -58,7 +58,7 @@ def imported_modules(source):
             modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module)
-            # `from training import lock` imports a module, `from training.lock import Lock` not.
+            # `from training import guard` imports a module, `from training.guard import Guard` not.
             modules.update(f"{node.module}.{alias.name}" for alias in node.names)
     return modules
 

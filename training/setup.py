@@ -1,0 +1,58 @@
+"""Model, data and rewards of a run, from its settings."""
+
+import llms
+import utils
+from config import FineTuningConfig, GRPOConfig
+from evaluator import get_evaluator
+from rl_datasets import get_dataloaders
+from training.checks import check, check_lengths
+from training.run import Run
+from training.timer import StageTimer
+
+
+def load(config: GRPOConfig | FineTuningConfig, *, with_reference: bool = False) -> Run:
+    """What every script trains with; the script adds its optimiser and the number of iterations.
+
+    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
+    """
+    check(config)
+    utils.seed_everything(config.seed)
+    model, tokenizer = llms.get_llm_tokenizer(
+        config.model_name, config.device, gradient_checkpointing=config.gradient_checkpointing
+    )
+    train_loader, eval_loader = get_dataloaders(
+        config.dataset_name,
+        tokenizer,
+        prompt=config.prompt,
+        dataset_path=config.dataset_path,
+        max_prompt_length=config.max_prompt_length,
+        seed=config.seed,
+        eval_split=config.eval_split,
+        eval_size=config.eval_size,
+    )
+    longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
+    check_lengths(model, longest_prompt, config.max_completion_length)
+    for split, loader in (("training", train_loader), (config.eval_split, eval_loader)):
+        dropped = ""
+        if loader.dropped:
+            dropped = f" ({loader.dropped} dropped: longer than {config.max_prompt_length} tokens)"
+        print(f"{config.dataset_name}: {len(loader):,} {split} problems{dropped}")
+    base_model = llms.get_base_model(model) if with_reference else None
+    evaluator = get_evaluator(
+        config.evaluator or train_loader.default_evaluator,
+        prompt=train_loader.prompt.name,
+        config=config,
+        reference=(base_model, tokenizer),  # --judge_type policy judges with it
+    )
+    evaluator.check_gold(train_loader.examples, eval_loader.examples)
+    sampler = llms.get_sampler(model, config.sampling_dtype)
+    return Run(
+        model=llms.shard(model),
+        base_model=base_model,
+        sampler=sampler,
+        tokenizer=tokenizer,
+        evaluator=evaluator,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        timer=StageTimer(model.device),
+    )
