@@ -259,8 +259,8 @@ def sample(args, model, tokenizer, prompts: list[str]) -> list[int]:
 def sample_without_graphs(args, model, tokenizer, prompts: list[str]) -> list[int]:
     """The same without CUDA graphs: each kernel is launched from Python."""
 
-    def ordinary_decoder(model, cache, num_rows, num_slots):
-        return Decoder(model, num_rows, num_slots)
+    def ordinary_decoder(model, max_rows, max_columns):
+        return Decoder(model.device, max_rows)
 
     with patch.object(generation, "decoder_for", ordinary_decoder):
         return sample(args, model, tokenizer, prompts)

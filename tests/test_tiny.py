@@ -11,7 +11,6 @@ from conftest import ROOT
 from transformers import AutoTokenizer
 
 import llms
-import sft
 import utils
 from evaluator import get_evaluator
 from rl_datasets import PROMPTS, get_dataloaders
@@ -132,13 +131,13 @@ def test_making_a_model_again_begins_with_its_recorded_losses():
     try:
         tokenizer = make_tiny_models.make_tokenizer()
         stage = make_tiny_models.SUBJECT
-        num_examples = stage.config.num_updates * stage.config.train_batch_size
+        num_examples = stage.num_updates * stage.config.train_batch_size
         examples = make_tiny_models.make_examples(tokenizer, num_examples, stage, seed=0)
-        config = dataclasses.replace(stage.config, num_updates=20, seed=0)
+        stage = dataclasses.replace(stage, num_updates=20)
         for size in ("0.1m", "1m"):
             utils.seed_everything(0)
             model = make_tiny_models.make_model(size, tokenizer)
-            log = sft.fine_tune(model, tokenizer, examples, config)
+            log = make_tiny_models.train_stage(model, tokenizer, stage, examples, seed=0)
             losses = [row["loss"] for row in log]
             recorded_losses = json.loads((ROOT / "tiny" / size / "losses.json").read_text())
             # Another processor rounds in another way.
