@@ -33,7 +33,7 @@ def init(device: str, allow_several: bool = True) -> None:
         ValueError: if there are several processes of a script that is made for one, if --device
             names a certain GPU, or if there are more processes than GPUs.
     """
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    num_processes = int(os.environ.get("WORLD_SIZE") or 1)
     if num_processes == 1 or dist.is_initialized():
         return
     if not allow_several:
@@ -48,6 +48,9 @@ def init(device: str, allow_several: bool = True) -> None:
                 f" --device out, and start at most {num_gpus} processes here (--nproc_per_node)"
             )
         torch.cuda.set_device(gpu)
+    if os.environ.get("RANK") == "0":  # the variables may be left over from another job
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        print(f"waiting at {address} until all {num_processes} processes are there", flush=True)
     dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=TIMEOUT)
     if not is_main():
         sys.stdout = open(os.devnull, "w")

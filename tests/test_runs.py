@@ -387,6 +387,16 @@ def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_
     assert_same_run(run, whole_run)
 
 
+def test_a_resumed_run_samples_with_the_weights_of_its_checkpoint(model_folder, tmp_path):
+    """A copy in bfloat16 still had the weights that training began with."""
+    settings = dict(sampling_dtype="bfloat16", learning_rate=1e-2)
+    for name in ("whole", "resumed"):
+        shorter = dict(num_train_iters=2) if name == "resumed" else {}
+        assert main.main(run_flags(model_folder, tmp_path / name, **settings, **shorter)) == 0
+    assert main.main([*run_flags(model_folder, tmp_path / "resumed", **settings), "--resume"]) == 0
+    assert_same_run(tmp_path / "resumed", tmp_path / "whole")
+
+
 def test_a_resumed_run_keeps_the_command_that_began_it(whole_run, tmp_path, monkeypatch):
     """It was replaced by `main.py --resume`, which nobody can repeat."""
     run = shutil.copytree(whole_run, tmp_path / "run")
@@ -597,6 +607,11 @@ def test_guard_needs_patience_in_a_row():
         guard.check(metrics)
     with pytest.raises(Diverged, match="mean KL .* above 1 nats in 3 iterations in a row, now 5"):
         guard.check(high_kl)
+    skipped = CALM | {"skipped_updates": 1}
+    for metrics in (CALM, skipped, skipped, CALM, skipped, skipped):
+        guard.check(metrics)
+    with pytest.raises(Diverged, match="in 3 iterations in a row an update was skipped"):
+        guard.check(skipped)
 
 
 def test_guard_takes_a_kl_that_is_not_a_number_for_divergence():
