@@ -94,32 +94,6 @@ def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, to
     assert logps.requires_grad, "tensors of a rollout must be usable under autograd"
 
 
-def test_samples_follow_the_distribution(model, tokenizer):
-    """20,000 first tokens against softmax(logits / temperature).
-
-    Each frequency must lie within four standard errors.
-    """
-    torch.manual_seed(0)
-    num_samples = 20_000
-    temperature = 0.8
-    rollout = generation.generate(
-        model,
-        tokenizer,
-        ["hello"],
-        num_samples=num_samples,
-        max_completion_length=1,
-        temperature=temperature,
-        max_concurrent_sequences=num_samples,
-    )
-    prompt_ids = torch.tensor([tokenizer("hello")["input_ids"]])
-    with torch.no_grad():
-        logits = model(prompt_ids).logits[0, -1]
-    probs = (logits / temperature).softmax(-1)
-    frequencies = rollout.completion_ids[:, 0].bincount(minlength=len(probs)) / num_samples
-    standard_errors = (probs * (1 - probs) / num_samples).sqrt()
-    assert ((frequencies - probs).abs() <= 4 * standard_errors + 1e-4).all()
-
-
 def test_masks_go_through_the_first_terminator_whatever_the_pad(tokenizer):
     """If pad equals EOS, a mask by token id would cut the EOS from the loss.
 
