@@ -1,10 +1,12 @@
 """Models as a whole: loading a policy with its tokenizer, copying it, and sharding it."""
 
 import copy
+import logging
 from pathlib import Path
 from types import MethodType
 
 import torch
+from huggingface_hub import model_info
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -12,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -23,6 +26,10 @@ import utils
 from sampling import generation
 
 transformers_logging.disable_progress_bar()
+# transformers prints tables of weights that are missing; here one line says it (`_load_model`).
+logging.getLogger("transformers.modeling_utils").addFilter(
+    lambda record: "LOAD REPORT" not in record.msg and "checkpoint seem corrupted" not in record.msg
+)
 
 
 def resolve_device(device: str) -> str:
@@ -46,7 +53,8 @@ def get_llm_tokenizer(
     a few tokens are sampled and scored on the CPU, where float32 shows small differences.
 
     Args:
-        model_name: a directory, or the name of a model on the hub.
+        model_name: a directory, or the name of a model on the hub. The hub is asked only if the
+            model is not in its local cache.
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
 
     Raises:
@@ -55,21 +63,12 @@ def get_llm_tokenizer(
     """
     check_model_name("--model_name", model_name)
     try:
-        config = AutoConfig.from_pretrained(model_name)
-        removed_dropout = _remove_dropout(config)
-        tokenizer = AutoTokenizer.from_pretrained(model_name)
-        model = AutoModelForCausalLM.from_pretrained(
-            model_name,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-        )
+        model, tokenizer, removed_dropout = _load_from_cache_or_hub(model_name)
     except Exception as error:  # what transformers raises has no class in common
         raise ValueError(
             f"--model_name {model_name}: cannot be loaded ({_one_line(error)}). It takes a"
-            " directory, or the name of a model on a hub that this machine can reach, with"
-            " safetensors weights, a tokenizer and SDPA attention"
+            " directory, or the name of a model on a hub that this machine can reach, with complete"
+            " safetensors weights that are not quantized, a tokenizer and SDPA attention"
         ) from error
     if tokenizer.pad_token_id is None:
         # This does no harm: masks here go by position, never by token id.
@@ -136,29 +135,88 @@ def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     as one. Only its own way of loading knows which.
 
     Raises:
-        ValueError: The weights are those of another model.
+        ValueError: The weights are those of another model, or not finite.
     """
-    saved_model, report = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=copy.deepcopy(model.config),
+    return _load_model(folder, copy.deepcopy(model.config)).state_dict()
+
+
+def _load_from_cache_or_hub(
+    model_name: str,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+    """The model, its tokenizer, and the dropout that was removed."""
+    try:
+        return _load_files(model_name, local_files_only=True)
+    except OSError:  # a file is missing
+        if Path(model_name).is_dir():
+            raise
+    try:
+        model_info(model_name, timeout=10)  # asks once, where a download would ask six times
+    except Exception as error:  # what the hub's client raises has no class in common
+        raise ValueError(
+            f"there is no such directory, nor a complete copy in the hub's local cache; the hub: {error}"
+        ) from error
+    return _load_files(model_name, local_files_only=False)
+
+
+def _load_files(
+    model_name: str, local_files_only: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+    config = AutoConfig.from_pretrained(model_name, local_files_only=local_files_only)
+    removed_dropout = _remove_dropout(config)
+    tokenizer = AutoTokenizer.from_pretrained(model_name, local_files_only=local_files_only)
+    model = _load_model(model_name, config, local_files_only=local_files_only)
+    return model, tokenizer, removed_dropout
+
+
+def _load_model(
+    model_name: str | Path, config: PreTrainedConfig, *, local_files_only: bool = True
+) -> PreTrainedModel:
+    """A model in float32 whose weights are exactly those in its files.
+
+    Raises:
+        ValueError: The weights are quantized, are those of another model, or are not finite.
+    """
+    for text_config in (config, config.get_text_config()):
+        if getattr(text_config, "quantization_config", None) is not None:
+            raise ValueError("its config.json has a quantization_config: the weights are quantized")
+    model, report = AutoModelForCausalLM.from_pretrained(
+        model_name,
+        config=config,
         dtype=torch.float32,
         attn_implementation="sdpa",
         use_safetensors=True,
+        local_files_only=local_files_only,
         ignore_mismatched_sizes=True,  # these are reported
         output_loading_info=True,
     )
-    differences = [*report["missing_keys"], *report["unexpected_keys"]]
-    differences += [name for name, *_ in report["mismatched_keys"]]
-    if differences:
-        raise ValueError(
-            f"{folder} is a checkpoint of another model than this run's; they differ in the weights"
-            f" {sorted(differences)}"
-        )
-    return saved_model.state_dict()
+    not_finite = [
+        name for name, weight in model.state_dict().items() if not weight.isfinite().all()
+    ]
+    wrong_shapes = [
+        f"{name} ({list(shape)} in the files, {list(expected_shape)} by config.json)"
+        for name, shape, expected_shape in report["mismatched_keys"]
+    ]
+    faults = {
+        "missing from the files": report["missing_keys"],
+        "that the model does not have": report["unexpected_keys"],
+        "of a wrong shape": wrong_shapes,
+        "not finite (NaN or infinite)": not_finite,
+    }
+    messages = []
+    for fault, names in faults.items():
+        if names:
+            first_names = ", ".join(sorted(names)[:2])
+            more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+            messages.append(f"weights {fault}: {first_names}{more}")
+    if messages:
+        raise ValueError("; ".join(messages))
+    return model
 
 
 def check_model_name(flag: str, name: str) -> None:
     """Refuse a path where there is no directory: otherwise a hub would be asked for it.
+
+    A directory must hold a model, and not only an adapter or the pointers of Git LFS.
 
     Raises:
         ValueError: naming the flag and the path.
@@ -169,6 +227,23 @@ def check_model_name(flag: str, name: str) -> None:
     parent_exists = len(path.parts) == 2 and path.parent.is_dir()
     if (looks_like_path or parent_exists) and not path.is_dir():
         raise ValueError(f"{flag} {name}: there is no such directory")
+    if (path / "adapter_config.json").exists():
+        raise ValueError(
+            f"{flag} {name}: this is an adapter (LoRA) and not a whole model; merge it into its"
+            " base model, and give the directory of the result"
+        )
+    for file in sorted(path.glob("*")):
+        if file.is_file() and _is_git_lfs_pointer(file):
+            raise ValueError(
+                f"{flag} {name}: {file.name} is only a Git LFS pointer to the file; fetch it with"
+                " `git lfs pull`"
+            )
+
+
+def _is_git_lfs_pointer(file: Path) -> bool:
+    first_words = b"version https://git-lfs"
+    with file.open("rb") as content:
+        return content.read(len(first_words)) == first_words
 
 
 def _one_line(error: Exception, max_length: int = 300) -> str:

@@ -53,6 +53,7 @@ from experiments import answers  # noqa: E402
 from experiments.paired import SIGNIFICANT, judge, outcome_at_best_rate  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
 from logs.read import NO_EFFECT, read_args  # noqa: E402
+from training import checkpoints  # noqa: E402
 
 # The summary of a run's evaluations. It is written last, so that a run that has it is finished.
 SUMMARY = "answers.jsonl"
@@ -368,9 +369,8 @@ def test(args, runs: list[PlannedRun]) -> dict[str, float]:
 
 def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
     """The evaluation of the last checkpoint of a run. Raises ValueError if there is none."""
-    # The numbers in the names are zero-padded, so that the last name has the last step.
-    checkpoints = sorted(folder.glob("checkpoints/step_*"))
-    if not checkpoints:
+    paths = checkpoints.finished(folder)
+    if not paths:
         raise ValueError(
             f"{folder} has no checkpoint to evaluate on test: remove its logs, so that the run is"
             " made again"
@@ -382,7 +382,7 @@ def make_test_job(run: PlannedRun, folder: Path, test_size: int) -> Job:
     for name in EVALUATION_FLAGS:
         if saved.get(name) is not None:
             flags += [f"--{name}", str(saved[name])]
-    flags += ["--model_name", str(checkpoints[-1]), "--eval_only", "--eval_split", "test"]
+    flags += ["--model_name", str(paths[max(paths)]), "--eval_only", "--eval_split", "test"]
     flags += ["--eval_size", str(test_size)]
     return Job(run.name, script, flags, folder / "test")
 

@@ -337,3 +337,14 @@ def test_a_comparison_that_is_stopped_goes_on(tmp_path):
         args = json.loads((folder / "args.json").read_text())["args"]
         assert (args["beta"], args["seed"]) == (float(beta), seed)
     assert "| beta0.04 |" in (tmp_path / "comparison.md").read_text()
+
+
+def test_the_checkpoint_of_the_last_step_is_tested(finished):
+    """As text, step_1000000 comes before step_999999, and step_1000000.tmp after both."""
+    run = compare.PlannedRun(compare.Arm("a", "main.py", [], ("1e-4",)), "1e-4", 0)
+    folder = finished / run.name
+    for name in ("step_999999", "step_1000000", "step_1000000.tmp"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    flags = compare.make_test_job(run, folder, 16).flags
+    model_name = flags[flags.index("--model_name") + 1]
+    assert model_name == str(folder / "checkpoints" / "step_1000000")

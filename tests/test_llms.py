@@ -1,8 +1,13 @@
 """Sampling against a plain loop, and what must not change it."""
 
+import json
+import socket
+
+import huggingface_hub.constants
 import pytest
 import torch
 from conftest import VOCAB, random_model, small_tokenizer
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -339,6 +344,13 @@ def test_loading_round_trip_and_its_errors(tmp_path, tokenizer, capsys):
         assert torch.equal(saved, weight)
     assert loaded_tokenizer("hello")["input_ids"] == tokenizer("hello")["input_ids"]
     assert "attention sdpa" in capsys.readouterr().out
+    loaded.save_pretrained(tmp_path / "again")
+    saved_again = load_file(tmp_path / "again" / "model.safetensors")
+    saved = load_file(tmp_path / "good" / "model.safetensors")
+    assert saved_again.keys() == saved.keys()
+    for name, weight in saved.items():
+        assert saved_again[name].dtype == weight.dtype
+        assert torch.equal(saved_again[name], weight)
 
     with pytest.raises(ValueError, match="no such directory"):
         llms.get_llm_tokenizer(str(tmp_path / "absent"))
@@ -353,6 +365,107 @@ def test_loading_round_trip_and_its_errors(tmp_path, tokenizer, capsys):
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     with pytest.raises(ValueError, match="cannot be loaded.*safetensors"):
         llms.get_llm_tokenizer(str(pickled))
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+
+
+def change_weights(folder, change):
+    """Write the weights anew that change({name: weight}) returns."""
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def change_config(folder, **settings):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+DAMAGES = {
+    "prefix": (lambda w: {f"_orig_mod.{name}": w[name] for name in w}, "_orig_mod.model.embed"),
+    "lost": (lambda w: {name: w[name] for name in w if name != NORM}, f"missing .*: {NORM}"),
+    "extra": (lambda w: w | {"model.layers.2.x": w[NORM].clone()}, "does not have: model.layers.2"),
+    "shape": (lambda w: w | {NORM: torch.ones(3)}, rf"shape: {NORM} \(\[3\] in .*, \[32\] by"),
+    "nan": (lambda w: w | {NORM: w[NORM] * torch.nan}, f"not finite .*: {NORM}"),
+    "infinite": (lambda w: w | {NORM: w[NORM] / 0}, f"not finite .*: {NORM}"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_weights_other_than_the_models_are_refused_by_name(damage, tmp_path, capfd):
+    """Random weights took the place of those that were missing, and were trained."""
+    save(random_model(), tmp_path)
+    change, message = DAMAGES[damage]
+    change_weights(tmp_path, change)
+    with pytest.raises(ValueError, match=message) as refusal:
+        llms.get_llm_tokenizer(str(tmp_path))
+    assert "\n" not in str(refusal.value)
+    assert capfd.readouterr().err == ""  # and no table of transformers
+
+
+def test_an_output_layer_is_missing_only_where_it_is_not_tied(tmp_path):
+    """A tied model's files may hold it or leave it out."""
+    save(random_model(), tmp_path)
+    change_weights(
+        tmp_path, lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}
+    )
+    model, _ = llms.get_llm_tokenizer(str(tmp_path))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    save(model, tmp_path)
+    change_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match="missing from the files: lm_head.weight"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+def test_a_quantized_model_is_refused(tmp_path):
+    """Its checkpoints were quantized again, and read as raw numbers."""
+    save(random_model(), tmp_path)
+    change_config(tmp_path, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ValueError, match="the weights are quantized"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_git_lfs_pointer_is_called_by_its_name(name, tmp_path):
+    save(random_model(), tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 988097824\n")
+    with pytest.raises(ValueError, match=f"{name} is only a Git LFS pointer"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+def test_an_adapter_is_not_a_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ValueError, match="this is an adapter"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+def test_without_a_network_a_model_comes_from_the_cache_or_is_refused_at_once(
+    tmp_path, monkeypatch
+):
+    """The hub was asked six times for each file, with a line each."""
+    hosts = []
+
+    def no_network(host, *args, **kwargs):
+        hosts.append(host)
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--some--model"
+    save(random_model(), cached / "snapshots" / "0")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0")
+    llms.get_llm_tokenizer("some/model")
+    with pytest.raises(
+        ValueError, match="--model_name some/other: .* no such directory, nor a complete copy"
+    ):
+        llms.get_llm_tokenizer("some/other")
+    assert len(hosts) <= 2  # the hub's client also asks one thing of its own
 
 
 def test_a_tokenizer_without_eos_is_refused(tmp_path):

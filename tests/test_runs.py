@@ -557,6 +557,10 @@ def test_checkpoints_are_ordered_by_number(tmp_path):
     assert path.name == "step_1000000"
     assert state["step"] == 1_000_000
     assert list(checkpoints.finished(tmp_path)) == [1_000_000]
+    for name in ("step_x", "step_1000001.tmp", "step_-1"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    (tmp_path / "checkpoints" / "step_1000002").write_text("a file")
+    assert list(checkpoints.finished(tmp_path)) == [1_000_000]
 
 
 def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):

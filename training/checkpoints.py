@@ -122,7 +122,7 @@ def finished(output_dir: Path) -> dict[int, Path]:
     paths = {}
     for path in Path(output_dir).glob("checkpoints/step_*"):
         number = path.name.removeprefix("step_")
-        if number.isdecimal():
+        if number.isdecimal() and path.is_dir():
             paths[int(number)] = path
     return dict(sorted(paths.items()))
 
