@@ -188,6 +188,14 @@ def test_nothing_equals_an_empty_answer(grader):
         assert grader.grade(gold, answer) == "different"
 
 
+def test_a_gold_answer_may_stand_in_a_box_that_is_not_empty(evaluators):
+    for gold in r"\boxed{18}", r"\boxed{{18}}", "{18}", "18":
+        assert grade(evaluators["question_only"], r"\boxed{{18}}", gold) == (1, 1, True, True)
+    for gold in r"\boxed{}", r"\boxed{{}}", "{}", " ":
+        with pytest.raises(ValueError, match="gsm8k/train/0, row 1: the gold answer .* is empty"):
+            evaluators["question_only"].check_gold([{"id": "gsm8k/train/0", "answer": gold}])
+
+
 @pytest.mark.parametrize("prompt_name", PROMPT_NAMES)
 def test_every_gold_answer_of_math500_equals_itself(prompt_name, evaluators, data_folder):
     golds = [row["answer"] for row in jsonl.read(data_folder / "data" / "math" / "math500.jsonl")]
