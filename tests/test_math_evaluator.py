@@ -3,6 +3,7 @@
 No input may make the grader hang, nor harm the process that asks it.
 """
 
+import json
 import multiprocessing
 import os
 import re
@@ -364,6 +365,13 @@ def test_a_reply_never_answers_the_next_question(grader, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         grader.grade("x+1", "1+x")
     assert grader.grade("x+1", "x") == "different"
+
+
+def test_a_reply_to_another_question_is_refused(grader):
+    grader._channel.send_bytes(json.dumps([-1, "x", "1x", 60]).encode())
+    with pytest.raises(AssertionError):
+        grader.grade("x+1", "x+2")
+    assert grader.grade("x+1", "1+x") == "equal"
 
 
 def test_a_server_that_cannot_start_is_an_error(monkeypatch):
