@@ -61,7 +61,7 @@ class Rewards:
 class RewardEvaluator:
     """Rewards completions. A subclass names its rewards and defines `compute_rewards` or `reward`.
 
-    Its __init__ takes from the context of `get_evaluator` what it needs.
+    Its __init__ takes from the context of `get_evaluator` what it needs, and **context besides.
     """
 
     reward_names: tuple[str, ...]
@@ -69,6 +69,9 @@ class RewardEvaluator:
     reward_weights: tuple[float, ...]
     # Whether compute_rewards has an argument `examples`, and is therefore given them.
     takes_examples: bool
+
+    def __init__(self, **context):
+        pass
 
     def __init_subclass__(cls):
         # The argument must have this name: **kwargs alone does not ask for examples.
@@ -113,16 +116,24 @@ class RewardEvaluator:
         A subclass may add an argument `examples`. It is then given the N examples of the data set,
         which have every column of their rows (rl_datasets.py).
 
-        A subclass defines this method, or `reward(completion, gold)`, which returns the list of
-        rewards of one completion and the dict of its details.
+        A subclass defines this method, or `reward`.
         """
-        reward_rows = []
-        details = []
-        for completion, answer in zip(completions, answers, strict=True):
-            completion_rewards, completion_details = self.reward(completion, answer)
-            reward_rows.append(completion_rewards)
-            details.append(completion_details)
-        return Rewards(self.reward_matrix(reward_rows), details)
+        returned = [
+            self.reward(completion, answer)
+            for completion, answer in zip(completions, answers, strict=True)
+        ]
+        try:
+            matrix = self.reward_matrix([completion_rewards for completion_rewards, _ in returned])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RewardError(
+                f"{type(self).__name__}: reward must return a list of numbers"
+                f" ({', '.join(self.reward_names)}) and a dict of details: {error}"
+            ) from error
+        return Rewards(matrix, [details for _, details in returned])
+
+    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
+        """Return the list of R rewards of one completion, and the dict of its details."""
+        raise RewardError(f"{type(self).__name__} must define compute_rewards or reward")
 
     def reward_matrix(self, reward_rows: list[list[float]]) -> torch.Tensor:
         """Return the (N, R) matrix of N lists of rewards, which has R columns even for N = 0."""
@@ -141,7 +152,12 @@ class RewardEvaluator:
         else:
             rewards = self.compute_rewards(questions, completions, answers)
         name = type(self).__name__
-        values = rewards.per_function
+        values = getattr(rewards, "per_function", None)
+        if not isinstance(values, torch.Tensor):
+            raise RewardError(
+                f"{name}: compute_rewards must return Rewards(a tensor, a list of dicts),"
+                f" not {rewards!r:.80}"
+            )
         shape = (len(completions), len(self.reward_names))
         if not values.is_floating_point() or values.shape != shape:
             raise RewardError(
@@ -152,10 +168,11 @@ class RewardEvaluator:
             if infinite_rows.any():
                 row = int(infinite_rows.int().argmax())
                 raise RewardError(f"{name}: reward {reward_name} is infinite for completion {row}")
-        if len(rewards.details) != len(completions):
+        details = list(rewards.details or [])
+        if len(details) != len(completions) or not all(isinstance(row, dict) for row in details):
             raise RewardError(
                 f"{name}: details must be {len(completions)} dicts, one for each completion,"
-                f" not {len(rewards.details)}"
+                f" not {len(details)}: {details!r:.80}"
             )
         gives_verdicts = any("correct_strict" in detail for detail in rewards.details)
         for detail in rewards.details if gives_verdicts else ():
@@ -168,7 +185,8 @@ class RewardEvaluator:
 
     def total(self, rewards: Rewards) -> torch.Tensor:
         """Return (N,), the weighted sum of each completion's rewards; NaN where one is missing."""
-        return rewards.per_function @ torch.tensor(self.reward_weights)
+        weights = torch.tensor(self.reward_weights, dtype=torch.float32)
+        return rewards.per_function.float() @ weights
 
 
 class GSM8kEvaluator(RewardEvaluator):
@@ -191,9 +209,10 @@ class GSM8kEvaluator(RewardEvaluator):
 
     Numbers are compared exactly. A number of more than 50 characters is not read, nor is one that
     is not written like a number (`1,00`). Accepted for 72 are `72`, `72.`, `72.0`, `$72`, `72%`,
-    `72 eggs`, `the answer is 72`, `x = 72` and `**72**`. A number is not accepted if the text
-    next to it changes its value (`72k`, `72km`, `72!`, `72²`, `√72`, `72 thousand`, `half of 72`),
-    or if it is written in numerals other than 0 to 9.
+    `72 eggs`, `the answer is 72`, `x = 72`, `**72**` and `\boxed{72}`. A number is not accepted if
+    the text next to it changes its value (`72k`, `72 k`, `72km`, `72!`, `72²`, `√72`, `\sqrt{72}`,
+    `72 thousand`, `twice 72`, `half of 72`), or if it is written in numerals other than 0 to 9. Any
+    dash before a number is a minus (`–72`).
 
     Each row of this table is a test, and tests/test_evaluator.py has more. A row has the five
     rewards in the order above, the strict and the flexible verdict, the gold answer and the
@@ -303,13 +322,21 @@ class MathEvaluator(RewardEvaluator):
                 f" reasoning_answer, not {prompt}"
             )
 
+    def read_gold(self, answer):
+        """Return the gold answer without the box in which it may be written."""
+        boxed = extraction.last_boxed(answer)
+        gold = answer if boxed is None else boxed
+        if not gold.strip("{} "):
+            raise ValueError(f"the gold answer {answer!r} is empty")
+        return gold
+
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """Return the two rewards of one completion and its details."""
         has_format, answer = extraction.answer_in_format(self.prompt, completion)
         final_answer = answer
         if answer is None:
             final_answer = extraction.final_answer(completion)
-        grading = self.grader.grade(gold, final_answer or "")
+        grading = self.grader.grade(self.read_gold(gold), final_answer or "")
         is_equal = grading == "equal"
         is_correct = has_format and answer is not None and is_equal
         details = {
@@ -481,8 +508,9 @@ class FunctionEvaluator(RewardEvaluator):
         return Rewards(torch.tensor(values, dtype=torch.float32).T, [{} for _ in completions])
 
     def _check(self, name: str, returned: object, num_completions: int) -> list[float]:
-        is_text = isinstance(returned, str)
-        if is_text or not isinstance(returned, Iterable):
+        is_tensor = isinstance(returned, torch.Tensor)
+        is_series = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | dict)
+        if not is_series or is_tensor and returned.dim() == 0:
             raise RewardError(
                 f"{self.source}:{name} must return a list of numbers, not {returned!r:.80}"
             )
@@ -522,20 +550,22 @@ def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
 
     Raises ValueError, in one line, for a name that leads nowhere.
     """
-    if name in EVALUATORS:
-        return EVALUATORS[name]
     path, colon, attribute = name.rpartition(":")
-    if not colon:
+    if name in EVALUATORS:
+        path, attribute = "EVALUATORS", name
+        found = EVALUATORS[name]
+    elif not colon:
         raise ValueError(
             f"--evaluator {name} is not known; use one of {', '.join(EVALUATORS)}, or a function"
             " of your own: my_rewards.py:reward"
         )
-    if not Path(path).is_file():
+    elif not Path(path).is_file():
         raise ValueError(f"--evaluator {name}: there is no file {path}")
-    try:
-        found = run_file(path).get(attribute)
-    except Exception as error:
-        raise ValueError(f"--evaluator {name}: {path} fails with {error!r}") from error
+    else:
+        try:
+            found = run_file(path).get(attribute)
+        except Exception as error:
+            raise ValueError(f"--evaluator {name}: {path} fails with {error!r}") from error
     if isinstance(found, type) and issubclass(found, RewardEvaluator):
         return found
     functions = list(found) if isinstance(found, list | dict) else [found]
@@ -546,8 +576,8 @@ def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
     if not functions or not have_names or not are_weights:
         raise ValueError(
             f"--evaluator {name}: {attribute} in {path} must be a function, a dict of functions"
-            f" and their weights, each with a name of its own, or a RewardEvaluator,"
-            f" not {found!r:.80}"
+            f" and their weights, each with a name of its own, or a subclass of RewardEvaluator"
+            f" (not an instance), not {found!r:.80}"
         )
     return partial(FunctionEvaluator, dict(zip(functions, weights, strict=True)), path)
 
@@ -564,6 +594,21 @@ def get_evaluator(name: str, **context) -> RewardEvaluator:
     prompt: the name of the prompt format. config: the settings of main.py. reference: the (frozen
     model or None, tokenizer) of the run.
 
-    Raises ValueError for a name that leads nowhere.
+    Raises ValueError for a name that leads nowhere, and for a class that is no evaluator.
     """
-    return find_evaluator(name)(**context)
+    make_evaluator = find_evaluator(name)
+    try:
+        inspect.signature(make_evaluator).bind(**context)
+    except TypeError as error:
+        raise ValueError(
+            f"--evaluator {name}: {error}; its __init__ is called with {', '.join(context)}: end"
+            " its arguments with **context, and give the others defaults"
+        ) from error
+    evaluator = make_evaluator(**context)
+    names = getattr(evaluator, "reward_names", None)
+    if not isinstance(names, tuple | list) or len(names) != len(evaluator.reward_weights):
+        raise ValueError(
+            f"--evaluator {name}: reward_names must be a tuple of names, such as ('length',), with"
+            " as many reward_weights, if it has any"
+        )
+    return evaluator

@@ -169,13 +169,17 @@ def check_spread(config: GRPOConfig, run: Run, groups: main.Groups) -> CheckResu
     """Rewards differ within groups: without spread there is nothing to learn from.
 
     Use easier problems, a larger --group_size or --temperature, or supervised fine-tuning first.
+    Where rewards are missing, look at --evaluator.
     """
     flat_fraction = groups.metrics["zero_std_fraction"]
-    return CheckResult(
-        ok=flat_fraction < 0.9,
-        figure=f"mean reward {groups.metrics['reward']:.3f}, in {flat_fraction:.0%} of the groups"
-        " all rewards are equal",
+    figure = (
+        f"mean reward {groups.metrics['reward']:.3f}, in {flat_fraction:.0%} of the groups all"
+        " rewards are equal"
     )
+    num_missing = int((~groups.has_reward).sum())
+    if num_missing:
+        figure = f"{num_missing} of {len(groups.has_reward)} rewards are missing (NaN), {figure}"
+    return CheckResult(ok=flat_fraction < 0.9, figure=figure)
 
 
 def check_memory(config: GRPOConfig, run: Run, groups: main.Groups) -> CheckResult:

@@ -15,25 +15,37 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 # An escaped brace is matched together with its backslash, so it is not taken for a brace.
 BRACE = re.compile(r"\\[\\{}]|[{}]")
 
+# Hyphens, dashes and minus signs, all of which people write for a minus.
+DASHES = "-‐‑‒–—―−⁻₋➖﹘﹣－"
 # A minus is a sign if no word character or closing parenthesis stands before it (-5, $-5, -$5). In
 # 10-5 it is a subtraction, so the last number there is 5.
 ANY_NUMBER = re.compile(
-    r"(?:(?<![\w)])[-−][$€£]?|[$€£][-−]?)?"  # a sign, a currency, or both in any order
+    # A sign, a currency, or both in any order
+    rf"(?:(?<![\w)])[{DASHES}][$€£]?|[$€£][{DASHES}]?)?"
     r"(?:(?<![\w.])\.)?"  # the point of .5
     r"[0-9](?:[0-9.,]*[0-9])?%?"  # digits, with points and commas between them
 )
 WELL_WRITTEN = re.compile(
-    r"(?:-[$€£]?|[$€£]-?)?"  # a sign, a currency, or both in any order
+    rf"(?:[{DASHES}][$€£]?|[$€£][{DASHES}]?)?"  # a sign, a currency, or both in any order
     r"(?=\.?[0-9])"  # a digit must follow, because the integer and the decimals may each be missing
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)"  # an integer: its commas separate groups of three digits
     r"(?:\.[0-9]+)?%?"  # decimals
 )
-# Text that changes the value of a number: `- 5` (which is -5, or an item of a list), 72k, 72!, x72,
-# √72, 72^2, 72 thousand, half of 72. In the pattern, [^\W\d_] is any letter.
+# Commands around a number or words that leave them as they are.
+WRAPPER = re.compile(r"\\(?:[fm]?box|boxed|(?:text|math)(?:bf|it|rm)?)(?![a-zA-Z])")
+# Text that changes the value of a number. In the patterns, [^\W\d_] is any letter.
 CHANGES_VALUE = re.compile(
-    r"[-−]\s+[$€£]?\.?[0-9]|[0-9](?:[^\W\d_]|!)|[^\W\d_][0-9]|[√^~]"
-    r"|\b(?:hundred|thousand|million|billion|trillion|dozen|hal(?:f|ve)|third|quarter"
-    r"|squared|cubed|factorial|times|plus|minus|point|negative)s?\b",
+    # A minus that is not the number's own sign: `- 5` (-5, or an item of a list), -(5), x-5
+    rf"(?:(?<=[\w)])[{DASHES}]|[{DASHES}](?![$€£]?\.?[0-9]))\W*[0-9]"
+    r"|[0-9][^\W\d_]|[^\W\d_][({]?[0-9]"  # 72k, x72, f(72)
+    r"|[0-9][\s)}]*!"  # 72! and (72)!
+    r"|[√∛∜^~±≈≠‰π]|\\[a-zA-Z]"
+    r"|[0-9]\W*(?:k|(?-i:[MBT])|[bm]n|mil|mln)\b|[$€£][0-9.,]+\s*m\b"  # 72 k, $72 m
+    r"|\b(?:hundred|thousand|million|billion|trillion|lakh|crore|dozen|hal(?:f|ve)|third|quarter"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million)th)s?\b"
+    r"|\b(?:(?:square|cube|root) of|squared|cubed|factorial|times\W+\w+|twice|thrice|doubled?"
+    r"|tripled?|quadrupled?|multiplied|divided|plus|minus|point|negative|not|pi)\b"
+    r"|\b(?:sqrt|root|log|ln|exp|sin|cos|tan)\W*[0-9]",
     re.IGNORECASE,
 )
 
@@ -45,10 +57,10 @@ def to_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_NUMBER_LENGTH:
         return None
-    text = text.replace("−", "-")
     if WELL_WRITTEN.fullmatch(text) is None:
         return None
-    return Fraction(re.sub("[,$€£%]", "", text))
+    text = re.sub("[,$€£%]", "", text)
+    return Fraction(re.sub(f"[{DASHES}]", "-", text))
 
 
 def only_number(text: str) -> Fraction | None:
@@ -56,7 +68,10 @@ def only_number(text: str) -> Fraction | None:
 
     There may be words around the number, but none that change its value (`half of 72`).
     """
-    if len(text) > MAX_PHRASE or CHANGES_VALUE.search(text):
+    if len(text) > MAX_PHRASE:
+        return None
+    text = WRAPPER.sub("", text)
+    if CHANGES_VALUE.search(text):
         return None
     num_digits = sum(character in "0123456789" for character in text)
     num_numerals = sum(character.isnumeric() for character in text)  # counts ², ½ and ７ too

@@ -80,15 +80,15 @@ class MathGrader:
             try:
                 self._channel.send_bytes(question.encode())
                 reply_number, verdict = json.loads(self._channel.recv_bytes())
+                assert reply_number == number
             except (EOFError, ConnectionError):
                 exit_code = self._replace_server()
             except BaseException:
-                # The caller was interrupted, and the reply under way must not answer the next
-                # question.
+                # The caller was interrupted, or the reply is another question's. What is still
+                # under way must not answer the next question.
                 self._replace_server()
                 raise
             else:
-                assert reply_number == number
                 return verdict
             if exit_code == -signal.SIGPROF:
                 return "timeout"

@@ -71,7 +71,7 @@ NOTATIONS = [
 MISREAD = re.compile(r"['\"]|dots|\)\s*_|\\[dtc]?frac\s*\d\s*\d\d|\\sqrt\s*\d\d")
 UNCLEAR = re.compile(
     r"[^a-zA-Z0-9.,;+\-*/^_!=<>|&(){}\[\]\\ ]"
-    r"|\d [\d.]"  # 1 2
+    r"|\d [\d.]|\d\{[\d.]"  # 1 2, and 1{2}, which LaTeX sets as 12
     r"|!!"  # 3!! is 3 or 720
     r"|[\d}i]_"  # 52_{8}, of which math-verify drops the 8
     r"|(?<!\\sqrt)\[[^,\[\]]*\]"  # [x] may be a floor
@@ -88,7 +88,8 @@ COMMANDS |= set(r"\{ \} \\ \begin{pmatrix} \end{pmatrix} \begin{bmatrix} \end{bm
 SYMBOL = re.compile(r"\\(?:[a-zA-Z]+(?:\{[pb]matrix\})?|.)|([a-zA-Z])")
 # The start of x=5, a_{n}=2n-1, f(x)=x^{2}, (x,y)=(1,2) and x\in [1,2]; group 1 is the variable.
 ASSIGNMENT = re.compile(
-    r"(?:\\?([a-zA-Z]+)(?:_\{\w+\})?(?:\([a-z]\))?|\([a-z](?:,[a-z])+\))(?:=|\\in(?![a-z]) ?)"
+    r"(?:\\?(?!not)([a-zA-Z]+)(?:_\{\w+\})?(?:\([a-z]\))?|\([a-z](?:,[a-z])+\))"
+    r"(?:=|\\in(?![a-z]) ?)"
 )
 RELATION = re.compile(r"=|\\in(?![a-z])")
 INEQUALITY = re.compile(r"[<>]|\\[lg](?:e|eq|t)(?![a-z])")

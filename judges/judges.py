@@ -23,7 +23,14 @@ import distributed
 import llms
 from config import JudgeConfig
 from judges.endpoint import Endpoint, NoReply, Refused, check_base_url, for_each, get_api_key
-from judges.rating import GRADES, Rubric, rating_messages, read_grades, response_format
+from judges.rating import (
+    GRADES,
+    Rubric,
+    rating_messages,
+    read_grades,
+    response_format,
+    without_reasoning,
+)
 from logs import jsonl
 from sampling.rollout import as_rollout, compute_rollout_logps
 from signals import wait_unless_stopped
@@ -124,6 +131,11 @@ class EndpointJudge:
             reply = await endpoint.ask(chat)
             self.options = {}
         grades = read_grades(reply, self.rubric.criteria)
+        if not without_reasoning(reply).strip():
+            raise NoReply(
+                "no rating: the reply has no text, or nothing but reasoning, for which its tokens"
+                " may have been too few"
+            )
         if grades is None:
             raise NoReply(f"no rating in the reply {endpoint.excerpt(reply)}")
         return grades

@@ -72,10 +72,11 @@ def rating_messages(rubric: Rubric, prompt: str, story: str) -> list[dict]:
 # The scale of the grades, as in "Creativity (1-5): 4", "4/5" and "4 out of 5".
 SCALE = re.compile(r"\b1\s*(?:[-–]|to)\s*5\b|(?<=\d)\s*(?:/|out of|of)\s*5\b(?![.,/]?\d)")
 # What may follow the name of a criterion: marks and a few words, a grade, and then the end or a
-# mark and text without any number. So "-4", "4½", "4/10", "3 or 4" and "4,5" hold no grade.
+# mark and text without any number. So "-4", "4½", "4/10", "3 or 4", "4,5" and "4, out of ten" hold
+# no grade.
 GRADE = re.compile(
-    r"\W*(?:\b(?:is|of|rating|score|grade)\b\W*)*(?<![^\s:=([|])"
-    r"([1-5](?:\.\d+)?)(?:\s*|\s*[.,;|)\]}]\D*|\s+[-–—]\s\D*)"
+    r"(?i)\W*(?:\b(?:is|of|rating|score|grade)\b\W*)*(?<![^\s:=([|])([1-5](?:\.\d+)?)"
+    r"(?!.*\b(?:out of|of ten|of a hundred|and a half)\b)(?:\s*|\s*[.,;|)\]}]\D*|\s+[-–—]\s\D*)"
 )
 
 
@@ -98,7 +99,7 @@ def read_grades(reply: str, criteria: Collection[str]) -> dict[str, float] | Non
     None where a grade is missing or out of range, or where a reply gives several: nothing is
     guessed.
     """
-    reply = re.sub(r"(?s)^.*</think>|<think>.*", "", reply)
+    reply = without_reasoning(reply)
     model = rating_model(criteria)
     ratings = []
     for json_object in re.findall(r"\{[^{}]*\}", reply):
@@ -109,6 +110,11 @@ def read_grades(reply: str, criteria: Collection[str]) -> dict[str, float] | Non
     rating = ratings[0]
     is_certain = None not in rating.values() and ratings.count(rating) == len(ratings)
     return rating if is_certain else None
+
+
+def without_reasoning(reply: str) -> str:
+    """Return a reply without its thoughts, which end at the last </think> or not at all."""
+    return re.sub(r"(?s)^.*</think>|<think>.*", "", reply)
 
 
 def _read_grade(reply: str, name: str, criteria: Collection[str]) -> float | None:

@@ -25,7 +25,7 @@ from evaluator import (
     Rewards,
     get_evaluator,
 )
-from grading.extraction import last_boxed, to_number
+from grading.extraction import last_boxed, only_number, to_number
 from logs import jsonl
 from rl_datasets import PROMPTS, get_dataloaders
 from training.records import make_records, reward_metrics
@@ -164,6 +164,30 @@ def test_every_row_of_the_evaluators_table():
         assert score(completion.strip("`").replace(r"\n", "\n"), gold) == expected, row
 
 
+FIVE = r"""
+    5    $5    \$5    5.00    5%    5\%    5 apples    $5 per day    5 points    5 times    5 logs
+    5 m    5 square feet    5 months    5 egg(s)    x = 5    **5**    \boxed{5}    $\boxed{5}$
+    \boxed{{5}}    \(5\)    \boxed{5 \text{ apples}}    \textbf{5}
+"""
+NOT_FIVE = r"""
+    –5    —5    ‑5    ‐5    ⁻5    －5    ﹣5    – 5    -(5)    -\$5    -¥5    -\boxed{5}    **-**5
+    x-5    \sqrt{5}    \sqrt 5    √5    sqrt(5)    sqrt 5    \log 5    f(5)    \frac{1}{2}5
+    10^5    1e5    5!    (5)!    5²    5 squared    square root of 5    5π    5\pi    5 k    $5 K
+    5 M    $5 m    5 bn    5 million    5\text{ million}    5 thousand    5 dozen    5 tenths
+    a fifth of 5    twice 5    half of 5    double 5    two times 5    5 divided by two
+    negative 5    not 5    ±5    5‰    five hundred 5    5 or 6
+"""
+
+
+def test_what_changes_the_value_of_a_number():
+    """Any dash is a minus. "–5", "twice 5" and "\\sqrt{5}" once were right answers for 5."""
+    for text in re.split(r"\n *| {4}", FIVE.strip()):
+        assert only_number(text) == 5, text
+    for text in re.split(r"\n *| {4}", NOT_FIVE.strip()):
+        assert only_number(text) in (None, -5), text
+    assert to_number("–5") == only_number("\\boxed{–$5}") == -5
+
+
 def test_repeated_tags():
     two_answers = "<reasoning>a</reasoning><answer>71</answer><answer>72</answer>"
     nested_answer = "<reasoning>a</reasoning><answer><answer>72</answer></answer>"
@@ -239,6 +263,9 @@ def test_a_missing_reward_counts_in_no_mean():
 # --- A reward that is a function ------------------------------------------------------------------
 
 REWARDS = """
+import torch
+from evaluator import RewardEvaluator
+
 def vowels(completions, answers, **columns):
     return [sum(letter in "aeiou" for letter in text) for text in completions]
 
@@ -260,6 +287,12 @@ def nothing(completions, answers, **columns):
 def one_text(completions, answers, **columns):
     return "no"
 
+def one_tensor(completions, answers, **columns):
+    return torch.tensor(1.0)
+
+def tensor(completions, answers, **columns):
+    return torch.tensor([float("a" in text) for text in completions])
+
 def without_columns(completions, answers):
     return [0.0] * len(completions)
 
@@ -267,6 +300,41 @@ both = {vowels: 1.0, easy: 0.5}
 listed = [vowels]
 number = 3
 bad_weight = {vowels: "big"}
+
+class Short(RewardEvaluator):
+    reward_names = ("short",)
+    returned = [1.0], {}
+
+    def reward(self, completion, gold):
+        return self.returned
+
+class NoContext(Short):
+    def __init__(self):
+        pass
+
+class OneName(Short):
+    reward_names = "short"
+
+class NoReward(RewardEvaluator):
+    reward_names = ("short",)
+
+class OneNumber(Short):
+    returned = 1.0
+
+class TwoRewards(Short):
+    returned = [1.0, 2.0], {}
+
+class NoNumber(Short):
+    returned = [None], {}
+
+class NoDict(Short):
+    returned = [1.0], None
+
+class NoRewards(Short):
+    def compute_rewards(self, prompts, completions, answers):
+        return [1.0] * len(completions)
+
+instance = Short()
 """
 
 
@@ -310,6 +378,7 @@ def test_a_function_is_a_reward(name, reward_names, reward_file, model_folder, d
         ("text", "returned 'good' for completion 0; a reward must be a finite number"),
         ("nothing", "must return a list of numbers, not None"),
         ("one_text", "must return a list of numbers, not 'no'"),
+        ("one_tensor", "must return a list of numbers, not tensor(1.)"),
     ],
 )
 def test_a_wrong_reward_is_one_line_that_names_the_function(name, message, reward_file):
@@ -317,6 +386,33 @@ def test_a_wrong_reward_is_one_line_that_names_the_function(name, message, rewar
     examples = [{"question": "q", "answer": "a"}] * 2
     with pytest.raises(RewardError, match=re.escape(f"{reward_file}:{name} {message}")):
         evaluator.compute_checked_rewards(examples, ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoReward", "must define compute_rewards or reward"),
+        ("OneNumber", "reward must return a list of numbers (short) and a dict of details"),
+        ("TwoRewards", "reward must return a list of numbers (short) and a dict of details"),
+        ("NoNumber", "reward must return a list of numbers (short) and a dict of details"),
+        ("NoDict", "details must be 2 dicts, one for each completion"),
+        ("NoRewards", "compute_rewards must return Rewards(a tensor, a list of dicts)"),
+    ],
+)
+def test_a_class_with_wrong_rewards_is_one_line_that_names_it(name, message, reward_file):
+    evaluator = get_evaluator(f"{reward_file}:{name}", prompt="question_only")
+    examples = [{"question": "q", "answer": "a"}] * 2
+    with pytest.raises(RewardError, match=re.escape(message)) as error:
+        evaluator.compute_checked_rewards(examples, ["x", "y"])
+    assert str(error.value).startswith(name)
+
+
+@pytest.mark.parametrize(("name", "rewards"), [("Short", [1, 1]), ("tensor", [0, 1])])
+def test_a_class_needs_no_init_and_a_function_may_return_a_tensor(name, rewards, reward_file):
+    evaluator = get_evaluator(f"{reward_file}:{name}", prompt="question_only")
+    examples = [{"question": "q", "answer": "a"}] * 2
+    checked = evaluator.compute_checked_rewards(examples, ["x", "a"])
+    assert evaluator.total(checked).tolist() == rewards
 
 
 def test_a_reward_that_takes_no_columns_is_told_to(reward_file):
@@ -333,11 +429,16 @@ def test_a_reward_that_takes_no_columns_is_told_to(reward_file):
         ("{}:number", "must be a function, a dict of functions and their weights"),
         ("{}:absent", "must be a function, a dict of functions and their weights"),
         ("{}:bad_weight", "must be a function, a dict of functions and their weights"),
+        ("{}:instance", "a subclass of RewardEvaluator (not an instance)"),
+        ("an instance", "a subclass of RewardEvaluator (not an instance)"),
+        ("{}:NoContext", "end its arguments with **context"),
+        ("{}:OneName", "reward_names must be a tuple of names"),
     ],
 )
-def test_an_evaluator_that_leads_nowhere_is_one_line(name, message, reward_file):
+def test_an_evaluator_that_leads_nowhere_is_one_line(name, message, reward_file, monkeypatch):
+    monkeypatch.setitem(EVALUATORS, "an instance", gsm8k)
     with pytest.raises(ValueError, match=re.escape(message)):
-        get_evaluator(name.format(reward_file))
+        get_evaluator(name.format(reward_file), prompt="reasoning_answer")
 
 
 # --- Examples with columns of the user's own ------------------------------------------------------

@@ -3,6 +3,7 @@
 No input may make the grader hang, nor harm the process that asks it.
 """
 
+import json
 import multiprocessing
 import os
 import re
@@ -100,7 +101,7 @@ NOT_EQUAL = r"""
     x \in [1,2] | y \in [1,2]    (1,2),(3,4) | \{1,2\},\{3,4\}    f(x) | f'(x)
     0 | 10^{-2000}    0 | 2E-7    6.5 | [6.5]    1 | 1\%    5\text{ m} | 5m
     3 | 1 2    \frac{1}{2} | 1:2    20 | (5)_{2}    3 | \sqrt13    5 | \max(3,5)
-    \$5 | 5\text{ cm}
+    \$5 | 5\text{ cm}    5 | \not= 5    2 | 1{2}
     -2 | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}
 """
 
@@ -186,6 +187,14 @@ def test_an_expression_may_get_a_name_but_an_equation_keeps_its_own(grader):
 def test_nothing_equals_an_empty_answer(grader):
     for gold, answer in ("", ""), ("5", ""), ("", "5"), (" ", "$$"):
         assert grader.grade(gold, answer) == "different"
+
+
+def test_a_gold_answer_may_stand_in_a_box_that_is_not_empty(evaluators):
+    for gold in r"\boxed{18}", r"\boxed{{18}}", "{18}", "18":
+        assert grade(evaluators["question_only"], r"\boxed{{18}}", gold) == (1, 1, True, True)
+    for gold in r"\boxed{}", r"\boxed{{}}", "{}", " ":
+        with pytest.raises(ValueError, match="gsm8k/train/0, row 1: the gold answer .* is empty"):
+            evaluators["question_only"].check_gold([{"id": "gsm8k/train/0", "answer": gold}])
 
 
 @pytest.mark.parametrize("prompt_name", PROMPT_NAMES)
@@ -356,6 +365,13 @@ def test_a_reply_never_answers_the_next_question(grader, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         grader.grade("x+1", "1+x")
     assert grader.grade("x+1", "x") == "different"
+
+
+def test_a_reply_to_another_question_is_refused(grader):
+    grader._channel.send_bytes(json.dumps([-1, "x", "1x", 60]).encode())
+    with pytest.raises(AssertionError):
+        grader.grade("x+1", "x+2")
+    assert grader.grade("x+1", "1+x") == "equal"
 
 
 def test_a_server_that_cannot_start_is_an_error(monkeypatch):

@@ -165,6 +165,14 @@ def test_completions_of_which_too_many_are_cut_are_found(setting):
     assert result.figure == f"{share_cut:.0%} of the completions were cut"
 
 
+def test_missing_rewards_are_not_called_equal_only(setting):
+    args, run = setting
+    groups = selfcheck.sample_groups(args, run)
+    groups = replace(groups, has_reward=torch.zeros_like(groups.has_reward))
+    figure = selfcheck.check_spread(args, run, groups).figure
+    assert figure.startswith(f"{len(groups.has_reward)} of {len(groups.has_reward)} rewards are")
+
+
 def test_all_checks_pass_on_a_sound_setting(capsys):
     assert selfcheck.run_selfcheck(FLAGS) == 0
     *lines, last_line = capsys.readouterr().out.splitlines()
