@@ -157,7 +157,9 @@ def divergence(logs):
     if len(skipped) == PATIENCE and (skipped > 0).all():
         reason = "an update was left out"
     elif len(kls) == PATIENCE and not (kls <= max_kl).any():
-        reason = f"the KL to the reference was above {max_kl:g} nats a token (at last {kls[-1]:.3g})"
+        reason = (
+            f"the KL to the reference was above {max_kl:g} nats a token (at last {kls[-1]:.3g})"
+        )
     else:
         return None
     return WARNING, f"the run has diverged: {reason} in each of the last {PATIENCE} iterations"

@@ -294,7 +294,7 @@ def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], "--log_dir --diagnose is required"),
+        ([], "--log_dir --diagnose --list is required"),
         (["--diagnose"], "expected at least one argument"),
         (["--diagnose", "nowhere"], "nowhere: no such directory"),
         (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),
