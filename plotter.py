@@ -302,12 +302,15 @@ def make_curve(runs, metric, x_key):
 
 
 def first_and_last(runs, metric, x_key):
-    """Return where the curve of a metric begins and where it ends, or None if no run has it."""
+    """Return where the curve of a metric begins and where it ends, or None if no run has it.
+
+    A curve of a single point has one value.
+    """
     curve = make_curve(runs, metric, x_key)
     if curve is None:
         return None
     line = curve["line"].dropna()
-    return line.iloc[0], line.iloc[-1]
+    return summary.first_and_last(line.to_list())
 
 
 def style_of(i):
@@ -352,7 +355,8 @@ def draw_panel(ax, groups, panel, axis, labels_groups):
     ax.set_title(wrap(title, width), loc="left")
     format_y_axis(ax, metric)
     ax.set_xlabel(x_label)
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=x_key == "step"))
+    steps = [1, 2, 2.5, 5, 10]
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=steps, integer=x_key == "step", min_n_ticks=1))
     if x_key == "total_tokens":
         ax.xaxis.set_major_formatter(EngFormatter())
     if len(panel) > 1 or labels_groups:
@@ -497,8 +501,8 @@ def message(groups, metric, x_key):
 
 
 def change_in_words(runs, metric, x_key):
-    first, last = in_words(first_and_last(runs, metric, x_key), metric)
-    return f"{first}\u00a0→\u00a0{last}"  # The spaces do not break.
+    words = in_words(first_and_last(runs, metric, x_key), metric)
+    return "\u00a0→\u00a0".join(words)  # The spaces do not break.
 
 
 def caption(groups):

@@ -100,7 +100,7 @@ def test_every_number_is_plotted_and_a_new_metric_needs_no_edit(tmp_path, draw):
     extra = {"rewards/brevity": 1, "judge/failures": 2, "note": "text", "novelty": 3}
     figures = draw(write_run(tmp_path / "run", train_rows(3, **extra), [eval_row(0)]))
     assert titles_of(figures[0]) == [
-        "Accuracy: 30% → 30%",
+        "Accuracy: 30%",
         "Reward: 0.500 → 0.500",
         "KL to the reference: 0.500 → 0.500",
         "Loss: 0.500 → 0.500",
@@ -114,7 +114,7 @@ def test_every_number_is_plotted_and_a_new_metric_needs_no_edit(tmp_path, draw):
     num_metrics = len([*TRAIN_KEYS, "time/total", "brevity", "failures", "novelty"]) + 2
     assert sum(len(figure.axes) for figure in figures) == num_metrics - 4
     for figure in figures:
-        assert figure.get_suptitle().split() == "run: Accuracy 30% → 30%".split()
+        assert figure.get_suptitle().split() == "run: Accuracy 30%".split()
         assert all(ax.get_ylabel() for ax in figure.axes)
         assert "1m, arithmetic, 1.05M parameters" in figure.legends[0].get_title().get_text()
 
@@ -148,6 +148,7 @@ def test_a_single_evaluation_is_visible(tmp_path, draw, capsys):
     figures = draw(write_run(tmp_path / "run", None, [eval_row(0)]))
     ax = axes_of(figures, "Accuracy")[0]
     assert ax.lines[0].get_marker() == "o"
+    assert all(tick.is_integer() for tick in ax.get_xticks()), "no iteration -0.05"
     line = "accuracy (strict)  30.0%  (n = 500, 95% CI [26.0, 34.0])\n"
     assert line in capsys.readouterr().out
 
