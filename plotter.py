@@ -3,7 +3,7 @@
     python plotter.py --log_dir output/run
         writes training_plots.pdf, the run's curves, and report.html, its completions, into it
     python plotter.py --log_dir output/a output/b
-        draws both runs in one picture, and compares their answers question by question
+        draws both runs in output/comparison.pdf, and compares their answers question by question
     python plotter.py --log_dir output/a output/b --metrics accuracy reward --output ab.png
         draws these curves alone
     python plotter.py --log_dir output/* --by learning_rate --metrics accuracy
@@ -12,6 +12,8 @@
         draws the accuracy at the end of training against this flag
     python plotter.py --diagnose output/run
         says what looks wrong in the logs of a run, why that matters, and what to change
+    python plotter.py --list output
+        prints a line for each run in this folder: how far it is, and how good
 
 Every number in a log gets a panel, so a new metric or reward needs no edit here. A null in a log is
 a gap in its curve. docs/metrics.md explains the metrics and the plots.
@@ -30,6 +32,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure  # without pyplot, nothing can open a window
+from matplotlib.font_manager import fontManager
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
@@ -41,7 +44,14 @@ from logs.read import column, differing_flags, has_number, value_of_flag
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = "os^Dv*XP"
 LINESTYLES = ("-", "--", ":", "-.")
+# The default font lacks Chinese, Japanese and Korean. Of these fonts a machine may have one.
+CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei")
+CJK_FONTS += ("WenQuanYi Micro Hei", "Droid Sans Fallback", "PingFang SC", "Microsoft YaHei")
 STYLE = {
+    "font.family": [
+        "sans-serif",
+        *(font for font in CJK_FONTS if font in fontManager.get_font_names()),
+    ],
     "font.size": 9,
     "figure.titlesize": 13,
     "axes.titlesize": 10,
@@ -93,6 +103,9 @@ TITLES = {  # of metrics whose key does not say well what they are
     "train/zero_std_fraction": "Groups of equal rewards",
     "train/truncated_fraction": "Truncated completions",
     "train/time/total": "Time per iteration",
+    "eval/count/format1_answer1": "Right answers in the format",
+    "eval/count/format1_answer0": "Wrong answers in the format",
+    "eval/count/format0_answer0": "Answers not in the format",
 }
 LABELS = {  # of metrics that share a panel
     "eval/accuracy": "strict",
@@ -207,7 +220,7 @@ def in_words(values, metric):
     if not 1e-4 < greatest < 1e6:
         return [f"{value:.3g}" for value in values]
     decimals = max(0, 2 - math.floor(math.log10(greatest)))
-    return [f"{value:,.{decimals}f}" for value in values]
+    return [f"{value:z,.{decimals}f}" for value in values]  # z: without a minus before 0
 
 
 def arrange_panels(metrics, several_runs):
@@ -289,12 +302,15 @@ def make_curve(runs, metric, x_key):
 
 
 def first_and_last(runs, metric, x_key):
-    """Return where the curve of a metric begins and where it ends, or None if no run has it."""
+    """Return where the curve of a metric begins and where it ends, or None if no run has it.
+
+    A curve of a single point has one value.
+    """
     curve = make_curve(runs, metric, x_key)
     if curve is None:
         return None
     line = curve["line"].dropna()
-    return line.iloc[0], line.iloc[-1]
+    return summary.first_and_last(line.to_list())
 
 
 def style_of(i):
@@ -339,7 +355,8 @@ def draw_panel(ax, groups, panel, axis, labels_groups):
     ax.set_title(wrap(title, width), loc="left")
     format_y_axis(ax, metric)
     ax.set_xlabel(x_label)
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=x_key == "step"))
+    steps = [1, 2, 2.5, 5, 10]
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=steps, integer=x_key == "step", min_n_ticks=1))
     if x_key == "total_tokens":
         ax.xaxis.set_major_formatter(EngFormatter())
     if len(panel) > 1 or labels_groups:
@@ -389,7 +406,10 @@ def label_ends(ax, ends):
 
 
 def format_y_axis(ax, metric):
-    """Show shares in percent up to 100%, and values with a spike on a logarithmic scale."""
+    """Show shares in percent up to 100%, and values with a spike on a logarithmic scale.
+
+    Differences that are only rounding, as of ratios that are 1, are not drawn as a curve.
+    """
     values = np.concatenate([line.get_ydata() for line in ax.lines])
     values = values[np.isfinite(values)]
     has_spike = values.max() > SPIKE * np.median(values)
@@ -397,11 +417,20 @@ def format_y_axis(ax, metric):
         bottom, top = ax.get_ylim()
         top = min(max(top, 0.05), 1.03)
         ax.set_ylim(max(bottom, -0.03 * top), top)
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if top > 0.1 else None))
+        show_percent(ax)
+    elif np.ptp(values) < 1e-6 * values.max():
+        ax.set_ylim(0.9 * values.max(), 1.1 * values.max())
     elif has_spike and values.max() < 1000 * values.min():
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter("")
+
+
+def show_percent(ax):
+    """Label the y axis in percent, without decimals if its labels can be whole numbers."""
+    bottom, top = ax.get_ylim()
+    ax.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if top - bottom > 0.08 else None))
 
 
 # ---- pages
@@ -472,8 +501,8 @@ def message(groups, metric, x_key):
 
 
 def change_in_words(runs, metric, x_key):
-    first, last = in_words(first_and_last(runs, metric, x_key), metric)
-    return f"{first}\u00a0→\u00a0{last}"  # The spaces do not break.
+    words = in_words(first_and_last(runs, metric, x_key), metric)
+    return "\u00a0→\u00a0".join(words)  # The spaces do not break.
 
 
 def caption(groups):
@@ -606,7 +635,6 @@ def draw_last_accuracies(table, flags):
     title = f"Accuracy is highest with {words}: {means.max():.0%}"
     fig.suptitle(wrap(title, 0.7 * fig.get_figwidth()))
     ax = fig.add_subplot(xlabel=flag.replace("_", " "), ylabel="Accuracy at the end (%)")
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     places, values = pd.factorize(table[flag])
     ticks = range(len(values))
     if pd.api.types.is_numeric_dtype(values) and values.min() > 0:
@@ -622,10 +650,12 @@ def draw_last_accuracies(table, flags):
         style = style_of(i)
         accuracies = rows["accuracy"]
         errors = [accuracies - rows["accuracy_low"], rows["accuracy_high"] - accuracies]
+        errors = np.clip(errors, 0, None)  # rounding makes an interval end beyond 0% or 100%
         ax.errorbar(rows["place"], accuracies, errors, fmt=".", color=style["color"], alpha=0.4)
         means = accuracies.groupby(rows["place"]).mean()
         ax.plot(means.index, means, **style)
         ends[setting_in_words(other_flags, other_values)] = style["color"], means.iloc[-1]
+    show_percent(ax)
     labels = list(ends)
     if fit_beside_curves(labels, fig.get_figwidth()):
         label_ends(ax, ends)
@@ -663,7 +693,7 @@ def save(figures, output):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        usage="%(prog)s (--log_dir | --diagnose) RUN [RUN ...] [options]",
+        usage="%(prog)s (--log_dir | --diagnose | --list) RUN [RUN ...] [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -684,12 +714,19 @@ def parse_args(argv=None):
         help="draw nothing, and say of each of these runs what looks wrong in its logs, why that "
         "matters and what to change (docs/tuning.md)",
     )
+    runs.add_argument(
+        "--list",
+        metavar="FOLDER",
+        help="draw nothing, and print a line for each run in this folder: its last step, reward, "
+        "KL (nats per token) and accuracy, and whether it is running",
+    )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
         help="the file to write: a PDF, or a PNG of its first page (default: training_plots.pdf in "
-        "the first run's directory)",
+        "the run's directory; comparison.pdf beside the first of several runs; metrics.pdf in the "
+        "run's directory for --metrics and --by)",
     )
     parser.add_argument(
         "--x",
@@ -715,21 +752,24 @@ def parse_args(argv=None):
         "against the first of these flags, with a line for each value of the others",
     )
     args = parser.parse_args(argv)
-    if args.diagnose and (args.output or args.metrics or args.by):
-        parser.error("--diagnose draws nothing: leave out --output, --metrics and --by")
+    if not args.log_dir and (args.output or args.metrics or args.by):
+        parser.error("only --log_dir draws: leave out --output, --metrics and --by")
     if args.output and args.output.suffix not in (".pdf", ".png"):
         parser.error(f"--output {args.output}: its name must end in .pdf or .png")
     return args
 
 
-def diagnosis_of(run):
-    logs = diagnose.Logs(run.rows["train"], run.rows["eval"], run.args)
-    return diagnose.report(run.name, logs)
+def default_output(runs, args):
+    """Where plots go without --output. Those of one run alone stay what they are."""
+    if len(runs) > 1:
+        return runs[0].path.parent / "comparison.pdf"
+    name = "metrics.pdf" if args.metrics or args.by else "training_plots.pdf"
+    return runs[0].path / name
 
 
 def plot(runs, args):
     """Write the plots that the flags ask for, and return the lines to print."""
-    output = args.output or runs[0].path / "training_plots.pdf"
+    output = args.output or default_output(runs, args)
     axis = choose_axis(runs, args.x)
     groups = group_by(runs, args.by) if args.by else {run.name: [run] for run in runs}
     lines = []
@@ -759,10 +799,13 @@ def plot(runs, args):
 def main(argv=None):
     args = parse_args(argv)
     try:
-        runs = read.load_runs(args.diagnose or args.log_dir)
-        if args.diagnose:
-            lines = [diagnosis_of(run) for run in runs]
+        if args.list:
+            lines = [summary.table_of_runs(args.list)]
+        elif args.diagnose:
+            runs = read.load_runs(args.diagnose)
+            lines = [diagnose.report(run.name, diagnose.Logs.of(run)) for run in runs]
         else:
+            runs = read.load_runs(args.log_dir)
             with matplotlib.rc_context(STYLE):
                 lines = plot(runs, args)
         print("\n".join(lines))

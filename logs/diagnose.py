@@ -10,12 +10,13 @@ or over five where a tenth is less.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from logs.read import column, rows_with_number
+from logs.read import RunLog, column, rows_with_number
 
+PATIENCE = 3  # training.guard ends a run after so many bad iterations in a row.
 MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
 MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
 TRUNCATED = 0.25
@@ -63,6 +64,10 @@ class Logs:
     evaluations: list[dict] = field(default_factory=list)
     flags: dict = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, run: RunLog):
+        return cls(run.rows["train"], run.rows["eval"], run.args)
+
     def values(self, key: str) -> np.ndarray:
         """The numbers under a key of train_log.jsonl. Raises NotLogged if there is none."""
         rows = rows_with_number(self.train, key)
@@ -98,8 +103,9 @@ class Logs:
 
     def accuracies(self) -> list[dict]:
         """The evaluations with an accuracy. Raises NotLogged for fewer than two."""
-        rows = rows_with_number(self.evaluations, "accuracy")
-        rows = rows_with_number(rows, "accuracy_low")
+        rows = self.evaluations
+        for key in ("step", "accuracy", "accuracy_low", "accuracy_high"):
+            rows = rows_with_number(rows, key)
         if len(rows) < 2 or not self.has_answers():
             raise NotLogged("accuracy in two evaluations")
         return rows
@@ -137,6 +143,45 @@ def rule(name, why, advice):
 
 
 @rule(
+    "divergence",
+    why="The weights are damaged, and whatever else is found here may follow from that.",
+    advice="Lower --learning_rate or raise --beta, and start again from a checkpoint.",
+)
+def divergence(logs):
+    """In the last three iterations the KL to the reference is above --max_kl or no number, or
+    updates were left out."""
+    skipped = logs.values("skipped_updates")[-PATIENCE:]
+    last_rows = [row for row in logs.train[-PATIENCE:] if "kl_per_token" in row]
+    kls = column(last_rows, "kl_per_token")
+    max_kl = logs.flags.get("max_kl", 3.0)
+    if len(skipped) == PATIENCE and (skipped > 0).all():
+        reason = "an update was left out"
+    elif len(kls) == PATIENCE and not (kls <= max_kl).any():
+        reason = (
+            f"the KL to the reference was above {max_kl:g} nats a token (at last {kls[-1]:.3g})"
+        )
+    else:
+        return None
+    return WARNING, f"the run has diverged: {reason} in each of the last {PATIENCE} iterations"
+
+
+@rule(
+    "missing rewards",
+    why="An iteration without any reward teaches nothing.",
+    advice="Read what the judge or the reward function says of the completions in rollouts/.",
+)
+def missing_rewards(logs):
+    """The reward is missing in all completions of an iteration."""
+    rewards = column([row for row in logs.train if "reward" in row], "reward")
+    if not len(rewards):
+        raise NotLogged("reward")
+    num_missing = np.isnan(rewards).sum()
+    if num_missing:
+        return WARNING, f"all rewards are missing in {num_missing} of {len(rewards)} iterations"
+    return None
+
+
+@rule(
     "no gradient",
     why="Nothing is learnt where no weight moves.",
     advice="Look at the share of groups with equal rewards and at --learning_rate; run selfcheck.py"
@@ -164,6 +209,8 @@ def flat_groups(logs):
     trained_key = "zero_std_fraction_trained"
     was_replaced = any(trained_key in row for row in logs.train)
     key = trained_key if was_replaced else "zero_std_fraction"
+    # Where all rewards are missing, none are equal.
+    logs = replace(logs, train=rows_with_number(logs.train, "reward"))
     share = logs.end(key)
     worst = logs.values(key).max()
     sentence = f"{share:.0%} of the groups have equal rewards at the end{kind_of_flat_group(logs)}"
@@ -415,7 +462,7 @@ def past_its_best(logs):
         return WARNING, (
             f"the accuracy is past its best: {best['accuracy']:.1%} at step {best['step']},"
             f" {last['accuracy']:.1%} at step {last['step']}; the checkpoint to take is"
-            f" checkpoints/step_{best['step']:06d}, if it was saved"
+            f" checkpoints/step_{best['step']:06.0f}, if it was saved"
         )
     return None
 
@@ -448,20 +495,25 @@ def diagnose(logs: Logs) -> Diagnosis:
 def report(name: str, logs: Logs) -> str:
     """The diagnosis of a run in sentences, and what was looked at."""
     diagnosis = diagnose(logs)
-    num_iterations = counted(len(logs.train), "iteration")
-    num_evaluations = counted(len(logs.evaluations), "evaluation")
-    looked_at = f"{num_iterations} and {num_evaluations}"
-    if not diagnosis.rules:
-        return f"{name}: no rule can be applied to {looked_at}: the logs lack what the rules need"
-    rules = f"{counted(len(diagnosis.rules), 'rule')} ({', '.join(diagnosis.rules)})"
-    if not diagnosis.findings:
-        return f"{name}: nothing looks wrong in {looked_at}, by {rules}"
-    lines = [f"{name}: {counted(len(diagnosis.findings), 'finding')} in {looked_at}, by {rules}"]
+    lines = [f"{name}: {headline(logs, diagnosis)}"]
     for finding in diagnosis.findings:
         lines.append(f"  {finding.severity}: {finding.sentence}")
         lines.append(f"    Why it matters: {finding.why}")
         lines.append(f"    What to change: {finding.advice}")
     return "\n".join(lines)
+
+
+def headline(logs: Logs, diagnosis: Diagnosis) -> str:
+    """How much was found, in what, and by which rules."""
+    num_iterations = counted(len(logs.train), "iteration")
+    num_evaluations = counted(len(logs.evaluations), "evaluation")
+    looked_at = f"{num_iterations} and {num_evaluations}"
+    if not diagnosis.rules:
+        return f"no rule can be applied to {looked_at}: the logs lack what the rules need"
+    rules = f"{counted(len(diagnosis.rules), 'rule')} ({', '.join(diagnosis.rules)})"
+    if not diagnosis.findings:
+        return f"nothing looks wrong in {looked_at}, by {rules}"
+    return f"{counted(len(diagnosis.findings), 'finding')} in {looked_at}, by {rules}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -101,8 +101,8 @@ def load_runs(log_dirs):
     """Load the logs of several directories. Prints a note for each directory that holds no run.
 
     Raises:
-        ValueError: a directory does not exist, is named twice or has damaged logs, or none of
-            them holds a run.
+        ValueError: a directory does not exist, is named twice or has logs that are damaged or have
+            no row yet, or none of them holds a run.
     """
     paths = [Path(os.path.abspath(log_dir)) for log_dir in log_dirs]
     for path in paths:
@@ -115,6 +115,8 @@ def load_runs(log_dirs):
     for path in paths:
         if (path / "train_log.jsonl").exists() or (path / "eval_log.jsonl").exists():
             runs.append(load_run(path, os.path.relpath(path, common_folder)))
+            if not any(runs[-1].rows.values()):
+                raise ValueError(f"{path}: no complete line in its logs yet")
         elif path == paths[-1] and not runs:  # None of the directories holds a run.
             raise ValueError(f"{path}: no train_log.jsonl and no eval_log.jsonl in it")
         else:
@@ -126,14 +128,12 @@ def load_run(path, name):
     """Load the logs of one run.
 
     Raises:
-        ValueError: its logs are damaged or have no row yet.
+        ValueError: its logs are damaged.
     """
     rows = {}
     for log in ("train", "eval"):
         log_path = path / f"{log}_log.jsonl"
         rows[log] = read_log(log_path) if log_path.exists() else []
-    if not rows["train"] and not rows["eval"]:
-        raise ValueError(f"{path}: no complete line in its logs yet")
     return RunLog(name, path, read_args(path / "args.json"), rows)
 
 

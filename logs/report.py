@@ -10,12 +10,13 @@ import io
 import itertools
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from matplotlib import rc_context
 
-from logs import jsonl, read, summary
+from logs import diagnose, jsonl, read, summary
 
 # The greatest sizes of two parts of the page, in bytes. The curves take less than a million.
 MAX_ROLLOUT_BYTES = 11_000_000
@@ -52,9 +53,13 @@ def write(run, panels, comparisons):
     largest_size = max(map(os.path.getsize, evaluations.values()), default=0)
     compared_steps = choose_steps(evaluations, largest_size, 3 * MAX_QUESTION_BYTES)
     args_path = run.path / "args.json"
+    logs = diagnose.Logs.of(run)
+    diagnosis = diagnose.diagnose(logs)
     data = {  # The script of the page reads these keys.
         "name": run.name,
         "about": run.description,
+        "diagnosis": diagnose.headline(logs, diagnosis),
+        "findings": [asdict(finding) for finding in diagnosis.findings],
         "lines": comparisons,
         "panels": [image(panel) for panel in panels],
         "record": json.loads(args_path.read_bytes()) if args_path.exists() else {},

@@ -75,5 +75,5 @@ def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[
             verdicts[example[column]].append(is_correct)
     return {
         f"accuracy_{column}/{value}": sum(verdicts[value]) / len(verdicts[value])
-        for value in sorted(verdicts)
+        for value in sorted(verdicts, key=lambda value: (isinstance(value, str), value))
     }

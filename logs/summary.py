@@ -1,8 +1,14 @@
 """What plotter.py prints of runs: their accuracies, and how they differ question by question."""
 
+import os
+from pathlib import Path
+
+import pandas as pd
+from filelock import FileLock, Timeout
 from scipy.stats import binomtest
 
-from logs.read import first_answers, rows_with_number, to_float, transcripts
+from logs.diagnose import Logs, diagnose
+from logs.read import first_answers, load_run, rows_with_number, to_float, transcripts
 
 ACCURACIES = {"strict": "accuracy", "flexible": "accuracy_flexible"}  # {kind: key in the logs}
 
@@ -88,3 +94,64 @@ def mcnemar(num_fixed, num_broken):
     if num_fixed + num_broken == 0:
         return 1.0
     return float(binomtest(num_fixed, num_fixed + num_broken).pvalue)
+
+
+# ---- the list of runs
+
+
+def table_of_runs(folder):
+    """Return a table with a line for each run in a folder and the folders in it.
+
+    Raises:
+        ValueError: there is none, or one has damaged logs.
+    """
+    paths = sorted(path.parent for path in Path(folder).rglob("args.json"))
+    if not paths:
+        raise ValueError(f"{folder}: no run in this folder")
+    lines = {}
+    for path in paths:
+        name = os.path.relpath(path, folder)
+        lines[name] = line_of_run(load_run(path, name))
+    return pd.DataFrame.from_dict(lines, orient="index").to_string()
+
+
+def line_of_run(run):
+    """Return {column: text} of the table of runs."""
+    train = rows_with_number(run.rows["train"], "step")
+    step = train[-1]["step"] if train else 0
+    # How long expert iteration and a run of SFT without --num_updates are, args.json does not say.
+    num_steps = run.args.get("num_train_iters") or run.args.get("num_updates")
+    if run.args.get("eval_only"):
+        num_steps = 0
+    return {
+        "step": f"{step} of {num_steps}" if num_steps else f"{step}",
+        "reward": last_number(train, "reward", ".3f"),
+        "KL": last_number(train, "kl_per_token", ".4f"),
+        "accuracy": last_number(run.rows["eval"], "accuracy", ".1%"),
+        "state": state_of(run, step, num_steps),
+    }
+
+
+def last_number(rows, key, form):
+    rows = rows_with_number(rows, key)
+    return format(rows[-1][key], form) if rows else "-"
+
+
+def state_of(run, step, num_steps):
+    lock_path = run.path / "lock"
+    if lock_path.exists() and is_locked(lock_path):
+        return "running"
+    if any(finding.rule == "divergence" for finding in diagnose(Logs.of(run)).findings):
+        return "diverged"
+    if num_steps is None:
+        return "not running"
+    return "finished" if step >= num_steps else "stopped"
+
+
+def is_locked(path):
+    """Whether the process that writes a run holds this lock."""
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True

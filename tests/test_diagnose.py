@@ -5,6 +5,7 @@ from log_helpers import eval_row, write_run
 
 import plotter
 from logs.diagnose import NOTE, RULES, WARNING, Logs, diagnose
+from training.guard import Diverged, Guard
 
 NUM_ITERATIONS = 60  # the start and the end are six iterations each
 
@@ -193,6 +194,43 @@ def test_flat_groups_are_told_apart(accuracy, words):
     assert words in diagnose(logs).findings[0].sentence
 
 
+def test_missing_rewards_are_not_equal_rewards():
+    """All groups are flat in the last iterations, and no answer is right."""
+    rows = train_rows(HEALTHY)
+    for row in rows[40:]:
+        row |= {"reward": None, "zero_std_fraction": 1.0, "accuracy": 0.0}
+    (finding,) = diagnose(Logs(rows)).findings
+    assert finding.rule == "missing rewards"
+    assert "missing in 20 of 60 iterations" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"kl_per_token": 5.0}, {"kl_per_token": None}, {"skipped_updates": 0.5}],
+    ids=["high", "not finite", "skipped"],
+)
+def test_a_run_that_the_guard_ends_has_diverged_before_all_else(bad):
+    """It was once told to allow longer completions: it ends too early for the rule of the KL."""
+    guard = Guard(max_kl=4.0)
+    rows = train_rows(HEALTHY, 6)
+    with pytest.raises(Diverged):
+        for _ in range(9):
+            assert severities(Logs(rows, flags={"max_kl": 4.0})).get("divergence") is None
+            rows.append({"step": 7} | HEALTHY | {"truncated_fraction": 1.0} | bad)
+            metrics = {key: float("nan") if bad[key] is None else bad[key] for key in bad}
+            guard.check({"skipped_updates": 0.0} | metrics)
+    findings = diagnose(Logs(rows, flags={"max_kl": 4.0})).findings
+    assert findings[0].rule == "divergence"
+    assert "truncation" in [finding.rule for finding in findings]
+
+
+def test_an_evaluation_without_a_step_or_an_interval_is_left_out():
+    logs = make_logs({})
+    for key in ("step", "accuracy_high"):
+        logs.evaluations.append(eval_row(80, strict=0.1) | {key: None})
+    assert diagnose(logs).findings == []
+
+
 def test_a_high_kl_with_a_flat_reward_is_critical():
     high_kl = {"kl_per_token": 0.8}
     (finding,) = diagnose(make_logs(high_kl)).findings
@@ -219,11 +257,11 @@ def test_two_ends_need_twenty_iterations():
 
 def test_a_rule_that_lacks_its_metric_is_left_out():
     """NaN is null in a log. sft.py logs neither rewards nor groups, and may lower its entropy."""
-    for rows in ([], [{"step": 1}], train_rows({"reward": None, "grad_norm": None})):
+    for rows in ([], [{"step": 1}], train_rows({"entropy": None, "grad_norm": None})):
         assert diagnose(Logs(rows)).rules == []
     sft = Logs(train_rows({"grad_norm": 0.3, "entropy": ramp(2, 0.001), "skipped_updates": 0}))
     assert diagnose(sft).findings == []
-    assert diagnose(sft).rules == ["no gradient", "skipped updates"]
+    assert diagnose(sft).rules == ["divergence", "no gradient", "skipped updates"]
 
 
 def test_warnings_come_before_notes():
@@ -256,7 +294,7 @@ def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], "--log_dir --diagnose is required"),
+        ([], "--log_dir --diagnose --list is required"),
         (["--diagnose"], "expected at least one argument"),
         (["--diagnose", "nowhere"], "nowhere: no such directory"),
         (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),

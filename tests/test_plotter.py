@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
+from filelock import FileLock
 from log_helpers import eval_row, plot, write_answers, write_run
 from matplotlib.figure import Figure
 
@@ -99,7 +100,7 @@ def test_every_number_is_plotted_and_a_new_metric_needs_no_edit(tmp_path, draw):
     extra = {"rewards/brevity": 1, "judge/failures": 2, "note": "text", "novelty": 3}
     figures = draw(write_run(tmp_path / "run", train_rows(3, **extra), [eval_row(0)]))
     assert titles_of(figures[0]) == [
-        "Accuracy: 30% → 30%",
+        "Accuracy: 30%",
         "Reward: 0.500 → 0.500",
         "KL to the reference: 0.500 → 0.500",
         "Loss: 0.500 → 0.500",
@@ -113,7 +114,7 @@ def test_every_number_is_plotted_and_a_new_metric_needs_no_edit(tmp_path, draw):
     num_metrics = len([*TRAIN_KEYS, "time/total", "brevity", "failures", "novelty"]) + 2
     assert sum(len(figure.axes) for figure in figures) == num_metrics - 4
     for figure in figures:
-        assert figure.get_suptitle().split() == "run: Accuracy 30% → 30%".split()
+        assert figure.get_suptitle().split() == "run: Accuracy 30%".split()
         assert all(ax.get_ylabel() for ax in figure.axes)
         assert "1m, arithmetic, 1.05M parameters" in figure.legends[0].get_title().get_text()
 
@@ -147,6 +148,7 @@ def test_a_single_evaluation_is_visible(tmp_path, draw, capsys):
     figures = draw(write_run(tmp_path / "run", None, [eval_row(0)]))
     ax = axes_of(figures, "Accuracy")[0]
     assert ax.lines[0].get_marker() == "o"
+    assert all(tick.is_integer() for tick in ax.get_xticks()), "no iteration -0.05"
     line = "accuracy (strict)  30.0%  (n = 500, 95% CI [26.0, 34.0])\n"
     assert line in capsys.readouterr().out
 
@@ -310,6 +312,55 @@ def test_the_layout_finds_room_for_long_names(tmp_path, num_runs, num_rewards):
         warnings.simplefilter("error")
         assert plot(*paths, flags=f"--output {tmp_path}/plots.png") == 0
     assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_all_plots_of_one_run_are_its_training_plots(tmp_path, monkeypatch):
+    """Those of several runs, or of some metrics, once overwrote the first run's."""
+    outputs = []
+    monkeypatch.setattr(plotter, "save", lambda pages, output: outputs.append(output))
+    paths = [write_run(tmp_path / name, [{"step": 1, "loss": 2}]) for name in "ab"]
+    assert plot(*paths) == 0
+    assert plot(*paths, flags="--metrics loss") == 0
+    assert plot(paths[0], flags="--metrics loss") == 0
+    comparison = tmp_path / "comparison.pdf"
+    assert outputs == [comparison, comparison, tmp_path / "a/metrics.pdf"]
+
+
+def test_rounding_is_no_curve_and_percents_are_true(tmp_path, draw):
+    """A ratio of 1 once had a curve of 1e-8, ticks at 7.5% said 8%, and a loss began at -0.000."""
+    rows = train_rows(9)
+    for i, row in enumerate(rows):
+        row |= {"ratio_mean": 1 + 1e-8 * (i % 3), "zero_std_fraction": 0.125 * (i % 2)}
+    rows[0]["loss"] = -1e-9
+    run = write_run(tmp_path / "run", rows)
+    (figure,) = draw(run, flags="--metrics ratio_mean zero_std_fraction loss")
+    ratio_panel, groups_panel, loss_panel = figure.axes
+    assert ratio_panel.get_ylim() == pytest.approx((0.9, 1.1))
+    assert all(round(100 * tick, 6).is_integer() for tick in groups_panel.get_yticks())
+    assert title_of(loss_panel) == "Loss: 0.000 → 0.500"
+
+
+# ---- the list of runs
+
+
+def test_the_list_has_a_line_for_each_run(tmp_path, capsys):
+    rows = train_rows(3, kl_per_token=5.0, skipped_updates=0.0)
+    write_run(tmp_path / "new", num_train_iters=9)
+    write_run(tmp_path / "done", train_rows(9), [eval_row(9, 0.25)], num_train_iters=9)
+    write_run(tmp_path / "deep/bad", rows, num_train_iters=9)
+    write_run(tmp_path / "odd", [{"step": 2}, {"step": None}], num_train_iters=9)
+    with FileLock(tmp_path / "new/lock"):
+        assert plotter.main(["--list", str(tmp_path)]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["step", "reward", "KL", "accuracy", "state"],
+        ["deep/bad", "3", "of", "9", "0.500", "5.0000", "-", "diverged"],
+        ["done", "9", "of", "9", "0.500", "-", "25.0%", "finished"],
+        ["new", "0", "of", "9", "-", "-", "-", "running"],
+        ["odd", "2", "of", "9", "-", "-", "-", "stopped"],
+    ]
+    assert not (tmp_path / "done/lock").exists()
+    assert plotter.main(["--list", str(tmp_path / "done/absent")]) == 2
+    assert "no run in this folder" in capsys.readouterr().err
 
 
 # ---- chosen metrics and groups of runs
@@ -479,6 +530,12 @@ def test_last_accuracies_against_a_flag(four_runs, draw, capsys, flags, lines, t
         ["55.0%", "50.0%", "60.0%", "2"],
         ["70.0%", "70.0%", "70.0%", "1"],
     ]
+
+
+def test_an_interval_that_ends_by_rounding_beyond_its_accuracy_is_drawn(tmp_path, draw):
+    row = eval_row(5, 0.0) | {"accuracy_low": 1e-18}
+    (figure,) = draw(write_run(tmp_path / "run", None, [row]), flags="--by model_name")
+    assert figure.axes[0].get_ylabel() == "Accuracy at the end (%)"
 
 
 def test_a_line_through_other_differences_is_noted(tmp_path, draw, capsys):

@@ -149,6 +149,15 @@ def test_what_the_page_of_a_run_holds(run, capsys):
     assert all(panel["src"].startswith("data:image/svg+xml;base64,") for panel in data["panels"])
 
 
+def test_the_page_has_the_diagnosis(run):
+    rows = [row | {"truncated_fraction": 0.5} for row in train_rows(3)]
+    jsonl.write(run / "train_log.jsonl", rows)
+    assert plot(run) == 0
+    data = data_of(run)
+    assert data["diagnosis"].startswith("1 finding in 3 iterations and 2 evaluations, by 3 rules")
+    assert [finding["rule"] for finding in data["findings"]] == ["truncation"]
+
+
 def test_equal_logs_give_equal_bytes_and_only_one_run_without_output_gets_a_page(run, tmp_path):
     assert plot(run) == 0
     page = (run / "report.html").read_bytes()

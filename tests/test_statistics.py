@@ -8,10 +8,7 @@ import pytest
 from conftest import ROOT
 from scipy import stats
 
-from logs.statistics import (
-    pass_at_k,
-    wilson_interval,
-)
+from logs.statistics import accuracy_by, pass_at_k, wilson_interval
 from logs.summary import mcnemar
 
 
@@ -36,6 +33,13 @@ def test_pass_at_k_in_closed_form():
     """2 of 4 are correct: 1 - C(2, k) / C(4, k) = 1/2, 5/6, 1, 1."""
     assert [pass_at_k([2], 4, k) for k in (1, 2, 3, 4)] == pytest.approx([1 / 2, 5 / 6, 1, 1])
     assert pass_at_k([0, 4, 2], 4, 2) == pytest.approx((0 + 1 + 5 / 6) / 3)
+
+
+def test_the_values_of_a_column_may_be_numbers_and_text():
+    rows = [{"level": "hard"}, {"level": 10}, {"level": None}, {"level": 2}, {"level": 10}]
+    accuracies = accuracy_by("level", rows, [True, False, True, True, True])
+    expected = [("accuracy_level/2", 1.0), ("accuracy_level/10", 0.5), ("accuracy_level/hard", 1.0)]
+    assert list(accuracies.items()) == expected
 
 
 @pytest.mark.parametrize(

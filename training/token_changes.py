@@ -81,7 +81,7 @@ def shown(config: GRPOConfig, run: Run, rollout: Rollout, records: list[Record])
 
 
 def sampler_is_exact(run: Run) -> bool:
-    """Whether the log-probs of sampling are the policy's own, up to some 5e-7.
+    """Whether the log-probs of sampling are the policy's own, up to some 1e-5.
 
     They are for a float32 sampler on the CPU (`sampling_logp_gap`), and four decimals are logged.
     In bfloat16 the gap is larger than what an update changes. On CUDA it remains even with a
