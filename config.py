@@ -258,8 +258,8 @@ class OptimiserConfig:
     offload_optimizer: bool = setting(
         False,
         "Keep AdamW's moments in host memory, and copy those of a weight to the GPU while it is"
-        " updated. It takes 8 bytes less for each weight, and about a second for each update of 7"
-        " billion weights on four GPUs.",
+        " updated. It saves 8 bytes for each weight, and an update takes some seconds more for"
+        " billions of weights.",
         may_change=True,
     )
 

@@ -24,7 +24,7 @@ LOGITS_CHUNK_ON_GPU = 2**27
 # Completions run in at most this many batches of similar length, so that little of them is padding.
 # On a CPU, a step of tiny/1m takes 1.4 times as long with one batch, and 1.07 times with two.
 LENGTH_BUCKETS = 4
-# A GPU waits for Python to launch the kernels of a pass, so there each batch has at least this many
+# A GPU waits for Python to launch the kernels of a pass, so there each batch has about this many
 # tokens, padding included.
 BUCKET_TOKENS_ON_GPU = 8192
 
@@ -274,7 +274,7 @@ def num_length_buckets(num_tokens: int, is_cuda: bool) -> int:
     """In how many batches so many tokens of completions, padding included, run best."""
     if not is_cuda:
         return LENGTH_BUCKETS
-    return min(LENGTH_BUCKETS, max(1, num_tokens // BUCKET_TOKENS_ON_GPU))
+    return min(LENGTH_BUCKETS, max(1, round(num_tokens / BUCKET_TOKENS_ON_GPU)))
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
