@@ -118,6 +118,12 @@ class ModelConfig:
         "Maximum length of a prompt in tokens. Examples with longer prompts are left out, and their"
         " number is printed.",
     )
+    attn_implementation: str = setting(
+        "sdpa",
+        "The attention of the loss, by its name in transformers. flash_attention_2, which needs the"
+        " package flash-attn, makes the GPU wait for Python in every layer, so it pays for long"
+        " completions only.",
+    )
     gradient_checkpointing: bool = setting(
         False,
         "Compute activations again in the backward pass instead of storing them. It takes less"
@@ -248,6 +254,13 @@ class OptimiserConfig:
     weight_decay: float = setting(0.0, "Weight decay of AdamW.", zero=True)
     max_grad_norm: float = setting(
         1.0, "Gradients with a greater norm are scaled down to this norm."
+    )
+    offload_optimizer: bool = setting(
+        False,
+        "Keep AdamW's moments in host memory, and copy those of a weight to the GPU while it is"
+        " updated. It saves 8 bytes for each weight, and an update takes some seconds more for"
+        " billions of weights.",
+        may_change=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import sys
 from pathlib import Path
 from types import MethodType
 
@@ -18,7 +19,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 import distributed
@@ -36,25 +36,37 @@ def resolve_device(device: str) -> str:
     """What --device stands for on this machine: `auto` is a GPU where there is one."""
     if device != "auto":
         return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.version.cuda:
+        print(
+            f"warning: this PyTorch was built for CUDA {torch.version.cuda} and finds no GPU that"
+            " it can use (does nvidia-smi show one?), so everything runs on the CPU",
+            file=sys.stderr,
+        )
+    return "cpu"
 
 
 # --- Loading --------------------------------------------------------------------------------------
 
 
 def get_llm_tokenizer(
-    model_name: str, device: str = "cpu", *, gradient_checkpointing: bool = False
+    model_name: str,
+    device: str = "cpu",
+    *,
+    attn_implementation: str = "sdpa",
+    gradient_checkpointing: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy in float32 (the master weights) and its tokenizer.
 
-    Weights come from safetensors only, and code from the model's repository is never run. Attention
-    is flash-attention 2 on CUDA where the package is installed, otherwise PyTorch's SDPA. Dropout
+    Weights come from safetensors only, and code from the model's repository is never run. Dropout
     is set to 0, since what is sampled must be what is trained. Before the model goes to its device,
     a few tokens are sampled and scored on the CPU, where float32 shows small differences.
 
     Args:
         model_name: a directory, or the name of a model on the hub. The hub is asked only if the
             model is not in its local cache.
+        attn_implementation: the attention of the loss; sampling has its own.
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
 
     Raises:
@@ -87,7 +99,7 @@ def get_llm_tokenizer(
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        _use_flash_attention(model)
+    _set_attention(model, attn_implementation)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -118,14 +130,15 @@ def max_positions(model: PreTrainedModel) -> int | None:
     return min((limit for limit in limits if limit), default=None)
 
 
-def _use_flash_attention(model: PreTrainedModel) -> None:
-    """Use flash-attention 2 where the package is installed, and the GPU and the model can use it.
-
-    Sampling uses other attention. So a model whose attention cannot be exchanged keeps SDPA.
-    """
-    can_use_it = model._supports_flash_attn and model._can_set_attn_implementation()
-    if is_flash_attn_2_available() and utils.has_bfloat16() and can_use_it:
-        model.set_attn_implementation("flash_attention_2")
+def _set_attention(model: PreTrainedModel, attn_implementation: str) -> None:
+    """Raises ValueError, in one line, for attention that the model or this machine cannot use."""
+    flag = f"--attn_implementation {attn_implementation}"
+    if "flash" in attn_implementation and model.device.type != "cuda":
+        raise ValueError(f"{flag}: it runs on a GPU only; take sdpa, the default")
+    try:
+        model.set_attn_implementation(attn_implementation)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{flag}: {_one_line(error)}") from error
 
 
 def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -352,9 +365,36 @@ def _logps_of_unpadded_rows(model: PreTrainedModel, ids: Tensor, mask: Tensor, C
 def get_base_model(model: PreTrainedModel) -> PreTrainedModel:
     """The frozen reference policy: a copy of the model that is never updated.
 
-    It is split over the processes, if there are several.
+    It is split over the processes, if there are several. Where autocast would round the weights of
+    the decoder layers' linear maps in every pass, they are bfloat16 from the beginning.
     """
-    return shard(copy.deepcopy(model).requires_grad_(False).eval())
+    linear_weights = []
+    if model.device.type == "cuda" and utils.has_bfloat16():
+        linear_weights = weights_that_autocast_rounds(model)
+    return shard(_frozen_copy(model, linear_weights))
+
+
+def weights_that_autocast_rounds(model: PreTrainedModel) -> list[Tensor]:
+    """The weights and biases of the linear maps in the decoder layers."""
+    weights = []
+    for module in model.get_decoder().layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            weights += module.parameters(recurse=False)
+    return weights
+
+
+def _frozen_copy(model: PreTrainedModel, in_bfloat16: list[Tensor]) -> PreTrainedModel:
+    """A copy that is never updated, some of whose weights are rounded to bfloat16.
+
+    Buffers stay float32: rounded rotary frequencies would stand for other positions.
+    """
+    ids_in_bfloat16 = {id(weight) for weight in in_bfloat16}
+    copies = {}
+    for weight in model.parameters():
+        dtype = torch.bfloat16 if id(weight) in ids_in_bfloat16 else weight.dtype
+        weight_copy = weight.detach().to(dtype, copy=True)
+        copies[id(weight)] = torch.nn.Parameter(weight_copy, requires_grad=False)
+    return copy.deepcopy(model, copies).eval()  # deepcopy takes what was copied already from there
 
 
 def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
@@ -371,12 +411,7 @@ def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
     is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and can_sample_in_bfloat16)
     if not is_bfloat16 and distributed.world_size() == 1:
         return model
-    sampler = copy.deepcopy(model).requires_grad_(False).eval()
-    if is_bfloat16:
-        # Buffers stay float32: rounded rotary frequencies would stand for other positions.
-        for weight in sampler.parameters():
-            weight.data = weight.data.to(torch.bfloat16)
-    return sampler
+    return _frozen_copy(model, list(model.parameters()) if is_bfloat16 else [])
 
 
 @torch.no_grad()
@@ -411,6 +446,9 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
         layer_policy = MixedPrecisionPolicy()
     for layer in model.get_decoder().layers:
         _shard_module(layer, mesh, layer_policy)
+    embedding = model.get_input_embeddings()
+    if embedding.weight is not model.get_output_embeddings().weight:
+        _shard_module(embedding, mesh, MixedPrecisionPolicy())  # it is freed again after its use
     _shard_module(model, mesh, MixedPrecisionPolicy())
     # The loss calls model.per_token_logps and not forward. FSDP2 gathers the embedding, the last
     # norm and the output layer for registered methods only.
@@ -426,3 +464,34 @@ def _shard_module(
     fully_shard(module, mesh=mesh, mp_policy=mp_policy, reshard_after_forward=True)
     module.set_force_sum_reduction_for_comms(True)
     module.set_gradient_divide_factor(1.0)
+
+
+# --- Optimiser ------------------------------------------------------------------------------------
+
+
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW whose two moments, 8 bytes for each weight, stay in host memory.
+
+    A weight's moments are on its device only while that weight is updated. The update is AdamW's.
+    """
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        gradients = {}
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    gradients[weight] = weight.grad
+                    weight.grad = None
+        for weight, gradient in gradients.items():
+            weight.grad = gradient  # AdamW updates the weights that have a gradient
+            self._move_moments(weight, weight.device)
+            super().step()
+            self._move_moments(weight, "cpu")
+            weight.grad = None
+
+    def _move_moments(self, weight: Tensor, device: torch.device | str) -> None:
+        state = self.state[weight]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name in state:  # not before the first update
+                state[name] = state[name].to(device)

@@ -543,7 +543,7 @@ def setup(config: GRPOConfig) -> Run:
     if config.eval_only:
         return run
     run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
-    run.optimizer = get_optimizer(run.model, config.weight_decay)
+    run.optimizer = get_optimizer(run.model, config)
     run.num_iterations = config.num_train_iters
     if not config.resume:
         check_judge(config, run)
@@ -572,14 +572,15 @@ def check_judge(config: GRPOConfig, run: Run, num_prompts: int = 8) -> None:
     check_spread(distributed.from_main(spread), config.min_judge_spread)
 
 
-def get_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.Optimizer:
+def get_optimizer(model: torch.nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
     """AdamW. take_step sets its learning rate."""
     is_cuda = model.device.type == "cuda"
-    return torch.optim.AdamW(
+    adamw = llms.OffloadedAdamW if config.offload_optimizer else torch.optim.AdamW
+    return adamw(
         model.parameters(),
         lr=0.0,
         betas=(0.9, 0.95),  # the decay of its running means of the gradient and of its square
-        weight_decay=weight_decay,
+        weight_decay=config.weight_decay,
         fused=True if is_cuda else None,  # one kernel that reads and writes every number once
     )
 

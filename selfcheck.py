@@ -113,9 +113,9 @@ def check_sampled_logps(config: GRPOConfig, run: Run, groups: main.Groups) -> Ch
     )
     gaps = (logps - rollout.sampled_logps).abs()[rollout.completion_mask.bool()]
     # bfloat16, in a sampling copy or under autocast, has 8 bits of mantissa: its log-probs differ
-    # by some hundredths of a nat on average.
+    # by some hundredths of a nat on average (0.03 in a real model of 135 million parameters).
     uses_bfloat16 = run.sampler is not run.model or run.model.device.type == "cuda"
-    limit = 0.05 if uses_bfloat16 else 1e-3
+    limit = 0.1 if uses_bfloat16 else 1e-3
     return CheckResult(
         ok=gaps.mean().item() < limit,
         figure=f"mean gap {gaps.mean():.1e} nats, worst {gaps.max():.1e}",

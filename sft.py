@@ -90,7 +90,7 @@ def fine_tune(
     sequences = encode(tokenizer, examples)
     order = example_order(len(sequences), seed)
     order = itertools.islice(order, first_update * config.train_batch_size, None)
-    optimizer = optimizer or get_optimizer(model, config.weight_decay)
+    optimizer = optimizer or get_optimizer(model, config)
     timer = StageTimer(model.device)
     model.train()
     optimizer.zero_grad()  # the caller may have left gradients there
@@ -256,7 +256,7 @@ def setup(config: SFTConfig) -> Run:
     run = load(config)
     examples = select_examples(rows, config, run.train_loader.prompt, run.tokenizer, run.evaluator)
     run.train_loader.examples = examples
-    run.optimizer = get_optimizer(run.model, config.weight_decay)
+    run.optimizer = get_optimizer(run.model, config)
     run.num_iterations = config.num_updates
     if run.num_iterations is None:
         num_batches = math.ceil(config.epochs * len(examples) / config.train_batch_size)

@@ -21,9 +21,12 @@ LOGITS_CHUNK = 2**23
 # On a GPU 512 MiB: every chunk reads the whole output layer from memory, which would take longer
 # than the products if a chunk had few tokens.
 LOGITS_CHUNK_ON_GPU = 2**27
-# Completions run in this many batches of similar length, so that little of them is padding. On a
-# CPU, a step of tiny/1m takes 1.4 times as long with one batch, and 1.07 times with two.
+# Completions run in at most this many batches of similar length, so that little of them is padding.
+# On a CPU, a step of tiny/1m takes 1.4 times as long with one batch, and 1.07 times with two.
 LENGTH_BUCKETS = 4
+# A GPU waits for Python to launch the kernels of a pass, so there each batch has about this many
+# tokens, padding included.
+BUCKET_TOKENS_ON_GPU = 8192
 
 Item = TypeVar("Item")
 
@@ -166,10 +169,25 @@ def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """(n, V): the float32 logits of hidden states (n, H), divided by the temperature."""
+def compute_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(n, V): the float32 logits of hidden states (n, H), from the weights of the output layer.
+
+    A bfloat16 copy's logits are not rounded to bfloat16, in which the two greatest are often equal.
+    """
+    states = states.to(weight.dtype)
     with _float32_products():
-        logits = F.linear(states.to(weight.dtype), weight, bias).float()
+        if weight.dtype != torch.bfloat16:
+            return F.linear(states, weight, bias).float()
+        if weight.is_cuda:
+            logits = torch.mm(states, weight.T, out_dtype=torch.float32)
+        else:
+            logits = states.float() @ weight.T.float()
+    return logits if bias is None else logits + bias
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """(n, V): compute_logits, divided by the temperature."""
+    logits = compute_logits(states, weight, bias)
     if temperature != 1:
         logits /= temperature
     return logits
@@ -235,7 +253,7 @@ def _completion_hidden_states(
     hidden_states[:, 0] = prompt_states[:, -1].repeat_interleave(group_size, dim=0)
 
     lengths = attention_mask[:, P:].sum(1)  # (B,)
-    num_buckets = 1 if is_sharded else LENGTH_BUCKETS
+    num_buckets = 1 if is_sharded else num_length_buckets(len(ids) * C, ids.is_cuda)
     for rows in lengths.argsort().chunk(num_buckets):
         # The last token need not run, since nothing follows it. If no column is left, one still
         # runs: with a sharded model every process must make this pass.
@@ -250,6 +268,13 @@ def _completion_hidden_states(
         states = forward(rows, P, P + num_columns, cache)
         hidden_states[rows, 1 : num_columns + 1] = states[:, : C - 1]  # if C is 1, no column
     return hidden_states
+
+
+def num_length_buckets(num_tokens: int, is_cuda: bool) -> int:
+    """In how many batches so many tokens of completions, padding included, run best."""
+    if not is_cuda:
+        return LENGTH_BUCKETS
+    return min(LENGTH_BUCKETS, max(1, round(num_tokens / BUCKET_TOKENS_ON_GPU)))
 
 
 def compute_entropy(logits: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def setup(config: ExpertIterationConfig) -> Run:
     run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
     example = run.train_loader.examples[0]
     completions.strict_verdicts(completions.reward(run.evaluator, [example], [""]))
-    run.optimizer = get_optimizer(run.model, config.weight_decay)
+    run.optimizer = get_optimizer(run.model, config)
     run.num_iterations = config.n_ei_steps
     return run
 

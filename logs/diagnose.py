@@ -357,10 +357,10 @@ def updates_per_batch(flags) -> float:
     advice="Set --sampling_dtype float32, or correct for the gap with --importance_cap 2.",
 )
 def sampler_gap(logs):
-    """Sampler and policy differ by more than 0.05 nats a token at the end, or by five times as
+    """Sampler and policy differ by more than 0.1 nats a token at the end, or by five times as
     much as at the start (and by more than 0.001)."""
     gap = logs.end("sampling_logp_gap")
-    if gap > 0.05:
+    if gap > 0.1:
         return WARNING, f"sampler and policy differ by {gap:.2g} nats a token at the end"
     if gap > 1e-3:
         change = logs.change("sampling_logp_gap")

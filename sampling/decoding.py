@@ -16,6 +16,11 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+import utils
+
+# At most this many tokens of prompts run at a time.
+CHUNK_TOKENS = 16_384
+
 
 class Decoder:
     """The KV cache of a batch, and the step that gives each of its sequences one more token."""
@@ -42,14 +47,12 @@ class Decoder:
             (R, H) the last hidden states.
         """
         self.cache = DynamicCache()  # the memory of an earlier batch is free from here on
-        cache, last_hidden = _run_prompts(model, prompt_ids, prompt_mask)
+        layers, last_hidden = _run_prompts(model, prompt_ids, prompt_mask)
         P = prompt_ids.shape[1]
         self.column.fill_(P)
         self.num_used_columns = P
         self.padding = P - prompt_mask.sum(1, keepdim=True)  # (N, 1) columns before each prompt
-        self.cache.layers = [
-            KVLayer(layer.keys, layer.values, self.column) for layer in cache.layers
-        ]
+        self.cache.layers = [KVLayer(keys, values, self.column) for keys, values in layers]
         self._add_columns()
         self.select(prompt_of_row)
         return last_hidden[prompt_of_row]
@@ -113,14 +116,38 @@ class Decoder:
         return draw(model, outputs.last_hidden_state[:, -1], uniforms, temperature)
 
 
-def _run_prompts(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
-    """Run N prompts once, from ids and mask (N, P): (their KV cache, last hidden states (N, H))."""
+def _run_prompts(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Run N prompts once, from ids and mask (N, P).
+
+    The prompts of an evaluation are many, so they run in chunks, which bounds the memory.
+
+    Returns:
+        the keys and values of each layer, (N, heads, P, D) each, and the last hidden states (N, H).
+    """
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
-    outputs = model.get_decoder()(
-        ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
-    )
-    return cache, outputs.last_hidden_state[:, -1]
+    caches = []
+    last_hidden = []
+    for rows in torch.arange(len(ids), device=ids.device).split(
+        max(1, CHUNK_TOKENS // ids.shape[1])
+    ):
+        cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
+        outputs = model.get_decoder()(
+            ids[rows],
+            attention_mask=mask[rows],
+            position_ids=position_ids[rows],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        caches.append(cache)
+        last_hidden.append(outputs.last_hidden_state[:, -1].clone())  # not a view of all positions
+    layers = []
+    for chunks in zip(*(cache.layers for cache in caches), strict=True):
+        keys = torch.cat([layer.keys for layer in chunks])
+        values = torch.cat([layer.values for layer in chunks])
+        layers.append((keys, values))
+    return layers, torch.cat(last_hidden)
 
 
 class KVLayer(DynamicLayer):
@@ -161,7 +188,8 @@ def draw(
     Returns:
         token ids, the most probable ones with temperature 0, and their log-probs, (R,) each.
     """
-    logits = model.get_output_embeddings()(hidden).float()  # (R, V)
+    output_layer = model.get_output_embeddings()
+    logits = utils.compute_logits(hidden, output_layer.weight, output_layer.bias)  # (R, V)
     if temperature not in (0, 1):  # a division by 1 would copy the logits in vain
         logits = logits / temperature
     probs = logits.softmax(-1)
@@ -340,8 +368,8 @@ def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Deco
         max_rows = max(max_rows, earlier.max_rows)
         max_columns = max(max_columns, earlier.max_columns)
     one_token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    cache, _ = _run_prompts(model, one_token, torch.ones_like(one_token))
-    bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    layers, _ = _run_prompts(model, one_token, torch.ones_like(one_token))
+    bytes_per_token = sum(keys.nbytes + values.nbytes for keys, values in layers)
     max_columns += -max_columns % CapturedDecoder.columns_per_block
     memory = torch.cuda.get_device_properties(model.device).total_memory
     num_fitting_rows = memory // 8 // (bytes_per_token * max_columns)

@@ -75,12 +75,8 @@ def test_a_step_asks_the_host_nothing(name, monkeypatch):
         model = AutoModelForCausalLM.from_config(
             CONFIGS[name], dtype=torch.float32, attn_implementation="sdpa"
         )
-        cache = DynamicCache()
-        for layer in range(2):
-            keys = torch.zeros(3, 2, 5, 8)
-            values = torch.zeros(3, 2, 5, 8)
-            cache.update(keys, values, layer)
-        monkeypatch.setattr(decoding, "_run_prompts", lambda *_: (cache, torch.zeros(3, 32)))
+        layers = [(torch.zeros(3, 2, 5, 8), torch.zeros(3, 2, 5, 8)) for _ in range(2)]
+        monkeypatch.setattr(decoding, "_run_prompts", lambda *_: (layers, torch.zeros(3, 32)))
         prompt_ids = torch.ones(3, 5, dtype=torch.long)
         prompt_of_row = torch.zeros(12, dtype=torch.long)
         token = torch.zeros(12, dtype=torch.long)
@@ -375,3 +371,78 @@ def test_the_least_recently_used_graph_makes_room(model, tokenizer, monkeypatch)
             decoder.start(model, prompt_ids, prompt_ids, prompt_of_row)
             decoder.step(model, prompt_of_row, uniforms, 1.0)
     assert [R for R, _ in sizes] == [1, 2, 3, 2]
+
+
+def test_few_graphs_are_captured_while_lengths_drift(monkeypatch):
+    """Graphs ran out, and steps without one took two to four times as long.
+
+    Simulated are 20 of 1,000 iterations, in which the mean length falls from 320 to 120 tokens.
+    Dynamic sampling answers new prompts twice, and an evaluation all of its prompts greedily.
+    """
+    num_captures = 0
+
+    def capture(self, model, token, *_):
+        nonlocal num_captures
+        num_captures += 1
+        return SimpleNamespace(replay=lambda: None), (token, torch.zeros(len(token)))
+
+    monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
+    # A row's token is its length, so that it ends after so many.
+    monkeypatch.setattr(
+        generation, "draw", lambda model, hidden, uniforms, _: (uniforms.long(), uniforms)
+    )
+    decoder = decoding.CapturedDecoder(torch.device("cpu"), 512, 1024)
+    decoder.check_interval = 8  # as on a GPU
+    generator = torch.Generator().manual_seed(0)
+
+    def sample_batch(R, mean_length, temperature=1.0):
+        P = int(torch.randint(120, 250, (), generator=generator))
+        spread = torch.randn(R, generator=generator, dtype=torch.float64) / 2
+        lengths = (mean_length * (spread - 1 / 8).exp()).clamp(1, 512)
+        keys = torch.zeros(R, 1, P, 1)
+        decoder.cache = DynamicCache()
+        decoder.cache.layers = [decoding.KVLayer(keys, keys.clone(), decoder.column)]
+        decoder.padding = torch.zeros(R, 1, dtype=torch.long)
+        decoder.num_used_columns = P
+        decoder._add_columns()
+        generation._decode(
+            model=None,
+            decoder=decoder,
+            hidden=None,
+            completions=[generation.Completion() for _ in range(R)],
+            uniforms=lengths.unsqueeze(1).expand(R, 512),
+            temperature=temperature,
+            find_end=lambda ids, start: ids[0] if len(ids) >= ids[0] else None,
+        )
+
+    captures = []  # in each iteration
+    for iteration in range(0, 1000, 50):
+        captures_before = num_captures
+        mean_length = 320 - 200 * iteration / 1000
+        if iteration % 200 == 0:
+            sample_batch(500, mean_length, temperature=0.0)
+        sample_batch(256, mean_length)
+        for num_flat_groups in torch.randint(1, 20, (2,), generator=generator).tolist():
+            sample_batch(8 * num_flat_groups, mean_length)
+        captures.append(num_captures - captures_before)
+    assert decoder.uses_graphs
+    assert sum(captures[5:]) < 5 * len(captures[5:])
+
+
+def test_prompts_in_chunks_give_the_same_samples(model, tokenizer, monkeypatch):
+    """The prompts of an evaluation would take 30 GB at once in a model of 7 billion parameters."""
+    expected = sample(model, tokenizer)
+    monkeypatch.setattr(decoding, "CHUNK_TOKENS", 15)  # one or two prompts
+    assert have_same_samples(sample(model, tokenizer), expected)
+
+
+def test_a_bfloat16_copy_gives_float32_logits(model):
+    """In bfloat16 the two greatest logits are often equal, and a greedy answer is chance."""
+    copied = model.to(torch.bfloat16)
+    hidden = torch.randn(64, copied.config.hidden_size).bfloat16()
+    weight = copied.get_output_embeddings().weight
+    uniforms = torch.ones(64, dtype=torch.float64)
+    token, logp = decoding.draw(copied, hidden, uniforms, temperature=0)
+    expected = (hidden.double() @ weight.double().T).log_softmax(-1).max(-1)
+    torch.testing.assert_close(logp.double(), expected.values, atol=1e-5, rtol=0)
+    assert torch.equal(token, expected.indices)

@@ -118,14 +118,14 @@ CASES = [
     ),
     ("entropy", WARNING, {"entropy": once(0.02, 0.5)}, {"entropy": once(0.03, 0.5)}),
     ("clip", WARNING, {"clip_fraction": 0.21}, {"clip_fraction": 0.2}),
-    ("sampler", WARNING, {"sampling_logp_gap": 0.06}, {"sampling_logp_gap": 0.05}),
+    ("sampler", WARNING, {"sampling_logp_gap": 0.11}, {"sampling_logp_gap": 0.1}),
     (
         "sampler",
         WARNING,
         {"sampling_logp_gap": ramp(0.002, 0.011)},
         {"sampling_logp_gap": ramp(0.002, 0.009)},
     ),
-    ("sampler", WARNING, {"sampling_logp_gap": 0.06}, {"sampling_logp_gap": ramp(1e-7, 9e-7)}),
+    ("sampler", WARNING, {"sampling_logp_gap": 0.11}, {"sampling_logp_gap": ramp(1e-7, 9e-7)}),
     ("skipped updates", WARNING, {"skipped_updates": once(0.5, 0.0)}, {}),
     (
         "reward without diversity",

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 
 import huggingface_hub.constants
 import pytest
@@ -18,7 +19,9 @@ from transformers import (
 )
 
 import llms
+import main
 import utils
+from config import OptimiserConfig
 from sampling import generation
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
@@ -160,8 +163,7 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
     vocabulary = tokenizer.get_vocab()
     script = [vocabulary[token] for token in tokens] + [1]
     model = random_model()
-    layer = scripted_layer(script)
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
+    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
     rollout = generation.generate(
         model,
         tokenizer,
@@ -197,8 +199,8 @@ def test_a_stop_string_may_end_in_the_space_that_begins_a_token(monkeypatch):
     )
     assert tokenizer.decode([3]) == "who"
     model = random_model()
-    layer = scripted_layer([5, 2, 3, 4, 1])
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
+    script = [5, 2, 3, 4, 1]
+    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
     rollout = generation.generate(
         model, tokenizer, ["a"], max_completion_length=9, stop_strings=("Question: ",)
     )
@@ -213,19 +215,16 @@ def test_a_prompt_without_tokens_is_refused(model, tokenizer):
         generation.generate(model, tokenizer, ["a", ""], max_completion_length=4)
 
 
-def scripted_layer(script):
-    """An output layer that gives all probability to the next token of a script."""
+def scripted_logits(script):
+    """In place of utils.compute_logits: all probability for the next token of a script."""
     script_ids = iter(script)
 
-    class ScriptedLayer(torch.nn.Module):
-        weight = torch.zeros(48, 1)
+    def compute_logits(states, weight, bias):
+        logits = torch.full((len(states), 48), -1e4)
+        logits[:, next(script_ids)] = 0
+        return logits
 
-        def forward(self, hidden):
-            logits = torch.full((len(hidden), 48), -1e4)
-            logits[:, next(script_ids)] = 0
-            return logits
-
-    return ScriptedLayer()
+    return compute_logits
 
 
 def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, tokenizer):
@@ -294,9 +293,9 @@ def test_same_seed_same_samples_and_mode_is_restored(model, tokenizer):
 def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
     """A completion can hold anything; what a reward or a reader sees must not hide it."""
     vocabulary = tokenizer.get_vocab()
-    layer = scripted_layer([vocabulary[token] for token in ("a", "<end>", "b", "<eos>")])
+    script = [vocabulary[token] for token in ("a", "<end>", "b", "<eos>")]
     model = random_model()
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: layer)
+    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
     rollout = generation.generate(model, tokenizer, ["q"], max_completion_length=9)
     assert rollout.texts == ["a<end>b"]
 
@@ -317,6 +316,66 @@ def test_select_cuts_padding_on_both_sides(model, tokenizer):
         model, selected.prompt_completion_ids, selected.attention_mask, C
     )
     torch.testing.assert_close(logps, selected.sampled_logps, rtol=0, atol=2e-5)
+
+
+def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
+    """Autocast rounds the same weights in every pass. All others must stay float32."""
+    model = random_model(attention_dropout=0.0)
+    reference = llms._frozen_copy(model, llms.weights_that_autocast_rounds(model))
+    assert not any(weight.requires_grad for weight in reference.parameters())
+    rounded = [name for name, weight in reference.named_parameters() if weight.dtype != torch.float]
+    assert len(rounded) == 2 * (4 + 3 + 3)  # layers; projections and biases of attention, the MLP
+    ids = torch.randint(VOCAB, (4, 20))
+    with torch.autocast("cpu", torch.bfloat16):
+        logps = [
+            utils.get_per_token_logps(scored, ids, torch.ones_like(ids), 8, group_size=2)
+            for scored in (model, reference)
+        ]
+    assert torch.equal(*logps)
+
+
+@pytest.mark.parametrize(
+    "num_tokens, is_cuda, expected",
+    [(4_000, True, 1), (15_000, True, 2), (10**6, True, 4), (4_000, False, 4)],
+)
+def test_a_gpu_runs_large_batches_of_completions(num_tokens, is_cuda, expected):
+    """On a GPU four small batches took as long as one: launches by Python took the time."""
+    assert utils.num_length_buckets(num_tokens, is_cuda) == expected
+
+
+def test_an_offloaded_update_is_adamws():
+    models = [random_model(), random_model()]
+    config = OptimiserConfig(weight_decay=0.1)
+    optimizers = [
+        main.get_optimizer(models[0], config),
+        main.get_optimizer(models[1], replace(config, offload_optimizer=True)),
+    ]
+    for seed in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            generator = torch.Generator().manual_seed(seed)
+            for weight in model.parameters():
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            next(model.parameters()).grad = None  # as an expert without tokens
+            optimizer.param_groups[0]["lr"] = 0.01
+            optimizer.step()
+    for weight, expected in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(weight, expected)
+
+
+def test_attention_that_is_not_there_is_refused(tmp_path):
+    model = random_model()
+    for name in ("flash_attention_2", "no_such_attention"):
+        with pytest.raises(ValueError, match=f"^--attn_implementation {name}: [^\n]+$"):
+            llms._set_attention(model, name)
+    llms._set_attention(model, "eager")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert llms.resolve_device("auto") == "cpu"
+    assert capsys.readouterr().err.startswith("warning: this PyTorch was built for CUDA 13.0")
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):

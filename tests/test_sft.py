@@ -13,7 +13,7 @@ from conftest import VOCAB, as_flags, assert_same_gradient, flat_gradient, small
 import main
 import sft
 import utils
-from config import FineTuningConfig, SFTConfig, parse
+from config import FineTuningConfig, OptimiserConfig, SFTConfig, parse
 from evaluator import get_evaluator
 from logs import jsonl
 from rl_datasets import PROMPTS
@@ -179,7 +179,7 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
         warmup_steps=2,
         max_grad_norm=norm / 1000,
     )
-    optimizer = main.get_optimizer(model, weight_decay=10.0)
+    optimizer = main.get_optimizer(model, OptimiserConfig(weight_decay=10.0))
     (row,) = sft.fine_tune(model, tokenizer, EXAMPLES, config, num_updates=1, optimizer=optimizer)
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert row["learning_rate"] == pytest.approx(0.005)
@@ -196,12 +196,13 @@ def test_one_update_equals_adamw_by_hand(model, tokenizer):
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda")])
 def test_optimiser_state_of_another_device_continues(devices, model):
     """On CUDA AdamW is fused, as its state says. PyTorch has a fused AdamW on the CPU as well."""
+    config = OptimiserConfig(weight_decay=0.1)
     by_hand = copy.deepcopy(model)
-    optimizer_without_a_break = main.get_optimizer(by_hand, weight_decay=0.1)
+    optimizer_without_a_break = main.get_optimizer(by_hand, config)
     state = None
     for step, device in enumerate(devices):
         on_device = SimpleNamespace(device=torch.device(device), parameters=model.parameters)
-        optimizer = main.get_optimizer(on_device, weight_decay=0.1)
+        optimizer = main.get_optimizer(on_device, config)
         assert bool(optimizer.param_groups[0]["fused"]) == (device == "cuda")
         if state is not None:
             optimizer.load_state_dict(state)

@@ -18,7 +18,10 @@ def load(config: GRPOConfig | FineTuningConfig, *, with_reference: bool = False)
     check(config)
     utils.seed_everything(config.seed)
     model, tokenizer = llms.get_llm_tokenizer(
-        config.model_name, config.device, gradient_checkpointing=config.gradient_checkpointing
+        config.model_name,
+        config.device,
+        attn_implementation=config.attn_implementation,
+        gradient_checkpointing=config.gradient_checkpointing,
     )
     train_loader, eval_loader = get_dataloaders(
         config.dataset_name,
