@@ -163,9 +163,12 @@ def test_every_message_is_in_the_prompt():
 
 def test_a_prompt_does_not_depend_on_the_day():
     """A run that was resumed after midnight went on with other prompts."""
-    template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %} "
+    template = (
+        "\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+        "{% set form = '%H:%M' %}{{ strftime_now(form) }}{{ strftime_now(' (%S) ') }}"
+    )
     rendered = PROMPTS["story"].render(chat_tokenizer(template + CHAT_TEMPLATE), "It rained.")
-    assert rendered.startswith("01 Jan 2025 <|im_start|>user")
+    assert rendered.startswith("\n01 Jan 202500:00 (00) <|im_start|>user")
 
 
 # --- Rows -----------------------------------------------------------------------------------------
