@@ -69,7 +69,6 @@ class GoldFile:
             examples: the training split; its first --num_problems are to be solved.
         """
         self.path = config.output
-        # It is released with this object, or at the end of the process.
         self.lock = FileLock(f"{self.path}.lock")
         self.source = config.api_model or config.model_name or "reference"
         # A second reading of the data set's own solution would not differ from the first.
@@ -298,6 +297,7 @@ def collect(config: GoldConfig) -> None:
             asyncio.run(ask_endpoint(config, gold))
     finally:
         gold.report()
+        gold.lock.release()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -189,7 +189,7 @@ def fixed_date_template(tokenizer) -> str:
     if "strftime_now" not in template:
         return template
     filters = ""
-    for directive in set(re.findall(r"%-?[A-Za-z]", template)):  # such as %d or %Y
+    for directive in sorted(set(re.findall(r"%-?[A-Za-z]", template))):  # such as %d or %Y
         filters += f" | replace({directive!r}, {TEMPLATE_DATE.strftime(directive)!r})"
     macro = "{% macro strftime_now(format) %}{{ format" + filters + " }}{% endmacro +%}"
     return macro + template

@@ -708,7 +708,7 @@ def parse_args(argv: list[str] | None = None):
         common_flags = argv[argv.index("--") + 1 :]
     args, other_words = parser.parse_known_args(own_words)
     if other_words:
-        parser.error(f"{other_words[0]} is no flag of this program; flags of every run follow --")
+        parser.error(f"{other_words[0]} is no flag of compare.py; flags of runs come after --")
     args.common_flags = common_flags
     if args.tuning_seeds is None:
         args.tuning_seeds = args.seeds
