@@ -92,7 +92,7 @@ class RewardEvaluator:
                     self.read_gold(example["answer"])
                 except ValueError as error:
                     # An example that was not read from a file has only an id.
-                    place = example.get("file_and_row", example["id"])
+                    place = example.get("file_and_row") or example["id"]
                     raise ValueError(f"{place}: {error}") from error
 
     def read_gold(self, answer: str) -> object:

@@ -375,6 +375,8 @@ def math_example(row: dict) -> Example:
     # The hub has "Level 5" and "Level ?", and pandas writes 5.0 where other rows have no level.
     level_text = str(row.get("level"))
     level = re.fullmatch(r"(?:Level )?(\d+)(?:\.0)?", level_text)
+    if level is None and level_text not in ("None", "nan", "Level ?"):
+        raise ValueError(f"column 'level' must be a whole number, not {row['level']!r}")
     return {
         "question": text_of(row, "problem"),
         "answer": answer.strip(),
@@ -419,6 +421,11 @@ class DataLoader(ABC):
         if size is not None:
             examples = _fixed_subset(examples, size)
         prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
+        if not all(map(can_be_encoded, prompts)):
+            raise ValueError(
+                f"the prompt format {prompt.name}, or the tokenizer's chat template, has half of a "
+                "character in its text"
+            )
         lengths = []
         if prompts:  # the tokenizer refuses an empty list
             token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]

@@ -162,6 +162,12 @@ def test_every_message_is_in_the_prompt():
         PROMPTS["reasoning_answer"].render(chat_tokenizer(system_alone), "2 + 3?")
 
 
+def test_half_of_a_character_in_a_prompt_format_is_one_line(folder, monkeypatch):
+    monkeypatch.setattr(PROMPTS["question_only"], "suffix", "\ud83d")
+    with pytest.raises(ValueError, match="the prompt format question_only.* half of a character"):
+        load(folder)
+
+
 def test_a_prompt_does_not_depend_on_the_day():
     """A run that was resumed after midnight went on with other prompts."""
     template = (
@@ -220,7 +226,8 @@ def test_math_example_from_the_column_of_the_answer():
 
 
 @pytest.mark.parametrize(
-    ("level", "number"), [(3, 3), (3.0, 3), ("3", 3), ("Level 3", 3), ("Level ?", None)]
+    ("level", "number"),
+    [(3, 3), (3.0, 3), ("3", 3), ("Level 3", 3), ("Level ?", None), (math.nan, None)],
 )
 def test_math_levels(level, number):
     """5.0, which pandas writes where another row has no level, was taken for no level."""
@@ -347,7 +354,7 @@ GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
     [
         (GOOD + b"\n\n" + GOOD + b'\n{"question": "q"', "line 4: not valid JSON (Expecting"),
         (GOOD + b'\n{"question": "\xff"}', "line 2: not valid JSON ('utf-8' codec can't decode"),
-        (GOOD.decode().encode("utf-16"), "line 1: not valid JSON ('utf-8' codec can't decode"),
+        (GOOD.decode().encode("utf-16"), "invalid start byte; save the file as UTF-8)"),
         (b"[" * 100_000, "line 1: not valid JSON ("),
         (GOOD + b"\n[1, 2]\n", "line 2: not a JSON object"),
         (b'{"question": "q", "text": "t"}', "row 1: no column 'answer' (columns: question, text)"),
@@ -377,6 +384,8 @@ def test_a_broken_file_is_named_with_its_line(folder, content, message):
         ({"answer": "4"}, "problem"),
         ({"problem": "p", "answer": "4", "subject": ["Algebra", "Geometry"]}, "subject"),
         ({"problem": "p", "answer": "4", "subject": 3}, "subject"),
+        ({"problem": "p", "answer": "4", "level": 5.5}, "level"),
+        ({"problem": "p", "answer": "4", "level": [5]}, "level"),
     ],
 )
 def test_math_rows_that_are_refused(row, column, tmp_path):
