@@ -88,15 +88,15 @@ class RewardEvaluator:
         """
 
     def check_gold(self, *splits: list[dict]) -> None:
-        """Raise ValueError, with id and row, for an example whose gold answer cannot be read."""
+        """Raise ValueError, with its place, for an example whose gold answer cannot be read."""
         for split in splits:
             for example in split:
                 try:
                     self.read_gold(example["answer"])
                 except ValueError as error:
-                    # An id is data set/split/index, such as gsm8k/train/0.
-                    row = int(example["id"].rpartition("/")[2]) + 1
-                    raise ValueError(f"{example['id']}, row {row}: {error}") from error
+                    # An example that was not read from a file has only an id.
+                    place = example.get("file_and_row") or example["id"]
+                    raise ValueError(f"{place}: {error}") from error
 
     def read_gold(self, answer: str) -> object:
         """Return the gold answer in the form that this evaluator compares.

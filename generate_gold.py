@@ -23,6 +23,7 @@ import re
 import sys
 from collections import Counter
 
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from config import GoldConfig, parse
@@ -57,7 +58,8 @@ class GoldFile:
     counts: how many problems this run has found correct or incorrect, or left without a reply.
 
     Raises:
-        ValueError: The file holds something else than solutions to these problems for this prompt.
+        ValueError: The file holds something else than solutions to these problems for this prompt,
+            or another process writes it.
         OSError: The file cannot be written.
     """
 
@@ -67,6 +69,7 @@ class GoldFile:
             examples: the training split; its first --num_problems are to be solved.
         """
         self.path = config.output
+        self.lock = FileLock(f"{self.path}.lock")
         self.source = config.api_model or config.model_name or "reference"
         # A second reading of the data set's own solution would not differ from the first.
         self.num_attempts = 1 if config.from_reference else config.num_attempts
@@ -94,6 +97,13 @@ class GoldFile:
             self.path.open("a").close()
         except OSError as error:
             raise OSError(f"--output: cannot write {self.path} ({error.strerror})") from error
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f"--output {self.path} is being written by another process; wait for its end, or"
+                " name another file"
+            ) from None
         columns = ("id", "question", "completion", "correct", "prompt_name")
         try:
             rows = jsonl.read_to_continue(self.path, columns)
@@ -287,6 +297,7 @@ def collect(config: GoldConfig) -> None:
             asyncio.run(ask_endpoint(config, gold))
     finally:
         gold.report()
+        gold.lock.release()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from types import MethodType
 
 import torch
 from huggingface_hub import model_info
+from jinja2 import TemplateError
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -93,6 +94,7 @@ def get_llm_tokenizer(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
             " another model"
         )
+    _end_turns_as_template(tokenizer, model)
     model.to(device)
     is_cuda = model.device.type == "cuda"
     if is_cuda:
@@ -110,6 +112,54 @@ def get_llm_tokenizer(
     if is_cuda and not utils.has_bfloat16():
         print("this GPU has no bfloat16: training and sampling are in float32")
     return model, tokenizer
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the chat template writes after a reply: its first special token, if it has one.
+
+    It is empty if there is no template, or if nothing follows a reply.
+    """
+    if not tokenizer.chat_template:
+        return ""
+    chat = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "REPLY"}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except (TemplateError, TypeError, ValueError):
+        return ""  # rl_datasets.render_chat says so if the template is needed
+    _, has_reply, end = text.rpartition("REPLY")
+    if not has_reply:
+        return ""
+    special_tokens = [token for token in _added_tokens(tokenizer) if token in end]
+    return min(special_tokens, key=end.index, default=end.strip())
+
+
+def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens that stand in the tokenizer apart from its vocabulary, such as <|im_end|>."""
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    return [token for token in tokens if token.strip()]
+
+
+def _end_turns_as_template(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Make the token with which the chat template ends a turn the EOS, and say so.
+
+    A completion also ends at every EOS that the tokenizer and the generation_config had before.
+    """
+    end = end_of_turn(tokenizer)
+    if end in ("", tokenizer.eos_token):
+        return
+    if end not in _added_tokens(tokenizer):
+        print(
+            f"warning: the chat template ends a turn with {end!r}, which is no special token of the"
+            f" tokenizer, so that completions end only with {tokenizer.eos_token}"
+        )
+        return
+    print(
+        f"the chat template ends a turn with {end}, and not with the EOS {tokenizer.eos_token}:"
+        f" completions end with either, and those of sft.py with {end}"
+    )
+    eos_ids = generation.eos_token_ids(model, tokenizer)
+    tokenizer.eos_token = end
+    model.generation_config.eos_token_id = sorted({*eos_ids, tokenizer.eos_token_id})
 
 
 def max_positions(model: PreTrainedModel) -> int | None:

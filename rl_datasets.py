@@ -24,6 +24,7 @@ class Example(TypedDict):
     level: NotRequired[int | None]
     subject: NotRequired[str | None]
     id: NotRequired[str]  # data set, split and index, such as "gsm8k/train/0"
+    file_and_row: NotRequired[str]  # where it comes from, for messages
     prompt: NotRequired[str]  # with special tokens: tokenize it with add_special_tokens=False
 
 
@@ -173,20 +174,25 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
         else:
             if all(text.strip() in rendered for text in texts):
                 return rendered
-            reason = "it leaves out a message"
+            reason = "it leaves out a message, or changes its text"
     raise ValueError(
         f"the tokenizer's chat template fails ({reason}): use --prompt r1_zero or question_only"
     )
 
 
 def fixed_date_template(tokenizer) -> str:
-    """The tokenizer's chat template, with TEMPLATE_DATE in place of today's date."""
+    """The tokenizer's chat template, with TEMPLATE_DATE in place of today's date.
 
-    def date_literal(call):
-        date_format = call[1].strip(" '\"")
-        return repr(TEMPLATE_DATE.strftime(date_format))
-
-    return re.sub(r"strftime_now\((.*?)\)", date_literal, tokenizer.get_chat_template())
+    A macro of the template takes the place of the function that would give the time.
+    """
+    template = tokenizer.get_chat_template()
+    if "strftime_now" not in template:
+        return template
+    filters = ""
+    for directive in sorted(set(re.findall(r"%-?[A-Za-z]", template))):  # such as %d or %Y
+        filters += f" | replace({directive!r}, {TEMPLATE_DATE.strftime(directive)!r})"
+    macro = "{% macro strftime_now(format) %}{{ format" + filters + " }}{% endmacro +%}"
+    return macro + template
 
 
 PROMPTS = {
@@ -216,23 +222,26 @@ def find_files(folder: str | Path, split: str) -> list[Path]:
             f"--dataset_path {folder} is not a folder; "
             "it should hold train and test .jsonl or .parquet"
         )
-    data_files = sorted(path for path in folder.iterdir() if path.suffix in (".jsonl", ".parquet"))
-    files = [path for path in data_files if re.fullmatch(rf"{split}(-\d+-of-.+)?", path.stem)]
+    paths = sorted(folder.iterdir())
+    data_files = [path for path in paths if path.suffix.lower() in (".jsonl", ".parquet")]
+    # A file that cannot be read here, such as train.json, is not passed over.
+    name_of_split = rf"{split}(-\d+-of-.+)?\.(jsonl?|parquet|csv)(\.gz)?"
+    files = [path for path in paths if re.fullmatch(name_of_split, path.name, re.IGNORECASE)]
     if files:
         stems = [path.stem for path in files]
         shards = [f"{split}-{i:05}-of-{len(files):05}" for i in range(len(files))]
         has_all_shards = all(map(str.startswith, stems, shards))  # some names end in a checksum
-        if stems == [split] or has_all_shards:
+        if set(files) <= set(data_files) and (stems == [split] or has_all_shards):
             return files
     elif split == "train":
         return []
     elif split == "test" and len(data_files) == 1:
-        stem = data_files[0].stem
+        stem = data_files[0].stem.lower()
         is_other_split = stem.startswith(("train", "validation"))
         is_shard = "-of-" in stem
         if not is_other_split and not is_shard:
             return data_files
-    file_names = sorted(path.name for path in folder.iterdir())
+    file_names = [path.name for path in paths]
     raise ValueError(
         f"{folder} needs {split}.jsonl with one JSON object a line, or {split}.parquet, or all "
         f"shards of one version (found: {', '.join(file_names[:10]) or 'nothing'})"
@@ -247,7 +256,7 @@ def read_folder(folder: str | Path, split: str) -> dict[Path, list[dict]]:
     """
     rows_by_file = {}
     for path in find_files(folder, split):
-        read = read_parquet if path.suffix == ".parquet" else jsonl.read
+        read = read_parquet if path.suffix.lower() == ".parquet" else jsonl.read
         rows = read(path)
         if not rows:
             raise ValueError(f"{path} is empty")
@@ -302,24 +311,29 @@ def make_examples(rows_by_source: dict, make_example: Callable[[dict], dict]) ->
                 raise ValueError(f"{location}: {error}; see README.md, Your own data") from error
             check_example(example, location)
             other_columns = {name: row[name] for name in row if name not in COLUMN_TYPES}
-            examples.append(other_columns | example)
+            examples.append(other_columns | example | {"file_and_row": location})
     return examples
 
 
 COLUMN_TYPES = get_type_hints(Example)
+EXAMPLE_IN_WORDS = (
+    "question, answer and solution must be text, level a whole number or None, and subject text"
+    " or None"
+)
 
 
 def check_example(example: Example, location: str) -> None:
     """Raise ValueError if a column is missing, has another type, or cannot be encoded."""
+    if not isinstance(example, dict):
+        raise ValueError(f"{location} cannot be {example!r}: it is a dict, and {EXAMPLE_IN_WORDS}")
     for column, column_type in COLUMN_TYPES.items():
         if column not in example and column in Example.__optional_keys__:
             continue
-        value = example.get(column)
+        if column not in example:
+            raise ValueError(f"{location}: {column!r} is missing; {EXAMPLE_IN_WORDS}")
+        value = example[column]
         if not isinstance(value, column_type):
-            raise ValueError(
-                f"{location}: {column!r} cannot be {value!r}; question, answer and solution must "
-                "be text, level a whole number or None, and subject text or None"
-            )
+            raise ValueError(f"{location}: {column!r} cannot be {value!r}; {EXAMPLE_IN_WORDS}")
         if isinstance(value, str) and not can_be_encoded(value):
             raise ValueError(f"{location}: {column!r} has half of a character in {value!r}")
 
@@ -361,6 +375,8 @@ def math_example(row: dict) -> Example:
     # The hub has "Level 5" and "Level ?", and pandas writes 5.0 where other rows have no level.
     level_text = str(row.get("level"))
     level = re.fullmatch(r"(?:Level )?(\d+)(?:\.0)?", level_text)
+    if level is None and level_text not in ("None", "nan", "Level ?"):
+        raise ValueError(f"column 'level' must be a whole number, not {row['level']!r}")
     return {
         "question": text_of(row, "problem"),
         "answer": answer.strip(),
@@ -405,6 +421,11 @@ class DataLoader(ABC):
         if size is not None:
             examples = _fixed_subset(examples, size)
         prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
+        if not all(map(can_be_encoded, prompts)):
+            raise ValueError(
+                f"the prompt format {prompt.name}, or the tokenizer's chat template, has half of a "
+                "character in its text"
+            )
         lengths = []
         if prompts:  # the tokenizer refuses an empty list
             token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
@@ -451,8 +472,11 @@ class DataLoader(ABC):
             OSError: The hub cannot be reached.
         """
         cls.check_split(split, dataset_path)
+        loaded_examples = cls.load(split, dataset_path)
+        if not isinstance(loaded_examples, Iterable):
+            raise ValueError(f"{cls.name}: load must return a list, not {loaded_examples!r}")
         examples = []
-        for i, example in enumerate(cls.load(split, dataset_path)):
+        for i, example in enumerate(loaded_examples):
             example_id = f"{cls.name}/{split}/{i}"
             check_example(example, example_id)
             examples.append(example | {"id": example_id})

@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import torch
 
 import distributed
+import llms
 import main
 import utils
 from logs.diagnose import TRUNCATED
@@ -52,10 +53,10 @@ def sample_groups(config: GRPOConfig, run: Run) -> main.Groups:
 
 
 def check_template(config: GRPOConfig, run: Run, groups: main.Groups) -> CheckResult:
-    """A chat rendered with its reply starts with the prompt, and the reply follows at once.
+    """A chat rendered with its reply starts with the prompt, and goes on with reply and EOS.
 
     Use a tokenizer whose chat template writes the same text before a reply, whether the reply is in
-    the chat or still to be generated.
+    the chat or still to be generated, and a single token after it.
     """
     example = run.train_loader.examples[0]
     prompt = run.train_loader.prompt
@@ -67,9 +68,10 @@ def check_template(config: GRPOConfig, run: Run, groups: main.Groups) -> CheckRe
     chat = run.tokenizer.apply_chat_template(
         [*messages, reply], chat_template=template, tokenize=False
     )
+    end = llms.end_of_turn(run.tokenizer)
     return CheckResult(
-        ok=chat.startswith(example["prompt"] + "ANSWER"),
-        figure=f"prompt ends in {example['prompt'][-25:]!r}",
+        ok=chat.startswith(example["prompt"] + "ANSWER") and end in ("", run.tokenizer.eos_token),
+        figure=f"prompt ends in {example['prompt'][-25:]!r}, reply in {end!r}",
     )
 
 

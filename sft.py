@@ -15,6 +15,7 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 import itertools
 import math
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from main import accumulate_gradient, get_optimizer, take_step
 from rl_datasets import DATASETS, Prompt, can_be_encoded
 from sampling.rollout import Rollout, as_rollout
 from training import completions, write_logs
-from training.checks import check
+from training.checks import check, check_lengths
 from training.loop import iterations
 from training.run import Run, run_to_the_end
 from training.schedule import learning_rate_factor
@@ -173,6 +174,7 @@ def read_gold(path: str, prompt_name: str) -> list[dict]:
                 )
         if not isinstance(row.get("correct", True), bool):
             raise ValueError(f"{path}, row {number}: its column 'correct' must be true or false")
+        row["file_and_row"] = f"{path}, row {number}"
         row_prompt_name = row.get("prompt_name", prompt_name)
         if row_prompt_name != prompt_name:
             raise ValueError(
@@ -199,8 +201,12 @@ def select_examples(
     """
     num_rows = len(rows)
     counts = {"read": num_rows}
+    rows = [
+        row | {"completion": without_eos(row["completion"], tokenizer.eos_token)} for row in rows
+    ]
     rows = [row for row in rows if row.get("correct", True)]
     if config.filter_correct:
+        evaluator.check_gold(rows)
         rewards = completions.reward(evaluator, rows, [row["completion"] for row in rows])
         is_correct = completions.strict_verdicts(rewards)
         rows = [row for row, row_is_correct in zip(rows, is_correct, strict=True) if row_is_correct]
@@ -225,6 +231,11 @@ def select_examples(
             " examples"
         )
     return chosen_examples
+
+
+def without_eos(completion: str, eos_token: str) -> str:
+    """The completion up to an EOS at its end, which `encode` appends."""
+    return re.sub(rf"({re.escape(eos_token)}\s*)+\Z", "", completion)
 
 
 def select_short(
@@ -255,6 +266,9 @@ def setup(config: SFTConfig) -> Run:
     )
     run = load(config)
     examples = select_examples(rows, config, run.train_loader.prompt, run.tokenizer, run.evaluator)
+    prompts = [example["prompt"] for example in examples]
+    prompt_ids = run.tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    check_lengths(run.model, max(map(len, prompt_ids)), config.max_completion_length)
     run.train_loader.examples = examples
     run.optimizer = get_optimizer(run.model, config)
     run.num_iterations = config.num_updates

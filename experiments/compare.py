@@ -478,6 +478,27 @@ def make_result(arm: Arm, by_rate: dict, rate: str | None, on_test: np.ndarray |
 # --- Table and figure -----------------------------------------------------------------------------
 
 
+def train_identically(args, first: Result, second: Result) -> bool:
+    """Whether two arms have the same entropies in every run that both have made.
+
+    An entropy depends on every weight, and unlike a loss it means the same in every arm.
+    """
+    pairs = []
+    for rate in first.by_rate.keys() & second.by_rate.keys():
+        num_seeds = min(len(first.by_rate[rate]), len(second.by_rate[rate]))
+        for seed in range(args.first_seed, args.first_seed + num_seeds):
+            runs = [PlannedRun(result.arm, rate, seed) for result in (first, second)]
+            pairs.append([read_entropies(args.output_dir / run.name) for run in runs])
+    return bool(pairs) and all(one == other and any(one) for one, other in pairs)
+
+
+def read_entropies(folder: Path) -> list[float | None]:
+    """The entropy of each step of a run; nothing if there is no log."""
+    log = folder / "train_log.jsonl"
+    rows = jsonl.read(log) if log.exists() else []
+    return [row.get("entropy") for row in rows]
+
+
 def make_tables(args, results: list[Result]) -> str:
     """Tables in Markdown: learning rates, arms, and differences from the first arm."""
     if args.outcome == "last":
@@ -504,6 +525,12 @@ def make_tables(args, results: list[Result]) -> str:
         if args.test_size:
             sections.append(f"Difference from {first_name} on test {in_points}")
             sections.append(difference_table(results, [result.on_test for result in results]))
+    for first, second in itertools.combinations(results, 2):
+        if train_identically(args, first, second):
+            sections.append(
+                f"The runs of {first.arm.name} and {second.arm.name} are identical: the flags in"
+                " which they differ have no effect here."
+            )
     return "\n\n".join(sections)
 
 
@@ -679,7 +706,9 @@ def parse_args(argv: list[str] | None = None):
     if "--" in argv:
         own_words = argv[: argv.index("--")]
         common_flags = argv[argv.index("--") + 1 :]
-    args = parser.parse_args(own_words)
+    args, other_words = parser.parse_known_args(own_words)
+    if other_words:
+        parser.error(f"{other_words[0]} is no flag of compare.py; flags of runs come after --")
     args.common_flags = common_flags
     if args.tuning_seeds is None:
         args.tuning_seeds = args.seeds

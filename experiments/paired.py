@@ -93,6 +93,9 @@ def judge(
     (1995, Journal of the Royal Statistical Society B 57:289). It is equal within `margin` if its
     interval lies between -margin and margin.
 
+    Where the variances of arms differ, the intervals of two seeds are too narrow: in the worst of
+    the simulated cases 17% of twelve comparisons were decided wrongly, and 7.5% with five seeds.
+
     Args:
         differences: for each comparison the difference within each seed (S,), at least two seeds.
         classes: of each comparison; None: they are all of one class.

@@ -69,6 +69,8 @@ def parse(line, location):
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
         reason = getattr(error, "msg", error)  # only a JSONDecodeError has msg
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"{error}; save the file as UTF-8"
         raise ValueError(f"{location}: not valid JSON ({reason})") from error
     if not isinstance(row, dict):
         raise ValueError(f"{location}: not a JSON object")

@@ -100,6 +100,7 @@ def test_every_arm_gets_every_rate_and_seed():
         (["--arm", "beta 0", "--jobs", "0"], "--jobs 0"),
         (["--arm", "beta 0 'x"], "quotation"),
         (["--beta", "0"], "--arm"),
+        (["--arm", "beta 0", "--model_name", "m"], "--model_name is no flag of compare.py; flags"),
     ],
 )
 def test_a_mistake_is_one_clear_line(flags, message, tmp_path, capsys):
@@ -166,6 +167,19 @@ def test_the_tables_by_hand(finished, capsys):
     # validation and 12.5 on test.
     assert "| b | +10.0, +20.0 | +15.0 [-48.5, +78.5] | undecided |" in tables
     assert "| b | +25.0, +0.0 | +12.5 [-146.3, +171.3] | undecided |" in tables
+
+
+def test_runs_that_are_identical_are_named(finished):
+    args = compare.parse_args([*COMMAND, "--output_dir", str(finished)])
+    results = compare.compare(args, compare.parse_arms(args))
+    for folder in finished.glob("*_seed*"):
+        seed = int(folder.name[-1])
+        jsonl.write(folder / "train_log.jsonl", [{"step": 1, "entropy": 0.1 + seed}])
+    line = "The runs of a and b are identical"
+    assert line in compare.make_tables(args, results)
+    log = finished / "b_rate2e-4_seed1" / "train_log.jsonl"
+    jsonl.write(log, [{"step": 1, "entropy": 0.2}])
+    assert line not in compare.make_tables(args, results)
 
 
 def test_the_last_evaluation_can_be_the_outcome(finished):

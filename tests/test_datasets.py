@@ -6,11 +6,12 @@ import re
 
 import datasets
 import pytest
-from conftest import small_tokenizer
+from conftest import ROOT, small_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import rl_datasets
+from evaluator import get_evaluator
 from grading.extraction import last_boxed
 from logs import jsonl
 from rl_datasets import (
@@ -161,11 +162,20 @@ def test_every_message_is_in_the_prompt():
         PROMPTS["reasoning_answer"].render(chat_tokenizer(system_alone), "2 + 3?")
 
 
+def test_half_of_a_character_in_a_prompt_format_is_one_line(folder, monkeypatch):
+    monkeypatch.setattr(PROMPTS["question_only"], "suffix", "\ud83d")
+    with pytest.raises(ValueError, match="the prompt format question_only.* half of a character"):
+        load(folder)
+
+
 def test_a_prompt_does_not_depend_on_the_day():
     """A run that was resumed after midnight went on with other prompts."""
-    template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %} "
+    template = (
+        "\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+        "{% set form = '%H:%M' %}{{ strftime_now(form) }}{{ strftime_now(' (%S) ') }}"
+    )
     rendered = PROMPTS["story"].render(chat_tokenizer(template + CHAT_TEMPLATE), "It rained.")
-    assert rendered.startswith("01 Jan 2025 <|im_start|>user")
+    assert rendered.startswith("\n01 Jan 202500:00 (00) <|im_start|>user")
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -216,7 +226,8 @@ def test_math_example_from_the_column_of_the_answer():
 
 
 @pytest.mark.parametrize(
-    ("level", "number"), [(3, 3), (3.0, 3), ("3", 3), ("Level 3", 3), ("Level ?", None)]
+    ("level", "number"),
+    [(3, 3), (3.0, 3), ("3", 3), ("Level 3", 3), ("Level ?", None), (math.nan, None)],
 )
 def test_math_levels(level, number):
     """5.0, which pandas writes where another row has no level, was taken for no level."""
@@ -234,6 +245,7 @@ def test_jsonl_folder(folder):
         "question": "What is 3 + 1?",
         "answer": "4",
         "solution": "3 + 1 = 4",
+        "file_and_row": f"{folder / 'test.jsonl'}, row 4",
     }
     assert list(test_loader)[3] == row | {"prompt": "What is 3 + 1?\n"}
     assert GSM8kLoader.read("test", folder)[3] == row, "this needs no tokenizer"
@@ -269,6 +281,8 @@ def test_parquet_gives_the_same_examples_as_jsonl(folder, names):
         rows = gsm8k_rows(5)[i * rows_per_file : (i + 1) * rows_per_file]
         datasets.Dataset.from_list(rows).to_parquet(folder / name)
     _, parquet_loader = load(folder)
+    for example in [*jsonl_loader, *parquet_loader]:
+        del example["file_and_row"]
     assert parquet_loader.examples == jsonl_loader.examples
 
 
@@ -295,6 +309,9 @@ def test_a_path_is_neither_a_pattern_nor_an_address(name, tmp_path):
         ["test-00000-of-00001-3f.jsonl", "test-00000-of-00001-4e.jsonl"],
         ["test.jsonl", "test-00000-of-00001.jsonl"],
         ["test.jsonl", "test.parquet"],
+        ["test.jsonl", "test.JSONL"],
+        ["test.jsonl", "test.json"],
+        ["Train.jsonl"],
     ],
 )
 def test_a_split_is_one_whole_version(names, tmp_path):
@@ -302,6 +319,31 @@ def test_a_split_is_one_whole_version(names, tmp_path):
     for name in names:
         jsonl.write(tmp_path / name, gsm8k_rows(2))
     assert f"found: {', '.join(sorted(names))}" in error_of(tmp_path)
+
+
+def test_a_suffix_may_be_in_capitals(folder):
+    """Such a file was passed over: only test data seemed to be there."""
+    (folder / "train.jsonl").rename(folder / "train.JSONL")
+    assert len(load(folder)[0]) == 10
+
+
+def test_a_gold_answer_that_cannot_be_read_is_named_with_its_file_and_row(tmp_path):
+    """The row was counted through all shards."""
+    jsonl.write(tmp_path / "test-00000-of-00002.jsonl", gsm8k_rows(3))
+    wrong_row = {"question": "q", "answer": "#### seven"}
+    jsonl.write(tmp_path / "test-00001-of-00002.jsonl", [*gsm8k_rows(1), wrong_row])
+    _, loader = load(tmp_path)
+    with pytest.raises(ValueError, match=r"test-00001-of-00002\.jsonl, row 2: .*'seven'"):
+        get_evaluator("gsm8k").check_gold(loader.examples)
+
+
+def test_the_rows_that_the_readme_shows(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    rows = re.search(r"```json\n(.*?)```", readme, re.DOTALL)[1]
+    (tmp_path / "test.jsonl").write_text(rows)
+    examples = DATASETS["gsm8k"].read("test", tmp_path)
+    assert [example["answer"] for example in examples] == ["5", "12", "4.5"]
+    assert rl_datasets.EXAMPLE_IN_WORDS in " ".join(readme.split())
 
 
 GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
@@ -312,7 +354,7 @@ GOOD = json.dumps(gsm8k_rows(1)[0]).encode()
     [
         (GOOD + b"\n\n" + GOOD + b'\n{"question": "q"', "line 4: not valid JSON (Expecting"),
         (GOOD + b'\n{"question": "\xff"}', "line 2: not valid JSON ('utf-8' codec can't decode"),
-        (GOOD.decode().encode("utf-16"), "line 1: not valid JSON ('utf-8' codec can't decode"),
+        (GOOD.decode().encode("utf-16"), "invalid start byte; save the file as UTF-8)"),
         (b"[" * 100_000, "line 1: not valid JSON ("),
         (GOOD + b"\n[1, 2]\n", "line 2: not a JSON object"),
         (b'{"question": "q", "text": "t"}', "row 1: no column 'answer' (columns: question, text)"),
@@ -342,6 +384,8 @@ def test_a_broken_file_is_named_with_its_line(folder, content, message):
         ({"answer": "4"}, "problem"),
         ({"problem": "p", "answer": "4", "subject": ["Algebra", "Geometry"]}, "subject"),
         ({"problem": "p", "answer": "4", "subject": 3}, "subject"),
+        ({"problem": "p", "answer": "4", "level": 5.5}, "level"),
+        ({"problem": "p", "answer": "4", "level": [5]}, "level"),
     ],
 )
 def test_math_rows_that_are_refused(row, column, tmp_path):
@@ -439,7 +483,9 @@ def test_without_the_hub_one_line_names_dataset_path(monkeypatch):
     ("examples", "message"),
     [
         ([{"question": "q", "answer": 8, "solution": ""}], "own/test/0: 'answer' cannot be 8; "),
-        ([{"question": "q", "answer": "8"}], "own/test/0: 'solution' cannot be None; "),
+        ([{"question": "q", "answer": "8"}], "own/test/0: 'solution' is missing; "),
+        (["q"], "own/test/0 cannot be 'q': it is a dict, and question"),
+        (None, "own: load must return a list, not None"),
         ([], "own has no test examples"),
     ],
 )

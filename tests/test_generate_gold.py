@@ -23,6 +23,7 @@ from conftest import (
     transformers_serve,
 )
 from fake_openai_server import FakeOpenAIServer, ok, status
+from filelock import FileLock
 from tqdm import tqdm
 
 import generate_gold
@@ -490,6 +491,14 @@ def test_a_file_that_is_not_ours_is_left_alone(folder, capsys, content):
     assert run_gold(folder, "--from_reference") == 2
     assert "error: --output holds other rows (" in one_line(capsys)
     assert (folder / "gold.jsonl").read_text() == content
+
+
+def test_a_file_that_another_process_writes_is_left_alone(folder, capsys):
+    """Two writers solved every problem twice."""
+    with FileLock(folder / "gold.jsonl.lock"):
+        assert run_gold(folder, "--from_reference") == 2
+    assert "being written by another process" in one_line(capsys)
+    assert run_gold(folder, "--from_reference") == 0
 
 
 def test_a_file_of_another_prompt_or_of_other_problems_is_refused(folder, tmp_path, capsys):

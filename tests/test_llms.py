@@ -20,6 +20,7 @@ from transformers import (
 
 import llms
 import main
+import sft
 import utils
 from config import OptimiserConfig
 from sampling import generation
@@ -566,3 +567,38 @@ def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="it rescales its logits"):
         llms.get_llm_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("after_reply", "end"),
+    [
+        ("<eos>", "<eos>"),
+        (" <end>\n<eos>", "<end>"),
+        ("\n", ""),
+        ("</turn>\n", "</turn>"),
+    ],
+)
+def test_the_end_of_a_turn_in_the_chat_template(after_reply, end, tokenizer):
+    assert llms.end_of_turn(tokenizer) == "", "it has no template"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}" + after_reply + "{% endfor %}"
+    )
+    assert llms.end_of_turn(tokenizer) == end
+
+
+def test_a_completion_ends_where_the_chat_template_ends_a_turn(tmp_path, tokenizer, capsys):
+    """If that was not the EOS, as in Qwen2.5's base models, every completion was cut."""
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    random_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, loaded_tokenizer = llms.get_llm_tokenizer(str(tmp_path))
+    eos = tokenizer.eos_token_id
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    assert "ends a turn with <end>, and not with the EOS <eos>" in capsys.readouterr().out
+    assert generation.eos_token_ids(model, loaded_tokenizer) == [eos, end]
+    ((_, ids),) = sft.encode(loaded_tokenizer, [{"prompt": "a", "completion": "b"}])
+    assert ids[-1] == end
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}</turn>{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    llms.get_llm_tokenizer(str(tmp_path))
+    assert "ends a turn with '</turn>', which is no special token" in capsys.readouterr().out

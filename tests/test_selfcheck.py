@@ -143,6 +143,14 @@ def test_each_check_fails_on_what_it_is_there_for(check, setting, monkeypatch, c
     assert " ".join(check.__doc__.split()) in capsys.readouterr().out
 
 
+def test_a_template_that_does_not_end_a_turn_with_the_eos_is_found(setting, capsys):
+    config, run = setting
+    run.tokenizer.eos_token = "<|endoftext|>"
+    result = selfcheck.check_template(config, run, None)
+    assert not result.ok
+    assert "reply in '<|im_end|>'" in result.figure
+
+
 def test_a_mean_gap_of_a_bfloat16_copy_is_within_its_limit(setting):
     args, run = setting
     run.sampler = llms.get_sampler(run.model, "bfloat16")

@@ -283,6 +283,50 @@ def test_filter_correct_leaves_out_wrong_answers_and_says_how_many(gold_file, ca
     assert not wrong & set(correct)
 
 
+def test_a_gold_answer_that_cannot_be_read_is_named_with_its_row(gold_file, tmp_path):
+    rows = jsonl.read(gold_file)[:2]
+    rows[1]["answer"] = "seven"
+    del rows[1]["id"]  # a file of one's own may have none
+    jsonl.write(tmp_path / "gold.jsonl", rows)
+    with pytest.raises(ValueError, match=r"gold\.jsonl, row 2: the gold answer 'seven'"):
+        selected_ids(tmp_path / "gold.jsonl", filter_correct="")
+
+
+@pytest.mark.parametrize("end", ["<eos>", "<eos>\n", "<eos><eos>"])
+def test_a_completion_that_ends_in_the_eos_gets_no_second_one(end, tokenizer):
+    """With the EOS in its text it was incorrect as well."""
+    completion = PROMPTS["reasoning_answer"].format_solution("1 + 1", "2")
+    config = parse(SFTConfig, as_flags(model_name="m", train_file="f", filter_correct=""))
+    row = {"question": "q", "answer": "2", "completion": completion + end}
+    evaluator = get_evaluator("gsm8k")
+    examples = sft.select_examples([row], config, PROMPTS["reasoning_answer"], tokenizer, evaluator)
+    ((_, ids),) = sft.encode(tokenizer, examples)
+    assert ids.count(EOS) == 1
+    assert ids[-1] == EOS
+
+
+def test_a_prompt_of_the_train_file_must_fit_into_the_positions(
+    gold_file, model_folder, tmp_path, capsys
+):
+    """Only the prompts of the data set were checked."""
+    rows = jsonl.read(gold_file)[:2]
+    rows[1]["question"] *= 8
+    jsonl.write(tmp_path / "gold.jsonl", rows)
+    flags = as_flags(
+        model_name=model_folder,
+        dataset_name="arithmetic",
+        train_file=tmp_path / "gold.jsonl",
+        output_dir=tmp_path / "run",
+        eval_size=1,
+        max_prompt_length=2000,
+        max_completion_length=300,
+        num_updates=1,
+        device="cpu",
+    )
+    assert sft.main(flags) == 2
+    assert "1,024 positions, of which the longest prompt takes" in capsys.readouterr().err
+
+
 def test_empty_and_long_rows_are_counted_and_left_out(gold_file, tmp_path, capsys):
     rows = jsonl.read(gold_file)[:5]
     rows[1]["completion"] = " \n"
