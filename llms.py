@@ -153,7 +153,8 @@ def _load_from_cache_or_hub(
         model_info(model_name, timeout=10)  # asks once, where a download would ask six times
     except Exception as error:  # what the hub's client raises has no class in common
         raise ValueError(
-            f"there is no such directory, nor a complete copy in the hub's local cache; the hub: {error}"
+            "there is no such directory, nor a complete copy in the hub's local cache; the hub:"
+            f" {error}"
         ) from error
     return _load_files(model_name, local_files_only=False)
 
