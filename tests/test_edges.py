@@ -215,9 +215,16 @@ def test_what_is_written_beside_a_number_can_change_it():
     assert only_number("-$5") == -5
 
 
-def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
+def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypatch):
     """A bound of 3 was ignored where a group has 8: all were sampled at once."""
     sizes = []
+    decode = generation._decode
+
+    def decode_and_note_size(model, decoder, hidden, completions, *arguments):
+        sizes.append(len(completions))
+        decode(model, decoder, hidden, completions, *arguments)
+
+    monkeypatch.setattr(generation, "_decode", decode_and_note_size)
     rollout = generation.generate(
         model,
         tokenizer,
@@ -225,7 +232,6 @@ def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
         num_samples=8,
         max_completion_length=4,
         max_concurrent_sequences=3,
-        progress=sizes.append,
     )
     assert sizes == [3, 3, 3, 3, 3, 1]
     assert len(rollout.texts) == 16

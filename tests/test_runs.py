@@ -94,7 +94,7 @@ def undisturbed(command, whole_run, tmp_path_factory):
 
 KILLS = int(os.environ.get("KILLS", 2))  # how often each run is killed, at random moments
 # The line of an iteration, or of an evaluation where each iteration of SFT has one.
-ITERATION = re.compile(r"(?:step +|evaluation at step |expert iteration )([1-9][0-9]*)(?: \||:)")
+ITERATION = re.compile(r"(?:step +|evaluation at step |expert iteration )([1-9][0-9]*)(?: of|:)")
 
 
 def last_saved_iteration(output_dir):
