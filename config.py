@@ -703,7 +703,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         """Exit with code 2. Of the processes that torchrun starts, only the first one prints."""
         is_only_process = os.environ.get("WORLD_SIZE") in (None, "", "1")
-        if is_only_process or os.environ.get("RANK") == "0":
+        if is_only_process or os.environ.get("RANK", "0") == "0":
             self.exit(2, f"error: {message} (--help lists every flag)\n")
         self.exit(2)
 

@@ -123,20 +123,18 @@ def output_watched() -> Iterator[None]:
 class Output:
     """A stream such as stdout, which asks to stop instead of raising an OSError.
 
-    What is printed afterwards is dropped. A character that the stream cannot encode, as in a file
-    name that is not UTF-8, is printed as an escape.
+    What is printed afterwards is dropped.
     """
 
     def __init__(self, stream: TextIO):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        encoding = self.stream.encoding or "utf-8"
         try:
-            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            return self.stream.write(text)
         except OSError:
             self._drop_the_rest()
-        return len(text)
+            return len(text)
 
     def flush(self) -> None:
         try:

@@ -28,7 +28,7 @@ import signals
 from config import OutputConfig, may_change, read_args
 from evaluator import RewardError, RewardEvaluator
 from logs import jsonl
-from rl_datasets import DataLoader, default_eval_split
+from rl_datasets import DataLoader, can_be_encoded, default_eval_split
 from training import checkpoints
 from training.guard import Diverged
 from training.memory import is_out_of_memory
@@ -242,6 +242,8 @@ def check_directory(config: OutputConfig) -> None:
         raise ValueError(
             "--output_dir is empty, or the current directory: name a directory for the run"
         )
+    if not can_be_encoded(str(folder)):
+        raise ValueError(f"--output_dir {str(folder)!r} is not UTF-8: name another directory")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
     previous = read_args(folder / "args.json")
