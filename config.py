@@ -12,6 +12,7 @@ import ast
 import json
 import math
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields, replace
@@ -345,9 +346,9 @@ class OutputConfig:
         " older.",
         may_change=True,
     )
-    report_to: Literal["tensorboard", "wandb"] | None = setting(
-        None,
-        "A tracker that gets all logs as well; its package must be installed. (default: none)\n"
+    report_to: Literal["none", "tensorboard", "wandb"] = setting(
+        "none",
+        "A tracker that gets all logs as well; its package must be installed.\n"
         "tensorboard: event files for TensorBoard, in the folder tensorboard of --output_dir.\n"
         "wandb: a run in the project grpo-lite of Weights & Biases.",
         may_change=True,
@@ -671,6 +672,10 @@ class ArgumentParser(argparse.ArgumentParser):
             fromfile_prefix_chars="@",
             **options,
         )
+        # The shell leaves ~ in --output_dir=~/run and in an @file as it is.
+        self.register("type", str, os.path.expanduser)
+        self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11's has no -1e-4
         if config_type is not None:
             self._add_settings(config_type)
 
@@ -691,17 +696,27 @@ class ArgumentParser(argparse.ArgumentParser):
         """Parse all words; of an unknown flag the error names the nearest known one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            nearest = get_close_matches(unknown[0], self._option_string_actions, n=1)
-            advice = f"; did you mean {nearest[0]}?" if nearest else ""
+            nearest = self._nearest_flag(unknown[0].partition("=")[0])
+            advice = f"; did you mean {nearest}?" if nearest else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
         return parsed
+
+    def _nearest_flag(self, word: str) -> str | None:
+        """The flag that a word is most like, or whose initials it is, as --lr; None without."""
+        flags = [flag for flag in self._option_string_actions if flag not in ("-h", "--help")]
+        for flag in flags:
+            initials = "".join(part[0] for part in flag.removeprefix("--").split("_"))
+            if word == f"--{initials}":
+                return flag
+        return next(iter(get_close_matches(word, flags, n=1)), None)
 
     def convert_arg_line_to_args(self, arg_line):
         return shlex.split(arg_line, comments=True)
 
     def error(self, message):
         """Exit with code 2. Of the processes that torchrun starts, only the first one prints."""
-        if os.environ.get("RANK", "0") == "0":
+        is_only_process = os.environ.get("WORLD_SIZE") in (None, "", "1")
+        if is_only_process or os.environ.get("RANK", "0") == "0":
             self.exit(2, f"error: {message} (--help lists every flag)\n")
         self.exit(2)
 
@@ -714,8 +729,7 @@ def add_flag(group: Any, setting: Field, type_: Any) -> None:
     flag = f"--{setting.name}"
     options = {"default": setting.default, "help": setting.metadata["help"]}
     if type_ is bool:
-        action = argparse.BooleanOptionalAction if setting.default else "store_true"
-        group.add_argument(flag, action=action, **options)
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         return
     choices = setting.metadata["choices"]
     if get_origin(type_) in (Union, UnionType):  # a type or None

@@ -12,6 +12,7 @@ for the others.
 
 import os
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from tqdm import tqdm
 
 # A process that dies ends the job at once, since torchrun notices. This bounds the wait for one
 # that hangs. It must be longer than any honest wait: for the slowest share of an evaluation, for a
@@ -31,7 +33,7 @@ def init(device: str, allow_several: bool = True) -> None:
 
     Raises:
         ValueError: if there are several processes of a script that is made for one, if --device
-            names a certain GPU, or if there are more processes than GPUs.
+            names a certain GPU, if there are more processes than GPUs, or if they do not meet.
     """
     num_processes = int(os.environ.get("WORLD_SIZE") or 1)
     if num_processes == 1 or dist.is_initialized():
@@ -40,7 +42,7 @@ def init(device: str, allow_several: bool = True) -> None:
         raise ValueError("this script runs as one process: start it with python, not with torchrun")
     is_cuda = str(device).startswith("cuda") and torch.cuda.is_available()
     if is_cuda:
-        gpu = int(os.environ["LOCAL_RANK"])
+        gpu = int(os.environ.get("LOCAL_RANK") or 0)
         num_gpus = torch.cuda.device_count()
         if str(device) != "cuda" or gpu >= num_gpus:
             raise ValueError(
@@ -48,10 +50,18 @@ def init(device: str, allow_several: bool = True) -> None:
                 f" --device out, and start at most {num_gpus} processes here (--nproc_per_node)"
             )
         torch.cuda.set_device(gpu)
-    if os.environ.get("RANK") == "0":  # the variables may be left over from another job
+    # The variables may be left over from another job, in which LOCAL_RANK was not always given.
+    if (os.environ.get("LOCAL_RANK") or "0") == "0":
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         print(f"waiting at {address} until all {num_processes} processes are there", flush=True)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=TIMEOUT)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"WORLD_SIZE is {num_processes}, but the processes cannot be joined ({reason}); unset"
+            " WORLD_SIZE if it is left over from another job, or start with torchrun"
+        ) from error
     if not is_main():
         sys.stdout = open(os.devnull, "w")
 
@@ -75,6 +85,27 @@ def print_error(text: str) -> None:
     """Print one line on stderr, once, about something that all processes know."""
     if is_main():
         print(text, file=sys.stderr)
+
+
+def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
+    """A bar of the first process for what takes more than ten seconds.
+
+    Where stderr is a file, it is a line every 30 seconds.
+    """
+    if sys.stderr.isatty():
+        options["dynamic_ncols"] = True
+    else:
+        options |= dict(file=Lines(), mininterval=30, miniters=1)
+        options["bar_format"] = "{desc}: {n_fmt} of {total_fmt} {unit}s, {remaining} left"
+    return tqdm(iterable, disable=not is_main(), delay=10, leave=False, **options)
+
+
+class Lines:
+    """Stderr for a tqdm bar, in which each state of the bar is a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            print(text.strip(), file=sys.stderr, flush=True)
 
 
 # --- Sharing work and putting the results together ------------------------------------------------

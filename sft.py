@@ -302,6 +302,8 @@ def train(config: SFTConfig, run: Run) -> None:
         row["total_tokens"] = run.total_tokens
         row["elapsed"] = time.perf_counter() - run.start
         write_logs.append(config, "train_log.jsonl", row)
+        columns = [f"loss {row['loss']:.4f}", f"gradient norm {row['grad_norm']:.3f}"]
+        write_logs.print_step(run, columns, row["time/total"])
         llms.refresh_sampler(run.sampler, run.model)
 
 

@@ -61,8 +61,8 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         ]
         num_correct = len(correct_examples)
         print(
-            f"expert iteration {ei_step}: {num_correct} of {len(examples)} completions are right"
-            " and kept"
+            f"expert iteration {ei_step} of {run.num_iterations}: {num_correct} of {len(examples)}"
+            " completions are right and kept"
         )
         records = make_records(run.evaluator, examples, rollout, rewards)
         write_logs.write_transcript(config, "rollouts", ei_step, records)

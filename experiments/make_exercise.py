@@ -64,7 +64,7 @@ if __name__ == "__main__":
         default=Path("output/exercise"),
         help="a folder that does not exist yet (default: output/exercise)",
     )
-    folder = parser.parse_args().output_dir
+    folder = parser.parse_args().output_dir.expanduser()
     try:
         write_exercise(folder)
     except (ValueError, OSError) as error:

@@ -117,7 +117,8 @@ class EndpointJudge:
                 jsonl.append(self.cache_file, {"key": key, "grades": grades})
 
             new_keys = [key for key in chats if key not in self.cache]
-            await for_each(rate_one, new_keys, self.concurrency)
+            bar = distributed.progress_bar(new_keys, desc="judging", unit="rating")
+            await for_each(rate_one, bar, self.concurrency)
         return errors
 
     async def _ask(self, endpoint: Endpoint, chat: list[dict]) -> dict[str, float]:

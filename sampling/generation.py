@@ -48,7 +48,7 @@ def generate(
         stop_strings: a completion also ends with the token that completes one of these in its text.
         max_concurrent_sequences: the most sequences in a batch, which bounds the memory. It changes
             no sample.
-        progress: called after each batch with the number of its completions.
+        progress: called every few tokens with the number of completions that have ended since.
 
     Raises:
         ValueError: a prompt has no tokens.
@@ -90,9 +90,16 @@ def generate(
             rows = rows.to(model.device)
             prompt_of_row = prompt_of_row.to(model.device)
             hidden = decoder.start(model, ids, mask, prompt_of_row)
-            _decode(model, decoder, hidden, batch, uniforms[rows], temperature, end_finder.find)
-            if progress:
-                progress(len(rows))
+            _decode(
+                model,
+                decoder,
+                hidden,
+                batch,
+                uniforms[rows],
+                temperature,
+                end_finder.find,
+                progress,
+            )
 
     all_ids = [completion.ids for completion in completions]
     finished = [completion.finished for completion in completions]
@@ -177,6 +184,7 @@ def _decode(
     uniforms: Tensor,
     temperature: float,
     find_end: Callable[[list[int], int], int | None],
+    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Sample R completions together until each has an end or C tokens.
 
@@ -187,7 +195,9 @@ def _decode(
         uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
         find_end: gives the number of tokens through the first end in a list of ids, from a position
             in it on, or None.
+        progress: as in `generate`.
     """
+    num_unfinished = len(completions)
     C = uniforms.shape[1]
     token, logp = draw(model, hidden, uniforms[:, 0], temperature)
     new_tokens = [token]  # those that are not in the completions yet, (R,) each
@@ -197,8 +207,13 @@ def _decode(
             _extend(completions, new_tokens, new_logps, find_end)
             new_tokens = []
             new_logps = []
+            num_before = num_unfinished
             num_unfinished = sum(not completion.finished for completion in completions)
-            if num_tokens == C or num_unfinished == 0:
+            if num_tokens == C:
+                num_unfinished = 0  # the rest is cut off
+            if progress:
+                progress(num_before - num_unfinished)
+            if num_unfinished == 0:
                 return
             batch_size = next(size for size in BATCH_SIZES if size >= num_unfinished)
             R = len(completions)

@@ -143,7 +143,9 @@ class Rollout:
             passes = distributed.equal_passes(rows_of_passes, any_row)
         else:
             passes = [(pass_rows, True) for pass_rows in rows_of_passes]
-        for pass_rows, is_counted in passes:
+        for pass_rows, is_counted in distributed.progress_bar(
+            passes, desc="log-probs", unit="micro-batch"
+        ):
             yield pass_rows, self.select(pass_rows), is_counted
 
 

@@ -400,7 +400,7 @@ def in_place_of_sample(function):
     return mock.patch.object(completions, "sample", function)
 
 
-def fixed_sample(args, run, examples, num_samples, temperature, progress=None):
+def fixed_sample(args, run, examples, num_samples, temperature, between_tokens=None):
     """Stands in for `sample`: completions that depend on the prompt, their number and the step.
 
     They depend neither on the process nor on the random state.

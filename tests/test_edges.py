@@ -23,6 +23,7 @@ from conftest import (
 from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+import distributed
 import evaluator
 import llms
 import main
@@ -215,9 +216,20 @@ def test_what_is_written_beside_a_number_can_change_it():
     assert only_number("-$5") == -5
 
 
-def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
-    """A bound of 3 was ignored where a group has 8: all were sampled at once."""
+def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypatch):
+    """A bound of 3 was ignored where a group has 8: all were sampled at once.
+
+    How many have ended was said only once a batch, which can take minutes.
+    """
     sizes = []
+    num_ended = []
+    decode = generation._decode
+
+    def decode_and_note_size(model, decoder, hidden, completions, *arguments):
+        sizes.append(len(completions))
+        decode(model, decoder, hidden, completions, *arguments)
+
+    monkeypatch.setattr(generation, "_decode", decode_and_note_size)
     rollout = generation.generate(
         model,
         tokenizer,
@@ -225,8 +237,10 @@ def test_concurrency_is_bounded_below_the_group_size(model, tokenizer):
         num_samples=8,
         max_completion_length=4,
         max_concurrent_sequences=3,
-        progress=sizes.append,
+        progress=num_ended.append,
     )
+    assert sum(num_ended) == 16
+    assert len(num_ended) > len(sizes)
     assert sizes == [3, 3, 3, 3, 3, 1]
     assert len(rollout.texts) == 16
     logps = compute_rollout_logps(
@@ -533,13 +547,47 @@ def test_what_flags_alone_tell_is_said_before_anything_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("rank, num_lines", [("0", 1), ("1", 0)])
-def test_under_torchrun_a_wrong_flag_is_said_once(rank, num_lines, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "num_processes, rank, num_lines", [("2", "0", 1), ("2", "1", 0), ("", "1", 1)]
+)
+def test_under_torchrun_a_wrong_flag_is_said_once(
+    num_processes, rank, num_lines, capsys, monkeypatch
+):
+    """A RANK that another job had left behind silenced the only process."""
+    monkeypatch.setenv("WORLD_SIZE", num_processes)
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(SystemExit) as system_exit:
         parse(GRPOConfig, ["--no_such_flag"])
     assert system_exit.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == num_lines
+
+
+def test_variables_that_another_job_has_left_are_named(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="RANK expected.*unset WORLD_SIZE"):
+        distributed.init("cpu")
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    """A shell leaves it in --output_dir=~/run, and a folder named ~ was made."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    (tmp_path / "my.args").write_text("--dataset_path ~/data --model_name ~/model")
+    config = parse(GRPOConfig, [f"@{tmp_path / 'my.args'}", "--output_dir=~/run"])
+    assert str(config.output_dir) == "/home/ada/run"
+    assert config.dataset_path == "/home/ada/data"
+    assert config.model_name == "/home/ada/model"
+
+
+def test_a_resumed_run_can_leave_out_what_it_had(tmp_path):
+    """A switch that was on, or a tracker, could not be taken back."""
+    saved = {"args": {"gradient_checkpointing": True, "report_to": "wandb", "beta": 0.1}}
+    jsonl.write_json(tmp_path / "args.json", saved)
+    resume = ["--resume", "--output_dir", str(tmp_path)]
+    config = parse(GRPOConfig, [*resume, "--no-gradient_checkpointing", "--report_to", "none"])
+    assert not config.gradient_checkpointing
+    assert config.report_to == "none"
+    assert config.beta == 0.1
 
 
 @pytest.mark.parametrize("config_type", [GRPOConfig, SFTConfig])

@@ -157,6 +157,13 @@ def test_stages(exercise):
     assert not any("skipped" in line for line in lines)
 
 
+def test_no_exercise_is_not_green(tmp_path):
+    """It was: "All three stages are green"."""
+    status, lines = judge(tmp_path / "absent")
+    assert status == 2
+    assert lines == []
+
+
 def test_a_solution_is_never_overwritten(tmp_path):
     folder = tmp_path / "exercise"
     folder.mkdir()

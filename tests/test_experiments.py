@@ -260,13 +260,13 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
     sampled = []
     sample = expert_iteration.completions.sample
 
-    def sample_and_set_logps(*args, progress=None):
+    def sample_and_set_logps(*args, between_tokens=None):
         """The first completion's tokens get -1 nat, all others 0, and padding a wrong value."""
-        rollout = sample(*args, progress=progress)
+        rollout = sample(*args, between_tokens=between_tokens)
         rollout.sampled_logps[:] = 0.0
         rollout.sampled_logps[0] = -1.0
         rollout.sampled_logps[~rollout.completion_mask.bool()] = 100.0
-        if progress is None:  # not of an evaluation
+        if between_tokens is None:  # not of an evaluation
             sampled.append(rollout)
         return rollout
 

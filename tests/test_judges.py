@@ -825,7 +825,11 @@ def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(
         start=0.0,
     )
     args = SimpleNamespace(
-        output_dir=tmp_path, report_to=None, eval_samples=1, eval_temperature=0.0, eval_split="test"
+        output_dir=tmp_path,
+        report_to="none",
+        eval_samples=1,
+        eval_temperature=0.0,
+        eval_split="test",
     )
     metrics = {"reward": 2.5, "n": 9, "time/total": 1.5}
     if name == "gsm8k":

@@ -77,6 +77,8 @@ MISTAKES_IN_FLAGS = [
     mistake("main", "--beta much", "--beta", "'much'", "float"),
     mistake("main", "--beta nan", "--beta", "at least 0", "nan"),
     mistake("main", "--learning_rate -1", "--learning_rate", "more than 0", "-1.0"),
+    mistake("main", "--learning_rate -1e-4", "--learning_rate", "more than 0", "-0.0001"),
+    mistake("main", "--lr=1e-4", "--lr=1e-4", "did you mean --learning_rate?"),
     mistake("main", "--learning_rate inf", "--learning_rate", "inf"),
     mistake("main", "--temperature 0", "--temperature", "more than 0", "not 0.0"),
     mistake("main", "--num_train_iters 0", "--num_train_iters", "more than 0", "not 0"),
@@ -131,6 +133,7 @@ MISTAKES_IN_FLAGS = [
         "1,024",
     ),
     mistake("main", "--judge_type openai --judge_model m", "--judge_model", "asks no judge"),
+    mistake("main", "--judge_concurrency 4", "--judge_concurrency", "asks no judge"),
     mistake("main", "--max_judge_failures 50", "--max_judge_failures", "at most 1", "50"),
     mistake("main", "--max_judge_failures -1", "--max_judge_failures", "at least 0", "-1"),
     mistake(
@@ -338,6 +341,7 @@ MISTAKES_IN_DIRECTORIES = [
     mistake("sft", "--output_dir run", "--output_dir run", "already holds a run", "--resume"),
     mistake("expert_iteration", "--output_dir run", "--output_dir run", "already holds a run"),
     mistake("main", "--output_dir gold.jsonl", "--output_dir gold.jsonl", "is a file"),
+    mistake("main", "--output_dir new\udce9", r"--output_dir 'new\udce9'", "not UTF-8"),
     mistake("main", "--output_dir gold.jsonl/run", "gold.jsonl/run", "Not a directory"),
     mistake("main", "--resume", "--resume", "--output_dir new", "no run"),
     mistake(

@@ -10,9 +10,11 @@ import re
 import shutil
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+import tqdm
 from conftest import (
     ROOT,
     LettersEvaluator,
@@ -33,7 +35,7 @@ import signals
 from config import GRPOConfig, parse
 from logs import jsonl
 from sampling import generation
-from training import checkpoints
+from training import checkpoints, loop, write_logs
 from training.guard import Diverged, Guard
 from training.run import run_description
 
@@ -94,7 +96,7 @@ def undisturbed(command, whole_run, tmp_path_factory):
 
 KILLS = int(os.environ.get("KILLS", 2))  # how often each run is killed, at random moments
 # The line of an iteration, or of an evaluation where each iteration of SFT has one.
-ITERATION = re.compile(r"(?:step +|evaluation at step |expert iteration )([1-9][0-9]*)(?: \||:)")
+ITERATION = re.compile(r"(?:step +|evaluation at step |expert iteration )([1-9][0-9]*)(?: of|:)")
 
 
 def last_saved_iteration(output_dir):
@@ -478,16 +480,31 @@ def test_full_disk_keeps_the_checkpoint_before_and_says_so(
     assert_same_run(tmp_path / "run", whole_run)
 
 
-def test_a_run_whose_directory_is_moved_does_not_go_on_in_a_new_one(
-    model_folder, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("module", "name", "call", "is_replaced"),
+    [
+        pytest.param(main, "take_step", 3, False, id="moved"),
+        pytest.param(loop, "save_checkpoint", 2, False, id="moved before the last checkpoint"),
+        pytest.param(main, "take_step", 3, True, id="replaced"),
+    ],
+)
+def test_a_run_whose_directory_is_moved_does_not_go_on_in_another(
+    module, name, call, is_replaced, model_folder, tmp_path, monkeypatch, capsys
 ):
-    """It said "done", and half of its logs were elsewhere."""
+    """It said "done", and half of its logs, or its last checkpoint, were elsewhere."""
     folder = tmp_path / "run"
-    do_before_call(monkeypatch, main, "take_step", 3, lambda: folder.rename(tmp_path / "moved"))
+
+    def move():
+        folder.rename(tmp_path / "moved")
+        if is_replaced:
+            folder.mkdir()
+
+    do_before_call(monkeypatch, module, name, call, move)
     assert main.main(run_flags(model_folder, folder)) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"No such file or directory: '{folder / 'rollouts'}'" in line
-    assert not folder.exists()
+    assert f"{folder} has been moved or removed; --resume" in line
+    assert not (folder / "checkpoints").exists()
+    assert folder.exists() == is_replaced
 
 
 def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run):
@@ -627,16 +644,36 @@ def test_guard_takes_a_kl_that_is_not_a_number_for_divergence():
         guard.check(nan_kl)
 
 
-def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folder):
-    flags = run_flags(
-        model_folder, tmp_path / "run", eval_samples=4, eval_temperature=1.0, eval_only=""
-    )
+def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folder, capsys):
+    """The command that plots it was not quoted."""
+    folder = tmp_path / "my run"
+    flags = run_flags(model_folder, folder, eval_samples=4, eval_temperature=1.0, eval_only="")
     assert main.main(flags) == 0
-    (row,) = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
+    assert capsys.readouterr().out.endswith(f"python plotter.py --log_dir '{folder}'\n")
+    (row,) = jsonl.read(folder / "eval_log.jsonl")
     assert row["n"] == 4
     assert row["pass@1"] == row["accuracy"] <= row["pass@2"] <= row["pass@4"]
-    assert len(jsonl.read(tmp_path / "run" / "eval" / "step_000000.jsonl")) == 16
-    assert not (tmp_path / "run" / "train_log.jsonl").exists()
+    assert len(jsonl.read(folder / "eval" / "step_000000.jsonl")) == 16
+    assert not (folder / "train_log.jsonl").exists()
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_a_step_says_how_many_there_are_and_what_time_is_left(capsys):
+    run = SimpleNamespace(step=18, num_iterations=100)
+    write_logs.print_step(run, ["loss 0.5"], seconds=2.0)
+    assert capsys.readouterr().out == "step   18 of 100 | loss 0.5 | 2.00 s, 02:44 left\n"
+
+
+def test_progress_in_a_file_is_lines(monkeypatch, capsys):
+    """An evaluation that took minutes was silent, unless it wrote to a terminal."""
+    seconds = itertools.count(step=20)  # each look at the clock is 20 s later
+    monkeypatch.setattr(tqdm.std, "time", lambda: next(seconds))
+    with distributed.progress_bar(total=8, desc="sampling", unit="completion") as bar:
+        bar.update(2)
+        bar.update(2)
+    assert capsys.readouterr().err == "sampling: 4 of 8 completions, 00:40 left\n"
 
 
 def test_logs_hold_no_secret(tmp_path, model_folder, monkeypatch):

@@ -5,6 +5,7 @@ line for the user.
 """
 
 from collections.abc import Collection
+from dataclasses import fields
 from importlib.util import find_spec
 
 import torch
@@ -102,9 +103,9 @@ def check_batches(config: GRPOConfig) -> None:
         )
 
 
-def check_tracker(package: str | None) -> None:
+def check_tracker(package: str) -> None:
     """The tracker's package must be installed."""
-    if package is None:
+    if package == "none":
         return
     spec = find_spec(package)
     # Python finds a mere folder of that name too, but then there is no file to import.
@@ -127,12 +128,16 @@ def check_evaluator(config: GRPOConfig | FineTuningConfig) -> None:
         make_evaluator, CreativeWritingEvaluator
     )
     if isinstance(config, JudgeConfig) and not has_judge:
-        for name in ("judge_model", "judge_base_url"):
-            if getattr(config, name) is not None:
-                raise ValueError(
-                    f"--{name}: the evaluator {evaluator_name} asks no judge; leave it out, or use"
-                    " --dataset_name creative"
-                )
+        given_flags = [
+            f"--{setting.name}"
+            for setting in fields(JudgeConfig)
+            if getattr(config, setting.name) != setting.default
+        ]
+        if given_flags:
+            raise ValueError(
+                f"{', '.join(given_flags)}: the evaluator {evaluator_name} asks no judge; leave"
+                " this out, or use --dataset_name creative"
+            )
     if isinstance(make_evaluator, type):
         make_evaluator.check_flags(config, config.prompt or dataset.default_prompt)
 

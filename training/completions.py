@@ -29,14 +29,23 @@ def sample(
     examples: list[dict],
     num_samples: int,
     temperature: float,
-    progress: Callable[[int], None] | None = None,
+    between_tokens: Callable[[], None] | None = None,
 ) -> Rollout:
     """num_samples completions of each example's prompt, as consecutive rows of the Rollout.
 
     Args:
-        progress: called after each batch with the number of its completions.
+        between_tokens: called every few tokens.
     """
-    with flag_to_lower("max_concurrent_sequences", config.max_concurrent_sequences):
+    bar = distributed.progress_bar(
+        total=len(examples) * num_samples, desc="sampling", unit="completion"
+    )
+
+    def progress(num_completions: int) -> None:
+        bar.update(num_completions)
+        if between_tokens:
+            between_tokens()
+
+    with bar, flag_to_lower("max_concurrent_sequences", config.max_concurrent_sequences):
         return generation.generate(
             run.sampler,
             run.tokenizer,
@@ -79,7 +88,7 @@ def evaluate(config: OutputConfig, run: Run) -> dict[str, float]:
     """Complete and reward every problem of run.eval_loader, and log what comes of it.
 
     Random numbers are drawn from a seed for evaluations, and training's random state is restored.
-    A signal can stop it between two batches of completions.
+    A signal can stop it between two tokens.
 
     Returns:
         n, accuracies with intervals, with several samples pass@k, rewards, lengths
@@ -88,17 +97,14 @@ def evaluate(config: OutputConfig, run: Run) -> dict[str, float]:
     start = time.perf_counter()
     num_samples = config.eval_samples
     my_examples = distributed.share(list(run.eval_loader))
-    bar = write_logs.progress_bar(
-        total=len(my_examples) * num_samples, desc="evaluating", unit="completion", leave=False
-    )
-
-    def after_batch(num_completions: int) -> None:
-        bar.update(num_completions)
-        signals.stop_if_asked()
-
-    with utils.isolated_seed(config.seed), bar:
+    with utils.isolated_seed(config.seed):
         rollout = sample(
-            config, run, my_examples, num_samples, config.eval_temperature, progress=after_batch
+            config,
+            run,
+            my_examples,
+            num_samples,
+            config.eval_temperature,
+            between_tokens=signals.stop_if_asked,
         )
     my_repeated_examples = repeat_each(my_examples, num_samples)
     rewards = reward(run.evaluator, my_repeated_examples, rollout.texts)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from tqdm import tqdm
+
 import distributed
 import signals
 from config import OutputConfig
-from training import write_logs
 from training.checkpoints import read_evaluations
 from training.completions import evaluate
-from training.run import Run, save_checkpoint
+from training.run import Run, check_in_place, save_checkpoint
 
 
 def iterations(
@@ -26,15 +27,19 @@ def iterations(
 
     if is_due(evaluate_every):
         evaluate_once(config, run)
-    bar = write_logs.progress_bar(
+    bar = tqdm(
         range(run.iteration + 1, run.num_iterations + 1),
         initial=run.iteration,
         total=run.num_iterations,
         unit="iteration",
+        dynamic_ncols=True,
+        # None: only on a terminal. In a file, a line of each iteration says what is left.
+        disable=None if distributed.is_main() else True,
     )
     for iteration in bar:
         signals.stop_together_if_asked()
         yield iteration
+        check_in_place(config, run)
         signals.stop_together_if_asked()
         if is_due(evaluate_every):
             evaluate_once(config, run)

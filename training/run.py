@@ -28,7 +28,7 @@ import signals
 from config import OutputConfig, may_change, read_args
 from evaluator import RewardError, RewardEvaluator
 from logs import jsonl
-from rl_datasets import DataLoader, default_eval_split
+from rl_datasets import DataLoader, can_be_encoded, default_eval_split
 from training import checkpoints
 from training.guard import Diverged
 from training.memory import is_out_of_memory
@@ -60,6 +60,8 @@ class Run:
     # What the next iteration starts from beside the weights: random numbers and the train_loader.
     iteration_start: dict = field(default_factory=dict)
 
+    # The output directory (st_ino), which the user might move or replace; set by `start`.
+    directory_id: int | None = None
     saved_step: int | None = None  # of the newest checkpoint; set by `save_checkpoint` and `resume`
     # When the run began (time.perf_counter); `resume` takes off the seconds that it took before.
     start: float = field(default_factory=time.perf_counter)
@@ -148,11 +150,12 @@ def train_to_the_end(
     except Exception as error:
         message = describe_failure(config, error)
         if saves:
-            message += f"; {how_to_continue(folder)}"
+            message += f"; {how_to_continue(config, run)}"
         print(f"error: {message}", file=sys.stderr)
         return 2 if isinstance(error, RewardError) else 1
     results = "logs and checkpoints" if saves else "logs"
-    print(f"done: {results} are in {folder}; plot them: python plotter.py --log_dir {folder}")
+    command = shlex.join(["python", "plotter.py", "--log_dir", str(folder)])
+    print(f"done: {results} are in {folder}; plot them: {command}")
     return 0
 
 
@@ -173,7 +176,10 @@ def describe_failure(config: OutputConfig, error: Exception) -> str:
     return f"{type(error).__name__}: {message}; the traceback is in {file}"
 
 
-def how_to_continue(folder: Path) -> str:
+def how_to_continue(config: OutputConfig, run: Run) -> str:
+    folder = config.output_dir
+    if distributed.is_main() and not is_in_place(config, run):
+        return f"{folder} has been moved or removed; --resume continues the run where it is now"
     paths = checkpoints.finished(folder)
     if not paths:
         return "there is no checkpoint yet, and --resume starts from the beginning"
@@ -236,6 +242,8 @@ def check_directory(config: OutputConfig) -> None:
         raise ValueError(
             "--output_dir is empty, or the current directory: name a directory for the run"
         )
+    if not can_be_encoded(str(folder)):
+        raise ValueError(f"--output_dir {str(folder)!r} is not UTF-8: name another directory")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
     previous = read_args(folder / "args.json")
@@ -298,6 +306,7 @@ def start(config: OutputConfig, run: Run) -> None:
     else:
         checkpoints.rewind(config.output_dir, {}, {})  # removes the logs of an earlier --eval_only
     if distributed.is_main():
+        run.directory_id = config.output_dir.stat().st_ino
         write_args(config, run.model)
 
 
@@ -345,12 +354,25 @@ def run_description(config: OutputConfig, model: torch.nn.Module) -> dict:
 # --- Saving and resuming --------------------------------------------------------------------------
 
 
+def is_in_place(config: OutputConfig, run: Run) -> bool:
+    """Whether the output directory is still the one that the first process has locked."""
+    folder = config.output_dir
+    return folder.exists() and folder.stat().st_ino == run.directory_id
+
+
+def check_in_place(config: OutputConfig, run: Run) -> None:
+    """Raise OSError if the output directory is gone, or another one has taken its place."""
+    if distributed.is_main() and not is_in_place(config, run):
+        raise OSError(f"{config.output_dir} is not the directory that the run began in")
+
+
 def save_checkpoint(config: OutputConfig, run: Run) -> None:
     """All: write the state from which --resume continues, unless this step has been saved.
 
     Within an iteration that is the state of its start, as long as the weights are those of its
     start. Raises OSError where it cannot be written.
     """
+    check_in_place(config, run)
     if run.saved_step == run.step:
         return
     weights, optimizer_state = checkpoints.gather_state(run.model, run.optimizer)

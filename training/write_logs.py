@@ -4,8 +4,8 @@ Of several processes the first one alone writes. `config` are the settings of th
 its training.run.Run.
 """
 
+import shlex
 import time
-from collections.abc import Iterable
 
 from tqdm import tqdm
 
@@ -17,17 +17,11 @@ from training import tracker
 from training.records import Record
 
 
-def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
-    """A tqdm bar on the first process; none if stderr is a file, since a bar rewrites its line."""
-    disable = None if distributed.is_main() else True  # None: disabled unless there is a terminal
-    return tqdm(iterable, dynamic_ncols=True, disable=disable, **options)
-
-
 def append(config: OutputConfig, log: str, row: dict) -> None:
     """Add a line to one of the run's logs, and send it to the tracker where there is one."""
     if distributed.is_main():
         jsonl.append(config.output_dir / log, row)
-        if config.report_to:
+        if config.report_to != "none":
             tracker.report(config, log.removesuffix("_log.jsonl"), row)
 
 
@@ -58,7 +52,7 @@ def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[Record]
     write_transcript(config, "rollouts", run.step, records)
     append(config, "train_log.jsonl", row)
 
-    columns = [f"step {run.step:4d}", f"reward {metrics['reward']:.3f}"]
+    columns = [f"reward {metrics['reward']:.3f}"]
     if "accuracy" in metrics:
         columns.append(
             f"accuracy {metrics['accuracy']:6.1%} strict,"
@@ -69,14 +63,20 @@ def save_iteration(config: GRPOConfig, run, metrics: dict, records: list[Record]
     columns += [
         f"length {metrics['response_length']:.1f}",
         f"gradient norm {metrics['grad_norm']:.3f}",
-        f"{seconds['time/total']:.2f} s",
     ]
-    tqdm.write(" | ".join(columns))
+    print_step(run, columns, seconds["time/total"])
     if metrics["skipped_updates"]:
         tqdm.write(
             "warning: an update was skipped, because its loss or gradient is not finite; see"
             f" rollouts/step_{run.step:06d}.jsonl"
         )
+
+
+def print_step(run, columns: list[str], seconds: float) -> None:
+    """Print a line about a step, with the time that it took and that all others will take."""
+    left = tqdm.format_interval(seconds * (run.num_iterations - run.step))
+    step = f"step {run.step:4d} of {run.num_iterations}"
+    tqdm.write(" | ".join([step, *columns, f"{seconds:.2f} s, {left} left"]))
 
 
 def save_evaluation(config: OutputConfig, run, metrics: dict, records: list[Record]) -> None:
@@ -115,7 +115,7 @@ def print_categories(config: OutputConfig, metrics: dict) -> None:
     """
     if "accuracy" not in metrics:
         return
-    transcript = config.output_dir / "eval" / "step_000000.jsonl"
+    transcript = shlex.quote(str(config.output_dir / "eval" / "step_000000.jsonl"))
     for name, (in_format, correct) in CATEGORIES.items():
         # The two fields as they stand in a line of the transcript: JSON without its outer braces.
         pattern = jsonl.dumps({"format": in_format, "correct_strict": correct})[1:-1]
