@@ -163,7 +163,7 @@ class GoldFile:
         self.progress_bar.set_postfix(self.counts, refresh=False)
         self.progress_bar.update()
 
-    def report(self):
+    def print_counts(self):
         """Print what came of the problems, unless an error came before the first of them."""
         self.progress_bar.close()
         if self.open_problems and not self.counts:
@@ -296,7 +296,7 @@ def collect(config: GoldConfig) -> None:
         elif gold.open_problems:
             asyncio.run(ask_endpoint(config, gold))
     finally:
-        gold.report()
+        gold.print_counts()
         gold.lock.release()
 
 

@@ -92,7 +92,7 @@ def train(config: GRPOConfig, run: Run) -> None:
                         run.model, run.base_model, rollout, rows, config, config.micro_batch_tokens
                     )
                 # 6. Update the weights.
-                with run.timer("step"):
+                with run.timer("update"):
                     learning_rate = learning_rate_of(config, (step - 1) * len(updates) + i)
                     step_metrics = take_step(
                         run.model, run.optimizer, config, learning_rate, loss_metrics["loss"]

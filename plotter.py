@@ -803,7 +803,7 @@ def main(argv=None):
             lines = [summary.table_of_runs(args.list)]
         elif args.diagnose:
             runs = read.load_runs(args.diagnose)
-            lines = [diagnose.report(run.name, diagnose.Logs.of(run)) for run in runs]
+            lines = [diagnose.as_text(run.name, diagnose.Logs.of(run)) for run in runs]
         else:
             runs = read.load_runs(args.log_dir)
             with matplotlib.rc_context(STYLE):

@@ -103,7 +103,7 @@ def fine_tune(
             metrics = accumulate_gradient(
                 model, None, rollout, my_rows, loss, config.micro_batch_tokens
             )
-        with timer("step"):
+        with timer("update"):
             factor = learning_rate_factor(
                 update, num_updates, config.warmup_steps, final_factor=final_factor
             )

@@ -492,7 +492,7 @@ def diagnose(logs: Logs) -> Diagnosis:
     return Diagnosis(findings, names)
 
 
-def report(name: str, logs: Logs) -> str:
+def as_text(name: str, logs: Logs) -> str:
     """The diagnosis of a run in sentences, and what was looked at."""
     diagnosis = diagnose(logs)
     lines = [f"{name}: {headline(logs, diagnosis)}"]

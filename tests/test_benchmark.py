@@ -63,7 +63,7 @@ def test_step_and_sampling():
     assert ours.endswith("s, 32 tokens")
     assert theirs.endswith("s, 32 tokens")
     stages = table_rows(run.stdout, "stage of our step")
-    for stage in ("sample", "loss", "step"):
+    for stage in ("sample", "loss", "update"):
         assert float(stages[stage][1]) > 0
 
 

@@ -47,7 +47,7 @@ LOGGED_OF_AN_ITERATION = {
     "time/reward",
     "time/tokens",
     "time/loss",
-    "time/step",
+    "time/update",
     "time/total",
     "elapsed",
     "epoch",
@@ -345,12 +345,12 @@ def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
     timer = StageTimer("cuda")
-    for stage in ("loss", "loss", "loss", "step"):
+    for stage in ("loss", "loss", "loss", "update"):
         with timer(stage):
             pass
     logged = timer.flush()
     assert logged["memory/loss"] == 5
-    assert logged["memory/step"] == 1
+    assert logged["memory/update"] == 1
     assert logged["time/total"] > 0
     with timer("loss"):
         pass

@@ -193,10 +193,21 @@ def test_the_benchmark_samples_with_and_without_graphs(device, tmp_path):
         assert re.search(row, output)
 
 
+def test_moments_in_host_memory_give_the_same_weights(device, trained, tmp_path):
+    folder, _, _ = trained
+    run_on(device, "main.py", TRAINING + " --offload_optimizer", tmp_path / "run")
+    weights = f"checkpoints/step_{NUM_ITERATIONS:06d}/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (folder / weights).read_bytes()
+
+
 def test_two_gpus_share_a_run(device, tmp_path):
     """Weights that a process has given back are NaN on this device."""
     folder = tmp_path / "run"
-    run_on(device, "main.py", TRAINING, folder, num_processes=2)
+    flags = TRAINING + " --offload_optimizer"
+    run_on(device, "main.py", flags, folder, num_processes=2)
+    shutil.rmtree(folder / f"checkpoints/step_{NUM_ITERATIONS:06d}")
+    output, _ = run_on(device, "main.py", flags + " --resume", folder, num_processes=2)
+    assert f"continuing after step {NUM_ITERATIONS - 1} " in output
     rows = logs_of(folder)["train_log.jsonl"]
     assert len(rows) == NUM_ITERATIONS
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)

@@ -374,7 +374,7 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
     assert rows[-1]["examples"] == 64
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
     assert rows[0]["entropy"] > 0
-    assert {"grad_norm", "time/loss", "time/step", "time/total", "elapsed"} <= rows[0].keys()
+    assert {"grad_norm", "time/loss", "time/update", "time/total", "elapsed"} <= rows[0].keys()
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
     assert max(checkpoints.finished(tmp_path / "run")) == 8

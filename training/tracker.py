@@ -10,7 +10,7 @@ from config import OutputConfig
 TRACKERS = {}  # {output directory: the tracker of its run, or None after that has failed}
 
 
-def report(config: OutputConfig, log, row):
+def send(config: OutputConfig, log, row):
     """Send the numbers in a line of a log ("train" or "eval") to the tracker.
 
     If anything goes wrong, one warning is printed and the run goes on without the tracker.
@@ -24,7 +24,7 @@ def report(config: OutputConfig, log, row):
         if folder not in TRACKERS:
             TRACKERS[folder] = _start_tracker(config, row["step"])
         if TRACKERS[folder] is not None:
-            _send(TRACKERS[folder], config.report_to, row["step"], numbers)
+            _send_numbers(TRACKERS[folder], config.report_to, row["step"], numbers)
     except Exception as error:
         TRACKERS[folder] = None
         tqdm.write(
@@ -56,7 +56,7 @@ def _start_tracker(config, step):
     return wandb_run
 
 
-def _send(tracker, report_to, step, numbers):
+def _send_numbers(tracker, report_to, step, numbers):
     if report_to == "wandb":
         tracker.log(numbers, step=step)
         return

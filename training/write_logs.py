@@ -22,7 +22,7 @@ def append(config: OutputConfig, log: str, row: dict) -> None:
     if distributed.is_main():
         jsonl.append(config.output_dir / log, row)
         if config.report_to != "none":
-            tracker.report(config, log.removesuffix("_log.jsonl"), row)
+            tracker.send(config, log.removesuffix("_log.jsonl"), row)
 
 
 def write_transcript(config: OutputConfig, folder: str, step: int, records: list[Record]) -> None:
