@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 import sys
 from pathlib import Path
 from types import MethodType
@@ -27,10 +28,22 @@ import utils
 from sampling import generation
 
 transformers_logging.disable_progress_bar()
-# transformers prints tables of weights that are missing; here one line says it (`_load_model`).
-logging.getLogger("transformers.modeling_utils").addFilter(
-    lambda record: "LOAD REPORT" not in record.msg and "checkpoint seem corrupted" not in record.msg
-)
+
+
+class _LoadReport(logging.Filter):
+    """Keeps transformers' table of missing weights off the terminal; `_load_model` says it."""
+
+    text = ""
+
+    def filter(self, record):
+        if "LOAD REPORT" in record.msg:
+            self.text = record.msg
+            return False
+        return "checkpoint seem corrupted" not in record.msg
+
+
+LOAD_REPORT = _LoadReport()
+logging.getLogger("transformers.modeling_utils").addFilter(LOAD_REPORT)
 
 
 def resolve_device(device: str) -> str:
@@ -61,8 +74,9 @@ def get_llm_tokenizer(
     """Load a policy in float32 (the master weights) and its tokenizer.
 
     Weights come from safetensors only, and code from the model's repository is never run. Dropout
-    is set to 0, since what is sampled must be what is trained. Before the model goes to its device,
-    a few tokens are sampled and scored on the CPU, where float32 shows small differences.
+    and noise are set to 0, since what is sampled must be what is trained. Before the model goes to
+    its device, a few tokens are sampled and scored on the CPU, where float32 shows small
+    differences.
 
     Args:
         model_name: a directory, or the name of a model on the hub. The hub is asked only if the
@@ -76,7 +90,7 @@ def get_llm_tokenizer(
     """
     check_model_name("--model_name", model_name)
     try:
-        model, tokenizer, removed_dropout = _load_from_cache_or_hub(model_name)
+        model, tokenizer, removed_noise = _load_from_cache_or_hub(model_name)
     except Exception as error:  # what transformers raises has no class in common
         raise ValueError(
             f"--model_name {model_name}: cannot be loaded ({_one_line(error)}). It takes a"
@@ -107,8 +121,8 @@ def get_llm_tokenizer(
     num_parameters = sum(weight.numel() for weight in model.parameters())
     attention = model.config._attn_implementation
     print(f"{model_name}: {num_parameters:,} parameters, attention {attention}, {device}")
-    if removed_dropout:
-        print(f"{model_name}: dropout set to 0 ({', '.join(removed_dropout)})")
+    if removed_noise:
+        print(f"{model_name}: dropout and noise set to 0 ({', '.join(removed_noise)})")
     if is_cuda and not utils.has_bfloat16():
         print("this GPU has no bfloat16: training and sampling are in float32")
     return model, tokenizer
@@ -206,7 +220,7 @@ def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 def _load_from_cache_or_hub(
     model_name: str,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
-    """The model, its tokenizer, and the dropout that was removed."""
+    """The model, its tokenizer, and the dropout and noise that were removed."""
     try:
         return _load_files(model_name, local_files_only=True)
     except OSError:  # a file is missing
@@ -225,11 +239,14 @@ def _load_from_cache_or_hub(
 def _load_files(
     model_name: str, local_files_only: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
-    config = AutoConfig.from_pretrained(model_name, local_files_only=local_files_only)
-    removed_dropout = _remove_dropout(config)
+    # transformers refuses to save a config that asks for attentions, which SDPA does not have.
+    config = AutoConfig.from_pretrained(
+        model_name, local_files_only=local_files_only, output_attentions=False, return_dict=True
+    )
+    removed_noise = _remove_noise(config)
     tokenizer = AutoTokenizer.from_pretrained(model_name, local_files_only=local_files_only)
     model = _load_model(model_name, config, local_files_only=local_files_only)
-    return model, tokenizer, removed_dropout
+    return model, tokenizer, removed_noise
 
 
 def _load_model(
@@ -243,16 +260,26 @@ def _load_model(
     for text_config in (config, config.get_text_config()):
         if getattr(text_config, "quantization_config", None) is not None:
             raise ValueError("its config.json has a quantization_config: the weights are quantized")
-    model, report = AutoModelForCausalLM.from_pretrained(
-        model_name,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        local_files_only=local_files_only,
-        ignore_mismatched_sizes=True,  # these are reported
-        output_loading_info=True,
-    )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            model_name,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=local_files_only,
+            ignore_mismatched_sizes=True,  # these are reported
+            output_loading_info=True,
+        )
+    except RuntimeError as error:
+        # A model may hold as one tensor what its files hold as several, such as experts.
+        names = re.findall(r"^(.+?) +\| \S*CONVERSION", LOAD_REPORT.text, re.MULTILINE)
+        if "CONVERSION" not in str(error) or not names:
+            raise
+        raise ValueError(
+            "weights missing from the files or of a wrong shape, among those that make up"
+            f" {', '.join(names[:2])}"
+        ) from error
     not_finite = [
         name for name, weight in model.state_dict().items() if not weight.isfinite().all()
     ]
@@ -280,7 +307,7 @@ def _load_model(
 def check_model_name(flag: str, name: str) -> None:
     """Refuse a path where there is no directory: otherwise a hub would be asked for it.
 
-    A directory must hold a model, and not only an adapter or the pointers of Git LFS.
+    A directory must hold one model, and no adapter and no pointers of Git LFS.
 
     Raises:
         ValueError: naming the flag and the path.
@@ -293,8 +320,16 @@ def check_model_name(flag: str, name: str) -> None:
         raise ValueError(f"{flag} {name}: there is no such directory")
     if (path / "adapter_config.json").exists():
         raise ValueError(
-            f"{flag} {name}: this is an adapter (LoRA) and not a whole model; merge it into its"
-            " base model, and give the directory of the result"
+            f"{flag} {name}: holds an adapter (LoRA: adapter_config.json); merge it into its base"
+            " model and give the directory of the result, or move its files away if the weights"
+            " beside it are meant"
+        )
+    one_file = path / "model.safetensors"
+    index = path / "model.safetensors.index.json"
+    if one_file.exists() and index.exists():
+        raise ValueError(
+            f"{flag} {name}: holds weights twice, in {one_file.name} and in the files that"
+            f" {index.name} lists; move those away that are not meant"
         )
     for file in sorted(path.glob("*")):
         if file.is_file() and _is_git_lfs_pointer(file):
@@ -314,8 +349,8 @@ def _one_line(error: Exception, max_length: int = 300) -> str:
     return " ".join(str(error).split())[:max_length]
 
 
-def _remove_dropout(config) -> list[str]:
-    """Set every dropout rate of a config to 0.
+def _remove_noise(config) -> list[str]:
+    """Set every rate of dropout and of noise in a config, such as a router's jitter, to 0.
 
     Returns:
         The name and former value of each rate that was not 0.
@@ -323,7 +358,8 @@ def _remove_dropout(config) -> list[str]:
     rates = {}
     for text_config in (config, config.get_text_config()):  # most often these are the same
         for name, value in vars(text_config).items():
-            if "drop" in name and isinstance(value, float) and value > 0:
+            is_noise = any(word in name for word in ("drop", "jitter", "noise"))
+            if is_noise and isinstance(value, float) and value > 0:
                 rates[name] = value
                 setattr(text_config, name, 0.0)
     return [f"{name} {value:g}" for name, value in rates.items()]
@@ -339,8 +375,9 @@ def _why_tokenizer_does_not_fit(
     num_embeddings = model.get_input_embeddings().num_embeddings
     if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:
         return "there are no tokenizer files (tokenizer.json)"
-    if len(tokenizer) > num_embeddings:
-        return f"its tokenizer knows {len(tokenizer)} tokens, the model only {num_embeddings}"
+    last_id = max(tokenizer.get_vocab().values())
+    if last_id >= num_embeddings:
+        return f"its tokenizer's ids go up to {last_id}, the model's only to {num_embeddings - 1}"
     if tokenizer.eos_token_id is None:
         return "its tokenizer has no EOS token to end a completion"
     return None

@@ -65,6 +65,7 @@ STYLE = {
     "pdf.fonttype": 42,
     "savefig.dpi": 150,
     "text.parse_math": False,
+    "text.usetex": False,
 }
 PAGE_SIZE = (11.69, 8.27)  # inches: A4, landscape
 FIRST_PAGE = (2, 2)  # rows and columns of training_plots.pdf
@@ -701,6 +702,7 @@ def parse_args(argv=None):
     runs = parser.add_mutually_exclusive_group(required=True)
     runs.add_argument(
         "--log_dir",
+        type=os.path.expanduser,  # a shell leaves the ~ in --log_dir=~/run as it is
         nargs="+",
         action="extend",
         metavar="RUN",
@@ -708,6 +710,7 @@ def parse_args(argv=None):
     )
     runs.add_argument(
         "--diagnose",
+        type=os.path.expanduser,
         nargs="+",
         action="extend",
         metavar="RUN",
@@ -716,13 +719,14 @@ def parse_args(argv=None):
     )
     runs.add_argument(
         "--list",
+        type=os.path.expanduser,
         metavar="FOLDER",
         help="draw nothing, and print a line for each run in this folder: its last step, reward, "
         "KL (nats per token) and accuracy, and whether it is running",
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=lambda path: Path(path).expanduser(),
         metavar="FILE",
         help="the file to write: a PDF, or a PNG of its first page (default: training_plots.pdf in "
         "the run's directory; comparison.pdf beside the first of several runs; metrics.pdf in the "

@@ -71,7 +71,11 @@ class Prompt(ABC):
         """
         messages = self.messages(question)
         if messages is None or not tokenizer.chat_template:
-            return f"{bos_text(tokenizer)}{self.prefix}{question}{self.suffix}"
+            text = f"{self.prefix}{question}{self.suffix}"
+            start = start_of_text(tokenizer)
+            if text.startswith(" "):
+                start = start.removesuffix(" ")
+            return start + text
         return render_chat(tokenizer, messages)
 
     @abstractmethod
@@ -142,14 +146,22 @@ class Story(Prompt):
         return solution
 
 
-def bos_text(tokenizer) -> str:
-    """The BOS token as text if the tokenizer itself puts it before a text, and otherwise nothing.
+def start_of_text(tokenizer) -> str:
+    """The special tokens, such as BOS, that the tokenizer itself puts before a text.
 
-    Some tokenizers also put an EOS after a text. It is left out here, since a prompt goes on.
+    Some tokenizers mark the first word of a text with a space, but not if special tokens stand
+    before it; then a space follows here. Others put an EOS after a text. It is left out, since a
+    prompt goes on.
     """
-    ids = tokenizer("")["input_ids"]
-    starts_with_bos = bool(ids) and ids[0] == tokenizer.bos_token_id
-    return tokenizer.bos_token if starts_with_bos else ""
+    encoding = tokenizer("a", return_special_tokens_mask=True)
+    num_special_tokens = encoding["special_tokens_mask"].index(0)
+    special_ids = encoding["input_ids"][:num_special_tokens]
+    special_tokens = "".join(tokenizer.convert_ids_to_tokens(special_ids))
+    expected_ids = special_ids + tokenizer("a", add_special_tokens=False)["input_ids"]
+    for start in (special_tokens, f"{special_tokens} "):
+        if tokenizer(f"{start}a", add_special_tokens=False)["input_ids"] == expected_ids:
+            return start
+    return special_tokens
 
 
 def render_chat(tokenizer, messages: list[dict]) -> str:

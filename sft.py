@@ -134,17 +134,35 @@ def rollout_of_solutions(batch: Sequences, pad_token_id: int, device: torch.devi
 def encode(tokenizer: PreTrainedTokenizerBase, examples: list[dict]) -> Sequences:
     """(prompt ids, completion ids) of each example.
 
-    They are tokenized apart, as in sampling, so that no token spans the border. The EOS is appended
-    as an id: as text, what becomes of it would depend on the tokenizer.
+    The completion's tokens are those that go on after the prompt's, as in sampling, so that no
+    token spans the border. The EOS is appended as an id: as text, what becomes of it would depend
+    on the tokenizer.
     """
     prompts = [example["prompt"] for example in examples]
-    completions = [example["completion"] for example in examples]
     prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    completion_ids = tokenizer(completions, add_special_tokens=False)["input_ids"]
-    return [
-        (prompt, completion + [tokenizer.eos_token_id])
-        for prompt, completion in zip(prompt_ids, completion_ids, strict=True)
-    ]
+    texts = [example["prompt"] + example["completion"] for example in examples]
+    text_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    sequences = []
+    for example, prompt, ids in zip(examples, prompt_ids, text_ids, strict=True):
+        if ids[: len(prompt)] == prompt:
+            completion = ids[len(prompt) :]
+        else:  # a token spans the border
+            completion = continuation_ids(tokenizer, example["completion"])
+        sequences.append((prompt, completion + [tokenizer.eos_token_id]))
+    return sequences
+
+
+def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a text that goes on after another one.
+
+    Alone, it would get the space that Llama's tokenizer and others put before every text.
+    """
+    for context in ("\n", "a"):  # a token may span the border after either of them
+        context_ids = tokenizer(context, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(context + text, add_special_tokens=False)["input_ids"]
+        if ids[: len(context_ids)] == context_ids:
+            return ids[len(context_ids) :]
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def example_order(num_examples: int, seed: int) -> Iterator[int]:

@@ -205,10 +205,14 @@ def printable(text):
     return re.sub(r"[^\n -~]", "?", text)
 
 
+def step_of(path):
+    return int(path.stem.removeprefix("step_"))
+
+
 def main(run="", target=None):
     if not run:
         raise ValueError("name the directory of a run")
-    paths = sorted(Path(run).glob("eval/step_*.jsonl"))
+    paths = sorted(Path(run).glob("eval/step_*.jsonl"), key=step_of)
     if not paths:
         raise ValueError(f"{run}: no evaluations in its eval/")
     if target:

@@ -13,6 +13,7 @@ import re
 import sys
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 import distributed
@@ -84,13 +85,14 @@ def measure(evaluator, prompts, stories, group_size, seed=0) -> dict:
     all_scores = np.full(len(stories), math.nan)
     all_scores[rows] = scores
     lengths = [len(story.split()) for story in shown_stories]
+    correlations = pd.DataFrame({"score": scores, "length": lengths}).corr("spearman")
     report = {
         "stories": len(stories),
         "below_floor": len(stories) - len(rows),
         "missing": int(np.isnan(scores).sum()),
         "mean": float(np.nanmean(scores)),
         "spread": spread_within_groups(all_scores.tolist(), group_size),
-        "length_correlation": stats.spearmanr(scores, lengths, nan_policy="omit").statistic,
+        "length_correlation": correlations.loc["score", "length"],
     }
     rng = random.Random(f"damage/{seed}")
     for name, damage in DAMAGES.items():
@@ -153,11 +155,11 @@ def run(argv=None):
             )
         questions = [example["question"] for example in examples]
         prompts = utils.repeat_each(questions, config.group_size)
+        config.output_dir.mkdir(parents=True, exist_ok=True)
         report = measure(
             training_run.evaluator, prompts, rollout.texts, config.group_size, config.seed
         )
         print(jsonl.dumps(report, indent=2))
-        config.output_dir.mkdir(parents=True, exist_ok=True)
         jsonl.write_json(config.output_dir / "judge_report.json", report)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -113,7 +113,6 @@ class EndpointJudge:
                     errors[key] = str(error)
                     return
                 self.cache[key] = grades
-                self.cache_file.parent.mkdir(parents=True, exist_ok=True)
                 jsonl.append(self.cache_file, {"key": key, "grades": grades})
 
             new_keys = [key for key in chats if key not in self.cache]

@@ -16,7 +16,7 @@ import numpy as np
 
 from logs.read import RunLog, column, rows_with_number
 
-PATIENCE = 3  # training.guard ends a run after so many bad iterations in a row.
+PATIENCE = 3  # training.guard, too, ends a run after so many bad iterations in a row.
 MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
 MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
 TRUNCATED = 0.25

@@ -365,6 +365,8 @@ def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Deco
         return Decoder(model.device, max_rows)
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:
+        if earlier.max_rows >= max_rows and earlier.max_columns >= max_columns:
+            return earlier
         max_rows = max(max_rows, earlier.max_rows)
         max_columns = max(max_columns, earlier.max_columns)
     one_token = torch.zeros((1, 1), dtype=torch.long, device=model.device)

@@ -313,7 +313,8 @@ def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> set[int]:
     text: the second time the space is there.
     """
     last_characters = {string[-1] for string in stop_strings}
+    ids = list(tokenizer.get_vocab().values())  # there may be gaps between them
     if not all(character.isascii() for character in last_characters):
-        return set(range(len(tokenizer)))
-    texts = tokenizer.batch_decode([[i, i] for i in range(len(tokenizer))])
-    return {i for i, text in enumerate(texts) if not last_characters.isdisjoint(text)}
+        return set(ids)
+    texts = tokenizer.batch_decode([[i, i] for i in ids])
+    return {i for i, text in zip(ids, texts, strict=True) if not last_characters.isdisjoint(text)}

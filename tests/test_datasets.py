@@ -7,6 +7,7 @@ import re
 import datasets
 import pytest
 from conftest import ROOT, small_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -135,6 +136,31 @@ def test_a_prompt_has_the_bos_that_its_tokenizer_adds(name, with_eos):
     assert tokenizer(rendered, add_special_tokens=False)["input_ids"] == expected_ids
     tokenizer.chat_template = "<end>{% for m in messages %}{{ m['content'] }}{% endfor %}"
     assert prompt.render(tokenizer, "2 and 3").count("<end>") == 1
+
+
+@pytest.mark.parametrize("question", ["2 and 3", " 2 and 3", "\n2 and 3"])
+@pytest.mark.parametrize("name", ["r1_zero", "question_only"])
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_prompt_begins_as_its_tokenizer_begins_a_text(scheme, name, question):
+    """Of two special tokens both were lost, and so was the space before the first word."""
+    prompt = PROMPTS[name]
+    tokens = ["<unk>", "[gMASK]", "<sop>", "</s>", "▁", *map(chr, range(33, 127))]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    bpe = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["[gMASK]", "<sop>"],
+    )
+    bpe = tokenizer.backend_tokenizer
+    bpe.post_processor = TemplateProcessing(
+        single="[gMASK] <sop> $A </s>", special_tokens=[("[gMASK]", 1), ("<sop>", 2), ("</s>", 3)]
+    )
+    own_ids = tokenizer(f"{prompt.prefix}{question}{prompt.suffix}")["input_ids"]
+    rendered = prompt.render(tokenizer, question)
+    assert [*tokenizer(rendered, add_special_tokens=False)["input_ids"], 3] == own_ids
 
 
 @pytest.mark.parametrize("refusing", ["{{ raise_exception('no system role') }}", "{# dropped #}"])

@@ -5,6 +5,7 @@ How rows are batched changes no sample.
 
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -317,6 +318,14 @@ def captures_in_python(monkeypatch, fails_at=None):
 
     monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
     return sizes, addresses
+
+
+def test_a_kept_decoder_that_is_large_enough_is_taken_at_once(monkeypatch):
+    """The model ran a prompt in every call, to measure what was known."""
+    model = Mock(device=torch.device("cuda"), dtype=torch.bfloat16)
+    kept = SimpleNamespace(max_rows=24, max_columns=128)
+    monkeypatch.setitem(decoding.CAPTURED_DECODERS, model, kept)
+    assert decoding.decoder_for(model, 24, 100) is kept
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 5])

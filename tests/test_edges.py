@@ -1,6 +1,7 @@
 """What once went wrong at the edges: wrong numbers, lost work, tracebacks for a user's mistake."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -21,7 +22,7 @@ from conftest import (
     update_gradient,
 )
 from filelock import FileLock
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MixtralConfig
 
 import distributed
 import evaluator
@@ -92,13 +93,29 @@ def test_a_shared_prompt_longer_than_a_sliding_window():
         torch.testing.assert_close(shared_logps[i], row_logps[0], atol=1e-5, rtol=0)
 
 
-def test_dropout_is_set_to_zero_at_load(tmp_path, capsys):
-    """GPT-2 was scored and trained with its dropout on, so on-policy ratios were 0.02 to 21."""
-    config = GPT2Config(
+NOISY_CONFIGS = {
+    "resid_pdrop 0.1": GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1
-    )
-    model, _ = llms.get_llm_tokenizer(save(GPT2LMHeadModel(config), tmp_path))
-    assert "dropout set to 0 (" in capsys.readouterr().out
+    ),
+    "router_jitter_noise 0.5": MixtralConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        router_jitter_noise=0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("rate", NOISY_CONFIGS)
+def test_dropout_and_noise_are_set_to_zero_at_load(rate, tmp_path, capsys):
+    """GPT-2 was scored and trained with its dropout on, so on-policy ratios were 0.02 to 21."""
+    noisy = AutoModelForCausalLM.from_config(NOISY_CONFIGS[rate])
+    model, _ = llms.get_llm_tokenizer(save(noisy, tmp_path))
+    assert re.search(rf"set to 0 \(.*{rate}", capsys.readouterr().out)
     assert model.training
     batch = ragged_batch()
     ids = batch["prompt_completion_ids"]

@@ -89,10 +89,10 @@ def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
     ]
     with pytest.raises(ValueError, match="no evaluations in its eval/"):
         answers.main(tmp_path)
-    jsonl.write(tmp_path / "eval" / "step_000000.jsonl", first_evaluation)
+    jsonl.write(tmp_path / "eval" / "step_999990.jsonl", first_evaluation)
     with pytest.raises(ValueError, match="has not two evaluations"):
         answers.main(tmp_path)
-    jsonl.write(tmp_path / "eval" / "step_000009.jsonl", last_evaluation)
+    jsonl.write(tmp_path / "eval" / "step_1000000.jsonl", last_evaluation)
     answers.main(tmp_path)
     printed = capsys.readouterr().out
     for line in (
@@ -107,8 +107,8 @@ def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
     assert printed.endswith(
         "Of the 2 questions that were wrong and are right, the one with the most careful steps:\n"
         "\nHow many?\n"
-        "\n--- step_000000\n?\n33 - 11 = 1\n"
-        "\n--- step_000009\n33 * 4 = 120 + 12 = 132\n132 + 1 = 134\n"
+        "\n--- step_999990\n?\n33 - 11 = 1\n"
+        "\n--- step_1000000\n33 * 4 = 120 + 12 = 132\n132 + 1 = 134\n"
     )
 
 

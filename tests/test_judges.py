@@ -696,6 +696,22 @@ def test_texts_that_no_judge_sees_and_missing_scores_are_left_out_of_the_report(
     assert math.isnan(report["spread"]), "no group has two scores"
 
 
+def test_equal_scores_have_no_correlation_with_length(recwarn):
+    """A warning of scipy stood before the report."""
+    rows = [f"{LONG} And number {i} was the last of them all." for i in range(4)]
+    report = judge_report.measure(creative(lambda story: 3), [LINE] * 4, rows, 2)
+    assert math.isnan(report["length_correlation"])
+    assert not recwarn.list
+
+
+def test_a_cache_does_not_bring_back_a_folder_that_was_removed(tmp_path):
+    with FakeOpenAIServer(lambda request: plain(3, 3, 3)) as server:
+        judge = endpoint_judge(server, tmp_path / "run")
+        with pytest.raises(FileNotFoundError):
+            judge.score([LINE], ["A story."])
+    assert not (tmp_path / "run").exists()
+
+
 def test_spread_by_hand():
     """The groups have the deviations sqrt(2) and 0; the third has one score only."""
     scores = [1.0, 3.0, 2.0, 2.0, 5.0, math.nan]

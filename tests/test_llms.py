@@ -15,6 +15,7 @@ from transformers import (
     CohereConfig,
     Gemma3TextConfig,
     GraniteConfig,
+    MixtralConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -496,10 +497,68 @@ def test_a_git_lfs_pointer_is_called_by_its_name(name, tmp_path):
         llms.get_llm_tokenizer(str(tmp_path))
 
 
-def test_an_adapter_is_not_a_model(tmp_path):
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_adapter_is_not_a_model(is_alone, tmp_path):
+    """Beside whole weights it would be left out or loaded, as peft is installed or not."""
+    if not is_alone:
+        save(random_model(), tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(ValueError, match="this is an adapter"):
+    with pytest.raises(ValueError, match="holds an adapter"):
         llms.get_llm_tokenizer(str(tmp_path))
+
+
+def test_weights_in_one_file_and_in_several_are_refused(tmp_path):
+    """The file of an earlier model was loaded, and not the newer ones beside it."""
+    save(random_model(), tmp_path)
+    random_model(1).save_pretrained(tmp_path / "newer", max_shard_size="20KB")
+    for file in (tmp_path / "newer").glob("model*"):
+        file.rename(tmp_path / file.name)
+    with pytest.raises(ValueError, match="weights twice, in model.safetensors and .*index.json"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+def test_a_lost_expert_is_refused_by_the_name_of_its_tensor(tmp_path):
+    """The line was only that there is a report above, which is not shown."""
+    config = MixtralConfig(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    save(AutoModelForCausalLM.from_config(config), tmp_path)
+    lost = "model.layers.1.block_sparse_moe.experts.0.w1.weight"
+    change_weights(tmp_path, lambda w: {name: w[name] for name in w if name != lost})
+    with pytest.raises(ValueError, match=r"make up model\.layers\.1\.mlp\.experts\.gate_up_proj"):
+        llms.get_llm_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("setting", [{"output_attentions": True}, {"return_dict": False}])
+def test_a_config_may_ask_for_another_kind_of_output(setting, tmp_path):
+    """One such model failed at its first checkpoint, and the other was refused."""
+    save(random_model(), tmp_path)
+    change_config(tmp_path, **setting)
+    model, _ = llms.get_llm_tokenizer(str(tmp_path))
+    model.save_pretrained(tmp_path / "again")
+
+
+def test_a_vocabulary_may_have_gaps(tmp_path):
+    """Tokens with an id beyond the number of tokens seemed to complete no stop string."""
+    folder = tmp_path / "model"
+    save(random_model(), folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"][">"] = VOCAB + 10
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"ids go up to {VOCAB + 10}, the model's only to"):
+        llms.get_llm_tokenizer(str(folder))
+    random_model(vocab_size=VOCAB + 20).save_pretrained(folder)
+    model, tokenizer = llms.get_llm_tokenizer(str(folder))
+    end_finder = generation.EndFinder(model, tokenizer, ("</answer>",))
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in ("a", "</answer", ">", "b")]
+    assert end_finder.find(ids, 0) == 3
 
 
 def test_without_a_network_a_model_comes_from_the_cache_or_is_refused_at_once(

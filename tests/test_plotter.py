@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -591,6 +592,26 @@ def test_what_a_user_got_wrong_is_one_line(tmp_path, capsys, log, flags, message
     assert message in error
     assert error.count("\n") == 1
     assert not (run / "training_plots.pdf").exists()
+
+
+def test_a_tilde_stands_for_the_home_directory(tmp_path, monkeypatch, capsys):
+    """A shell leaves it as it is in --log_dir=~/run."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_run(tmp_path / "run", [{"step": 1, "loss": 2}])
+    assert plotter.main(["--log_dir=~/run", "--output=~/plots.pdf"]) == 0
+    assert (tmp_path / "plots.pdf").exists()
+    for flag in ("--diagnose", "--list"):
+        folder = "~/run" if flag == "--diagnose" else "~"
+        assert plotter.main([f"{flag}={folder}"]) == 0
+    assert "error" not in capsys.readouterr().err
+
+
+def test_plots_need_no_latex(tmp_path, monkeypatch):
+    """A user's matplotlibrc may ask for it."""
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)
+    monkeypatch.setenv("PATH", "")
+    run = write_run(tmp_path / "run", [{"step": 1, "loss": 2}])
+    assert plot(run) == 0
 
 
 def test_odd_values_in_args_json_and_steps_stop_nothing(tmp_path):

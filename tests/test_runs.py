@@ -423,7 +423,8 @@ def damage_log(run):
     log = run / "train_log.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     lines[1] = "torn" + lines[1][4:]
-    log.write_text("".join(lines))
+    after_the_checkpoint = lines[-1]
+    log.write_text("".join([*lines, after_the_checkpoint]))
 
 
 def save_as_another_version_did(run):

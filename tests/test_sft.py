@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB, as_flags, assert_same_gradient, flat_gradient, small_tokenizer
+from conftest import ROOT, VOCAB, as_flags, assert_same_gradient, flat_gradient, small_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import main
 import sft
@@ -137,6 +139,44 @@ def test_encode_ends_the_completion_with_the_eos_and_leaves_the_prompt_alone(tok
     assert tokenizer.decode(prompt) == "2 and 2 is "
     assert tokenizer.decode(completion) == "4<eos>"
     assert completion[-1] == EOS
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        ("is it.", "5 is", ["5", "▁", "i", "s"]),
+        ("is it.", " 5 is", ["▁", "5", "▁", "i", "s"]),
+        ("is it.\n", "\n5", ["\n", "5"]),  # the two line breaks are one token
+        ("is i", "t", ["t"]),
+    ],
+)
+def test_a_completion_goes_on_after_its_prompt(scheme, prompt, completion, expected):
+    """Alone it began with the space that Llama's tokenizer puts before a text."""
+    tokens = ["<eos>", *"▁ist.5\n", "\n\n", "it"]
+    merges = [("\n", "\n"), ("i", "t")]
+    bpe = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    llama = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>")
+    ((prompt_ids, ids),) = sft.encode(llama, [{"prompt": prompt, "completion": completion}])
+    assert llama.convert_ids_to_tokens(ids) == [*expected, "<eos>"]
+    assert llama.convert_ids_to_tokens(prompt_ids)[0] == "▁"
+
+
+@pytest.mark.parametrize("folder", ["tiny/1m", "models/qwen2"])
+def test_a_completion_has_the_tokens_that_it_has_alone(folder, request):
+    """So it is for byte-level tokenizers, which put nothing before a text."""
+    root = ROOT if folder == "tiny/1m" else request.getfixturevalue("data_folder")
+    byte_level = AutoTokenizer.from_pretrained(root / folder)
+    for prompt in PROMPTS.values():
+        for solution in ("5 + 2 = 7.", "\nIt is\n\n 7", " 7", "  7", "'s", "\n\n", "12", ""):
+            completion = prompt.format_solution(solution, "7")
+            for question in ("How many?", "It is 1", "12 \n"):
+                texts = {"prompt": prompt.render(byte_level, question), "completion": completion}
+                ((prompt_ids, ids),) = sft.encode(byte_level, [texts])
+                alone = [byte_level(text, add_special_tokens=False) for text in texts.values()]
+                assert prompt_ids == alone[0]["input_ids"]
+                assert ids == alone[1]["input_ids"] + [byte_level.eos_token_id]
 
 
 def test_eos_is_trained_and_prompt_tokens_are_not(model, tokenizer):

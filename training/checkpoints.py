@@ -166,6 +166,7 @@ def rewind(output_dir: Path, log_sizes: dict[str, int], last_steps: dict[str, in
     """
     if not distributed.is_main():
         return
+    ends = {}
     for name in LOGS:
         log = Path(output_dir) / name
         if not log.exists():
@@ -174,9 +175,13 @@ def rewind(output_dir: Path, log_sizes: dict[str, int], last_steps: dict[str, in
         size = log_sizes.get(name, 0)
         if size > len(content):
             print(f"warning: {log} has lost lines since the checkpoint was written")
-        end_of_last_line = content[:size].rfind(b"\n") + 1
-        os.truncate(log, end_of_last_line)
-        jsonl.read(log)
+        ends[log] = content[:size].rfind(b"\n") + 1
+        for number, line in enumerate(content[: ends[log]].split(b"\n"), 1):
+            if line.strip():
+                jsonl.parse(line, f"{log}, line {number}")
+    # Nothing is removed before every line that stays has been read.
+    for log, end in ends.items():
+        os.truncate(log, end)
     for folder in TRANSCRIPTS:
         last_step = last_steps.get(folder, -1)
         for file in Path(output_dir, folder).glob("step_*.jsonl"):

@@ -2,6 +2,8 @@
 
 import math
 
+from logs.diagnose import PATIENCE
+
 
 class Diverged(Exception):
     """Training has left the range in which it could recover. The message says by what measure."""
@@ -14,7 +16,7 @@ class Guard:
     was not finite, or the mean KL to the reference was above `max_kl` nats per token.
     """
 
-    def __init__(self, max_kl: float = 3.0, patience: int = 3):
+    def __init__(self, max_kl: float = 3.0, patience: int = PATIENCE):
         self.max_kl = max_kl
         self.patience = patience
         self.skipped_streak = 0  # how many iterations in a row have skipped an update
