@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -318,7 +319,7 @@ class OutputConfig:
     resume: bool = setting(
         False,
         "Continue the run in --output_dir from its newest checkpoint, with the flags that it was"
-        " started with.",
+        " started with. One that has ended goes on if --num_train_iters is raised.",
         may_change=True,
     )
     eval_split: Literal["validation", "test"] | None = setting(
@@ -605,6 +606,8 @@ def parse(config_type: type[Settings], argv: Sequence[str] | None = None) -> Set
             config.check()
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except RecursionError:
+        parser.error("an @file names itself")
     return config
 
 
@@ -643,10 +646,10 @@ def check_bounds(config: Any) -> None:
         if type(value) not in (int, float):  # not isinstance: a bool is an int
             continue
         at_most = setting.metadata["at_most"]
-        if setting.metadata["zero"] and not 0 <= value < math.inf:
-            raise ValueError(f"--{setting.name} must be at least 0, not {value}")
-        if not setting.metadata["zero"] and not 0 < value < math.inf:
-            raise ValueError(f"--{setting.name} must be more than 0, not {value}")
+        least = "at least 0" if setting.metadata["zero"] else "more than 0"
+        is_large_enough = value >= 0 if setting.metadata["zero"] else value > 0
+        if not (is_large_enough and math.isfinite(value)):
+            raise ValueError(f"--{setting.name} must be {least} and finite, not {value}")
         if value > at_most:
             raise ValueError(f"--{setting.name} must be at most {at_most}, not {value}")
 
@@ -708,7 +711,17 @@ class ArgumentParser(argparse.ArgumentParser):
             initials = "".join(part[0] for part in flag.removeprefix("--").split("_"))
             if word == f"--{initials}":
                 return flag
-        return next(iter(get_close_matches(word, flags, n=1)), None)
+        longer_flags = [flag for flag in flags if flag.startswith(word)]
+        nearest_flags = longer_flags or get_close_matches(word, flags, n=1, cutoff=0.7)
+        return next(iter(nearest_flags), None)
+
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("@") and not Path(word[1:]).is_file():
+                self.error(
+                    f"{word}: there is no such file; recipes are files as @recipes/dapo.args"
+                )
+        return super().parse_known_args(args, namespace)
 
     def convert_arg_line_to_args(self, arg_line):
         return shlex.split(arg_line, comments=True)

@@ -35,7 +35,10 @@ def init(device: str, allow_several: bool = True) -> None:
         ValueError: if there are several processes of a script that is made for one, if --device
             names a certain GPU, if there are more processes than GPUs, or if they do not meet.
     """
-    num_processes = int(os.environ.get("WORLD_SIZE") or 1)
+    world_size_text = os.environ.get("WORLD_SIZE") or "1"
+    if not world_size_text.isdecimal():
+        raise ValueError(f"WORLD_SIZE is {world_size_text!r}, and not a number; unset it")
+    num_processes = int(world_size_text)
     if num_processes == 1 or dist.is_initialized():
         return
     if not allow_several:

@@ -216,6 +216,8 @@ def main(run="", target=None):
     if not paths:
         raise ValueError(f"{run}: no evaluations in its eval/")
     if target:
+        if Path(target).exists():
+            raise ValueError(f"{target} exists already; name another file")
         jsonl.write(target, [summary(path) for path in paths])
     else:
         print(*what_changed(run, paths), sep="\n")
@@ -223,7 +225,9 @@ def main(run="", target=None):
 
 if __name__ == "__main__":
     try:
+        if len(sys.argv) > 3:
+            raise ValueError("give the directory of one run, and at most one file to write")
         main(*sys.argv[1:])
-    except (ValueError, OSError, TypeError) as error:  # TypeError: too many arguments
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

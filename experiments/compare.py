@@ -678,7 +678,7 @@ def parse_args(argv: list[str] | None = None):
         "--outcome",
         choices=("mean", "last"),
         default="mean",
-        help="What is compared, of the accuracy on validation. (default: %(default)s)\n"
+        help="What is compared, of the accuracy on validation.\n"
         "mean: the mean over all evaluations after step 0, which counts speed as well as the end,"
         " and differs less by chance.\n"
         "last: the last evaluation.",
@@ -736,6 +736,8 @@ def parse_arms(args) -> list[Arm]:
     arms = [parse_arm(text, args.common_flags, args.learning_rate) for text in args.arms]
     for arm in arms:
         check_learning_rates(arm)
+    if len(arms) == 1:
+        raise ValueError(f"there is one arm, {arms[0].name}: a comparison needs a second --arm")
     for first, second in itertools.combinations(arms, 2):
         if settings_of(first) == settings_of(second):
             raise ValueError(

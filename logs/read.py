@@ -107,7 +107,7 @@ def load_runs(log_dirs):
     paths = [Path(os.path.abspath(log_dir)) for log_dir in log_dirs]
     for path in paths:
         if not path.is_dir():
-            raise ValueError(f"{path}: no such directory")
+            raise ValueError(f"{path}: there is no such directory; name the directory of a run")
         if paths.count(path) > 1:
             raise ValueError(f"{path}: given twice")
     common_folder = os.path.commonpath([path.parent for path in paths])

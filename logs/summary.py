@@ -105,6 +105,8 @@ def table_of_runs(folder):
     Raises:
         ValueError: there is none, or one has damaged logs.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder}: there is no such directory")
     paths = sorted(path.parent for path in Path(folder).rglob("args.json"))
     if not paths:
         raise ValueError(f"{folder}: no run in this folder")

@@ -296,7 +296,7 @@ def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
     [
         ([], "--log_dir --diagnose --list is required"),
         (["--diagnose"], "expected at least one argument"),
-        (["--diagnose", "nowhere"], "nowhere: no such directory"),
+        (["--diagnose", "nowhere"], "nowhere: there is no such directory"),
         (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),
         (["--diagnose", "run", "--metrics", "kl"], "leave out"),
         (["--diagnose", "empty"], "no train_log.jsonl"),

@@ -246,6 +246,8 @@ def check_directory(config: OutputConfig) -> None:
         raise ValueError(f"--output_dir {str(folder)!r} is not UTF-8: name another directory")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file; name a directory")
+    if (folder / "config.json").exists():
+        raise ValueError(f"--output_dir {folder} holds a model; name another directory")
     previous = read_args(folder / "args.json")
     is_evaluation = getattr(config, "eval_only", False)
     if config.resume and not previous:
