@@ -216,7 +216,7 @@ MISTAKES_IN_MODELS = [
     mistake("main", "--model_name data", "--model_name data", "cannot be loaded"),
     mistake("main", "--model_name pickled", "--model_name pickled", "cannot be loaded"),
     mistake("main", "--model_name without_eos", "--model_name without_eos", "EOS"),
-    mistake("main", "--model_name other_tokenizer", "--model_name other_tokenizer", "47", "40"),
+    mistake("main", "--model_name other_tokenizer", "--model_name other_tokenizer", "47", "39"),
     mistake("main", "", "--model_name model", "cannot be loaded", files={"model/config.json": "{"}),
     mistake(
         "main",
