@@ -17,8 +17,10 @@ import inspect
 import math
 import numbers
 import runpy
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -37,6 +39,8 @@ class RewardError(ValueError):
     """A reward is not what it must be. The message names the reward."""
 
 
+# In float32, greater rewards lose the differences between them, from which a model learns.
+MAX_REWARD = 1e6
 VERDICTS = ("format", "correct_strict", "correct_flexible")
 
 
@@ -114,7 +118,7 @@ class RewardEvaluator:
             them. Where several completions share a prompt, it is repeated.
 
         A subclass may add an argument `examples`. It is then given the N examples of the data set,
-        which have every column of their rows (rl_datasets.py).
+        each with its "row", which has every column as the data set has it (rl_datasets.py).
 
         A subclass defines this method, or `reward`.
         """
@@ -141,16 +145,16 @@ class RewardEvaluator:
         return matrix.view(len(reward_rows), len(self.reward_names))
 
     def compute_checked_rewards(self, examples: list[dict], completions: list[str]) -> Rewards:
-        """Return compute_rewards(...) of N completions of N examples.
+        """Return compute_rewards(...) of N completions of N examples, of which it gets copies.
 
         Raises RewardError if that is not what Rewards promises.
         """
         questions = [example["question"] for example in examples]
         answers = [example["answer"] for example in examples]
+        arguments = {}
         if self.takes_examples:
-            rewards = self.compute_rewards(questions, completions, answers, examples=examples)
-        else:
-            rewards = self.compute_rewards(questions, completions, answers)
+            arguments["examples"] = [deepcopy(example) for example in examples]
+        rewards = self.compute_rewards(questions, list(completions), answers, **arguments)
         name = type(self).__name__
         values = getattr(rewards, "per_function", None)
         if not isinstance(values, torch.Tensor):
@@ -164,10 +168,14 @@ class RewardEvaluator:
                 f"{name}: per_function must be floats {shape},"
                 f" not {values.dtype} {tuple(values.shape)}"
             )
-        for reward_name, infinite_rows in zip(self.reward_names, values.isinf().T, strict=True):
-            if infinite_rows.any():
-                row = int(infinite_rows.int().argmax())
-                raise RewardError(f"{name}: reward {reward_name} is infinite for completion {row}")
+        places_of_huge_rewards = (values.abs() > MAX_REWARD).nonzero().tolist()
+        if places_of_huge_rewards:
+            row, column = places_of_huge_rewards[0]
+            raise RewardError(
+                f"{name}: reward {self.reward_names[column]} is {values[row, column]:g} for"
+                f" completion {row}; scale it, since beyond {MAX_REWARD:,.0f} float32 loses"
+                " differences between rewards"
+            )
         details = list(rewards.details or [])
         if len(details) != len(completions) or not all(isinstance(row, dict) for row in details):
             raise RewardError(
@@ -241,8 +249,8 @@ class GSM8kEvaluator(RewardEvaluator):
     def check_flags(cls, config, prompt):
         if prompt != "reasoning_answer":
             raise ValueError(
-                f"the evaluator gsm8k reads only reasoning_answer as a prompt format, not {prompt}:"
-                " use --evaluator math"
+                f"the evaluator gsm8k reads only the prompt format reasoning_answer, not {prompt}:"
+                " leave --evaluator or --prompt out"
             )
 
     def read_gold(self, answer):
@@ -478,7 +486,8 @@ class FunctionEvaluator(RewardEvaluator):
     """Reward functions of the user's own, each with a weight in the total.
 
     A function gets N completions, N gold answers, and each other column of the data as N values by
-    its name (`question`, `id` and those of the user's own), and returns N numbers.
+    its name, and returns N numbers. The columns `question`, `solution`, `id` and `prompt` are there
+    in any case. What the functions get are copies.
     """
 
     def __init__(self, functions: dict[Callable, float], source: str = "", **_):
@@ -492,10 +501,15 @@ class FunctionEvaluator(RewardEvaluator):
 
         Raises RewardError where a function returns something else than N finite numbers.
         """
-        names = set().union(*examples) - {"answer"}
-        columns = {name: [example.get(name) for example in examples] for name in names}
+        rows = []
+        for example in examples:
+            example = dict(example)
+            own_columns = example.pop("row", {})
+            rows.append(example | own_columns)
+        names = set().union(*rows) - {"answer"}
         values = []
         for function in self.functions:
+            columns = {name: [deepcopy(row.get(name)) for row in rows] for name in names}
             try:
                 inspect.signature(function).bind(completions, answers, **columns)
             except TypeError as error:
@@ -503,13 +517,22 @@ class FunctionEvaluator(RewardEvaluator):
                     f"{self.source}: {error}; a reward is called with completions, answers and the"
                     f" columns {', '.join(sorted(columns))}: end its arguments with **columns"
                 ) from error
-            returned = function(completions, answers, **columns)
+            try:
+                returned = function(list(completions), list(answers), **columns)
+            except Exception as error:  # the function is the user's, and may raise anything
+                line = traceback.extract_tb(error.__traceback__)[-1]
+                raise RewardError(
+                    f"{self.source}:{function.__name__} fails with {error!r} in line {line.lineno}"
+                    f" of {line.filename}"
+                ) from error
             values.append(self._check(function.__name__, returned, len(completions)))
         return Rewards(torch.tensor(values, dtype=torch.float32).T, [{} for _ in completions])
 
     def _check(self, name: str, returned: object, num_completions: int) -> list[float]:
         is_tensor = isinstance(returned, torch.Tensor)
-        is_series = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | dict)
+        is_series = isinstance(returned, Iterable) and not isinstance(
+            returned, str | bytes | Mapping | Set
+        )
         if not is_series or is_tensor and returned.dim() == 0:
             raise RewardError(
                 f"{self.source}:{name} must return a list of numbers, not {returned!r:.80}"
@@ -566,6 +589,8 @@ def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
             found = run_file(path).get(attribute)
         except Exception as error:
             raise ValueError(f"--evaluator {name}: {path} fails with {error!r}") from error
+        if found is None:
+            raise ValueError(f"--evaluator {name}: there is no {attribute} in {path}")
     if isinstance(found, type) and issubclass(found, RewardEvaluator):
         return found
     functions = list(found) if isinstance(found, list | dict) else [found]
@@ -575,8 +600,9 @@ def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
     have_names = are_functions and len({f.__name__ for f in functions}) == len(functions)
     if not functions or not have_names or not are_weights:
         raise ValueError(
-            f"--evaluator {name}: {attribute} in {path} must be a function, a dict of functions"
-            f" and their weights, each with a name of its own, or a subclass of RewardEvaluator"
+            f"--evaluator {name}: {attribute} in {path} must be a function, a list of"
+            " functions, or a dict of functions and their weights, each with a name of its own, or a"
+            f" subclass of RewardEvaluator"
             f" (not an instance), not {found!r:.80}"
         )
     return partial(FunctionEvaluator, dict(zip(functions, weights, strict=True)), path)
@@ -611,4 +637,10 @@ def get_evaluator(name: str, **context) -> RewardEvaluator:
             f"--evaluator {name}: reward_names must be a tuple of names, such as ('length',), with"
             " as many reward_weights, if it has any"
         )
+    for weight in evaluator.reward_weights:
+        if not isinstance(weight, numbers.Real) or not abs(weight) <= MAX_REWARD:
+            raise ValueError(
+                f"--evaluator {name}: the weight of a reward must be a number of at most"
+                f" {MAX_REWARD:,.0f}, not {weight!r}"
+            )
     return evaluator

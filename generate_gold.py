@@ -22,6 +22,9 @@ import random
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
@@ -37,7 +40,7 @@ from evaluator import get_evaluator
 from grading.extraction import strict_format, tagged_answer
 from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from logs import jsonl
-from rl_datasets import DATASETS, PROMPTS
+from rl_datasets import DATASETS, PROMPTS, render_prompts
 from sampling import generation
 from training.checks import check_device, check_lengths, check_names
 from training.completions import strict_verdicts
@@ -51,6 +54,34 @@ SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")
 MAX_FAILURES_IN_A_ROW = 20
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file of solutions, which is made if there is none.
+
+    Raises:
+        ValueError: Another process writes it.
+        OSError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise OSError(f"--output: cannot write {path} ({error.strerror})") from error
+    lock = FileLock(f"{path}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"--output {path} is being written by another process; wait for its end, or name"
+            " another file"
+        ) from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)  # as long as no other process can hold it
+        lock.release()
+
+
 class GoldFile:
     """Grades attempts, and appends a row to the file of solutions for each problem that is done.
 
@@ -58,9 +89,7 @@ class GoldFile:
     counts: how many problems this run has found correct or incorrect, or left without a reply.
 
     Raises:
-        ValueError: The file holds something else than solutions to these problems for this prompt,
-            or another process writes it.
-        OSError: The file cannot be written.
+        ValueError: The file holds something else than solutions to these problems for this prompt.
     """
 
     def __init__(self, config, examples, prompt, evaluator):
@@ -69,7 +98,6 @@ class GoldFile:
             examples: the training split; its first --num_problems are to be solved.
         """
         self.path = config.output
-        self.lock = FileLock(f"{self.path}.lock")
         self.source = config.api_model or config.model_name or "reference"
         # A second reading of the data set's own solution would not differ from the first.
         self.num_attempts = 1 if config.from_reference else config.num_attempts
@@ -91,19 +119,7 @@ class GoldFile:
         )
 
     def _read_ids(self, examples):
-        """Make the file if there is none; return the ids of the problems that are in it."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.open("a").close()
-        except OSError as error:
-            raise OSError(f"--output: cannot write {self.path} ({error.strerror})") from error
-        try:
-            self.lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(
-                f"--output {self.path} is being written by another process; wait for its end, or"
-                " name another file"
-            ) from None
+        """Return the ids of the problems that are in the file."""
         columns = ("id", "question", "completion", "correct", "prompt_name")
         try:
             rows = jsonl.read_to_continue(self.path, columns)
@@ -282,22 +298,22 @@ def collect(config: GoldConfig) -> None:
         device = llms.resolve_device(config.device)
         check_device(device)
         model, tokenizer = llms.get_llm_tokenizer(config.model_name, device)
-        prompts = [prompt.render(tokenizer, problem["question"]) for problem in problems]
+        prompts = render_prompts(prompt, tokenizer, problems)
         prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
         longest_prompt = max(len(ids) for ids in prompt_ids)
         check_lengths(model, longest_prompt, config.max_completion_length)
-    gold = GoldFile(config, examples, prompt, evaluator)
-    try:
-        if config.from_reference:
-            collect_references(gold)
-        elif config.model_name:
-            with flag_to_lower("concurrency", config.concurrency, how="start again with"):
-                sample_local_model(config, gold, model, tokenizer)
-        elif gold.open_problems:
-            asyncio.run(ask_endpoint(config, gold))
-    finally:
-        gold.print_counts()
-        gold.lock.release()
+    with locked(config.output):
+        gold = GoldFile(config, examples, prompt, evaluator)
+        try:
+            if config.from_reference:
+                collect_references(gold)
+            elif config.model_name:
+                with flag_to_lower("concurrency", config.concurrency, how="start again with"):
+                    sample_local_model(config, gold, model, tokenizer)
+            elif gold.open_problems:
+                asyncio.run(ask_endpoint(config, gold))
+        finally:
+            gold.print_counts()
 
 
 def main(argv: list[str] | None = None) -> int:

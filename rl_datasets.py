@@ -11,7 +11,7 @@ from typing import NotRequired, TypedDict, get_type_hints
 from jinja2 import TemplateError
 
 from data import word_problems
-from grading.extraction import last_boxed
+from grading.extraction import last_boxed, to_number
 from logs import jsonl
 
 
@@ -25,6 +25,7 @@ class Example(TypedDict):
     subject: NotRequired[str | None]
     id: NotRequired[str]  # data set, split and index, such as "gsm8k/train/0"
     file_and_row: NotRequired[str]  # where it comes from, for messages
+    row: NotRequired[dict]  # every column as the data set has it, for reward functions
     prompt: NotRequired[str]  # with special tokens: tokenize it with add_special_tokens=False
 
 
@@ -207,6 +208,31 @@ def fixed_date_template(tokenizer) -> str:
     return macro + template
 
 
+def render_prompts(prompt: Prompt, tokenizer, examples: list[dict]) -> list[str]:
+    """The prompt of each example. Raises ValueError for a special token in a question."""
+    check_special_tokens(tokenizer, examples, "question")
+    return [prompt.render(tokenizer, example["question"]) for example in examples]
+
+
+def check_special_tokens(tokenizer, examples: list[dict], column: str) -> None:
+    """Raise ValueError, with its place, for a text that would end a turn, or begin another."""
+    tokens = [
+        re.escape(token.content)
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special and len(token.content) > 1  # some tokenizers pad with a space
+    ]
+    if not tokens:
+        return
+    special_token = re.compile("|".join(tokens))
+    for example in examples:
+        found = special_token.search(example[column])
+        if found:
+            place = example.get("file_and_row") or example.get("id")
+            raise ValueError(
+                f"{place}: the {column} holds {found[0]}, a special token of the model; change it"
+            )
+
+
 PROMPTS = {
     "reasoning_answer": ReasoningAnswer(),
     "r1_zero": R1Zero(),
@@ -323,7 +349,7 @@ def make_examples(rows_by_source: dict, make_example: Callable[[dict], dict]) ->
                 raise ValueError(f"{location}: {error}; see README.md, Your own data") from error
             check_example(example, location)
             other_columns = {name: row[name] for name in row if name not in COLUMN_TYPES}
-            examples.append(other_columns | example | {"file_and_row": location})
+            examples.append(other_columns | example | {"file_and_row": location, "row": row})
     return examples
 
 
@@ -368,10 +394,13 @@ def text_of(row: dict, column: str) -> str:
 def gsm8k_example(row: dict) -> Example:
     """The example in a row of GSM8K's columns. Raises ValueError if one is wrong."""
     solution, separator, answer = text_of(row, "answer").rpartition("####")
-    answer = answer.strip().replace(",", "")
+    answer = answer.strip()
     if not separator or not answer:
         raise ValueError("column 'answer' has no final line '#### <answer>'")
-    solution = re.sub(r"<<.*?>>", "", solution).strip()  # <<48/2=24>> is meant for a calculator
+    if to_number(answer) is not None:
+        answer = answer.replace(",", "")  # they separate groups of three digits
+    # <<48/2=24>> is meant for a calculator; 1 << 3 is not.
+    solution = re.sub(r"<<(?!\s)[^<>]*=[^<>]*(?<!\s)>>", "", solution).strip()
     return {"question": text_of(row, "question"), "answer": answer, "solution": solution}
 
 
@@ -400,7 +429,11 @@ def math_example(row: dict) -> Example:
 
 def story_example(row: dict) -> Example:
     """The example in a row with an opening line. Raises ValueError if it has none."""
-    return {"question": text_of(row, "opening").strip(), "answer": "", "solution": ""}
+    return {
+        "question": text_of(row, "opening").strip(),
+        "answer": row.get("answer") or "",  # for a reward that compares with one
+        "solution": "",
+    }
 
 
 # --- Loaders --------------------------------------------------------------------------------------
@@ -432,7 +465,7 @@ class DataLoader(ABC):
         examples = self.read(split, dataset_path)
         if size is not None:
             examples = _fixed_subset(examples, size)
-        prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
+        prompts = render_prompts(prompt, tokenizer, examples)
         if not all(map(can_be_encoded, prompts)):
             raise ValueError(
                 f"the prompt format {prompt.name}, or the tokenizer's chat template, has half of a "

@@ -34,7 +34,13 @@ import llms
 from evaluator import RewardEvaluator
 from logs import jsonl
 from main import accumulate_gradient, get_optimizer, take_step
-from rl_datasets import DATASETS, Prompt, can_be_encoded
+from rl_datasets import (
+    DATASETS,
+    Prompt,
+    can_be_encoded,
+    check_special_tokens,
+    render_prompts,
+)
 from sampling.rollout import Rollout, as_rollout
 from training import completions, write_logs
 from training.checks import check, check_lengths
@@ -233,7 +239,11 @@ def select_examples(
     filled_rows = [row for row in rows if row["completion"].strip()]
     counts["empty, left out"] = len(rows) - len(filled_rows)
 
-    examples = [row | {"prompt": prompt.render(tokenizer, row["question"])} for row in filled_rows]
+    check_special_tokens(tokenizer, filled_rows, "completion")
+    prompts = render_prompts(prompt, tokenizer, filled_rows)
+    examples = [
+        row | {"prompt": prompt_text} for row, prompt_text in zip(filled_rows, prompts, strict=True)
+    ]
     short_examples = select_short(examples, config, tokenizer)
     counts["too long, left out"] = len(examples) - len(short_examples)
 

@@ -39,7 +39,8 @@ CHANGES_VALUE = re.compile(
     rf"(?:(?<=[\w)])[{DASHES}]|[{DASHES}](?![$€£]?\.?[0-9]))\W*[0-9]"
     r"|[0-9][^\W\d_]|[^\W\d_][({]?[0-9]"  # 72k, x72, f(72)
     r"|[0-9][\s)}]*!"  # 72! and (72)!
-    r"|[√∛∜^~±≈≠‰π]|\\[a-zA-Z]"
+    r"|[√∛∜^~±≈≠≤≥‰π]|\\[a-zA-Z]|(?:^|\s)[<>]=?\s*[$€£]?[0-9]"
+    r"|[^\W\d_] *[+×÷] *[0-9]|[0-9] *[+×÷] *[^\W\d_]|\w \* \w"  # x + 72, 72 * x
     r"|[0-9]\W*(?:k|(?-i:[MBT])|[bm]n|mil|mln)\b|[$€£][0-9.,]+\s*m\b"  # 72 k, $72 m
     r"|\b(?:hundred|thousand|million|billion|trillion|lakh|crore|dozen|hal(?:f|ve)|third|quarter"
     r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million)th)s?\b"

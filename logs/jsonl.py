@@ -66,7 +66,7 @@ def parse(line, location):
     try:
         if isinstance(line, bytes):
             line = line.decode("utf-8-sig")  # json.loads takes some bytes for UTF-16
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_with_unique_keys)
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
         reason = getattr(error, "msg", error)  # only a JSONDecodeError has msg
         if isinstance(error, UnicodeDecodeError):
@@ -75,6 +75,15 @@ def parse(line, location):
     if not isinstance(row, dict):
         raise ValueError(f"{location}: not a JSON object")
     return row
+
+
+def _with_unique_keys(pairs):
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated!r} stands twice in an object")
+    return columns
 
 
 def append(path, row):

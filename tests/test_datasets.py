@@ -272,6 +272,7 @@ def test_jsonl_folder(folder):
         "answer": "4",
         "solution": "3 + 1 = 4",
         "file_and_row": f"{folder / 'test.jsonl'}, row 4",
+        "row": {"question": "What is 3 + 1?", "answer": "3 + 1 = 4\n#### 4"},
     }
     assert list(test_loader)[3] == row | {"prompt": "What is 3 + 1?\n"}
     assert GSM8kLoader.read("test", folder)[3] == row, "this needs no tokenizer"
@@ -290,7 +291,9 @@ def test_an_example_has_every_further_column_of_its_row(name, tmp_path):
     assert example["difficulty"] == 3
     assert example["id"] == f"{name}/test/0"
     assert example["prompt"] == f"{example['question']}\n"
-    assert example["answer"] == {"gsm8k": "2", "math": row["answer"], "creative": ""}[name]
+    assert (
+        example["answer"] == {"gsm8k": "2", "math": row["answer"], "creative": row["answer"]}[name]
+    )
     # The logs divide accuracies by these two, so that they must be what a loader has made of them.
     if name != "math":
         assert not example.keys() & {"level", "subject"}
@@ -678,3 +681,30 @@ def test_real_math_500(qwen2, data_folder):
     for example in test_loader:
         assert last_boxed(example["solution"]) == example["answer"]
         assert example["question"] in example["prompt"]
+
+
+def test_a_comma_is_dropped_only_between_thousands():
+    """1,5 was read as 15, and the pair (1, 2) as (1 2)."""
+    answers = {"1,000": "1000", "$12,345,678.5": "$12345678.5"}
+    answers |= {gold: gold for gold in ("1,5", "1,2,3", "(1, 2)", "(1,000, 2,000)")}
+    for gold, answer in answers.items():
+        row = {"question": "q", "answer": f"3*4 = <<3*4=12>>12, 1 << 3 is 8, 16 >> 1\n#### {gold}"}
+        example = gsm8k_example(row)
+        assert example["answer"] == answer
+        assert example["solution"] == "3*4 = 12, 1 << 3 is 8, 16 >> 1"
+
+
+def test_a_special_token_in_a_question_is_refused(tmp_path):
+    """It ended the user's turn, and the rest of the question was another turn."""
+    rows = [{"question": "1?", "answer": "#### 1"}, {"question": "<eos>2?", "answer": "#### 2"}]
+    jsonl.write(tmp_path / "test.jsonl", rows)
+    with pytest.raises(ValueError, match="test.jsonl, row 2: the question holds <eos>, a special"):
+        load(tmp_path, "gsm8k")
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    """The first of its values was passed over."""
+    line = '{"question": "q", "answer": "#### 1", "answer": "#### 2"}'
+    (tmp_path / "test.jsonl").write_text(line)
+    with pytest.raises(ValueError, match="line 1: .*the key 'answer' stands twice"):
+        load(tmp_path, "gsm8k")

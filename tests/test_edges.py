@@ -303,7 +303,7 @@ def give_a_tensor_for_a_bool(rewards):
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (give_infinite_reward, ["vowels", "infinite", "completion 1"]),
+        (give_infinite_reward, ["vowels", "is inf", "completion 1"]),
         (leave_out_a_reward, ["per_function", "floats (2, 2)"]),
         (give_integers, ["per_function", "floats"]),
         (leave_out_details, ["details", "2 dicts"]),
@@ -412,7 +412,7 @@ def test_a_gold_answer_that_cannot_be_read_is_found_at_the_start(model_folder, t
     )
     assert main.main(command) == 2
     error = only_error(capsys)
-    for word in ("gsm8k/train/6", "row 7", "'many'"):
+    for word in ("train.jsonl, row 7", "'many'"):
         assert word in error
     assert not (tmp_path / "run").exists()
 

@@ -18,6 +18,7 @@ import main
 import selfcheck
 from evaluator import (
     EVALUATORS,
+    FunctionEvaluator,
     GSM8kEvaluator,
     MathEvaluator,
     RewardError,
@@ -27,7 +28,7 @@ from evaluator import (
 )
 from grading.extraction import last_boxed, only_number, to_number
 from logs import jsonl
-from rl_datasets import PROMPTS, get_dataloaders
+from rl_datasets import DATASETS, PROMPTS, get_dataloaders
 from training.records import make_records, reward_metrics
 
 gsm8k = GSM8kEvaluator()
@@ -176,6 +177,7 @@ NOT_FIVE = r"""
     5 M    $5 m    5 bn    5 million    5\text{ million}    5 thousand    5 dozen    5 tenths
     a fifth of 5    twice 5    half of 5    double 5    two times 5    5 divided by two
     negative 5    not 5    ±5    5‰    five hundred 5    5 or 6
+    >5    x > 5    < 5    ≥5    x + 5    5 + x    x * 5
 """
 
 
@@ -610,3 +612,72 @@ def test_any_text_is_scored_within_bounds(examples):
         assert sum(score(completion + "\n" + completion, gold)[0]) == 0
 
     check()
+
+
+def functions_of(**rewards):
+    """An evaluator of these functions."""
+    for name, function in rewards.items():
+        function.__name__ = name
+    return FunctionEvaluator(dict.fromkeys(rewards.values(), 1.0), "my_rewards.py")
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "creative"])
+def test_a_function_gets_the_columns_of_the_row_as_they_are(name, tmp_path):
+    """A row's id, level, subject and solution were dropped or replaced."""
+    row = {"id": 17, "level": "hard", "subject": ["s"], "solution": "mine", "prompt": 5, "row": 6}
+    row |= {"question": "1+1?", "opening": "A cat.", "answer": "two\n#### 2"}
+    jsonl.write(tmp_path / "test.jsonl", [row])
+    seen = {}
+
+    def look(completions, answers, **columns):
+        seen.update(columns, answers=answers)
+        return [0.0]
+
+    functions_of(look=look).compute_checked_rewards(DATASETS[name].read("test", tmp_path), ["c"])
+    assert seen["answers"] == ["2" if name == "gsm8k" else row.pop("answer")]
+    assert {column: [row[column]] for column in row if column != "answer"}.items() <= seen.items()
+
+
+def test_what_a_function_does_to_its_arguments_changes_nothing_else():
+    """Sorted completions got the rewards of others, and the data set lost what was popped."""
+
+    def spoil(completions, answers, tests, **columns):
+        completions.sort(key=len)
+        answers.clear()
+        return [tests_of_row.pop() for tests_of_row in tests]
+
+    def length(completions, answers, tests, **columns):
+        assert answers == ["a", "a"] and tests == [[1, 2], [1, 2]]
+        return [len(completion) for completion in completions]
+
+    example = {"id": "x", "question": "q", "answer": "a", "tests": [1, 2]}
+    completions = ["long", "c"]
+    evaluator = functions_of(spoil=spoil, length=length)
+    rewards = evaluator.compute_checked_rewards([example, example], completions)
+    assert rewards.per_function.tolist() == [[2, 4], [2, 1]]
+    assert completions == ["long", "c"] and example["tests"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({0.0, 1.0}, "must return a list"),
+        ({0: 1.0, 1: 2.0}.keys(), "must return a list"),
+        ([1.0, -1e30], "reward given is -1e.30 for completion 1; scale it"),
+        ([1e8, 1e8 + 1], "reward given is 1e.08 for completion 0; scale it"),
+    ],
+)
+def test_rewards_without_an_order_and_huge_ones_are_refused(returned, words):
+    """A set gave its members in any order, and huge rewards had advantages of 0."""
+    examples = [{"id": "x", "question": "q", "answer": "a"}] * 2
+    evaluator = functions_of(given=lambda completions, answers, **columns: returned)
+    with pytest.raises(RewardError, match=words):
+        evaluator.compute_checked_rewards(examples, ["", ""])
+
+
+@pytest.mark.parametrize("weight", ["float('nan')", "float('inf')", "1e30"])
+def test_a_weight_must_be_a_number_that_can_be_added(weight, tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text(f"def f(completions, answers, **columns): ...\nboth = {{f: {weight}}}")
+    with pytest.raises(ValueError, match="the weight of a reward must be a number of at most"):
+        get_evaluator(f"{file}:both")

@@ -193,7 +193,7 @@ def test_a_gold_answer_may_stand_in_a_box_that_is_not_empty(evaluators):
     for gold in r"\boxed{18}", r"\boxed{{18}}", "{18}", "18":
         assert grade(evaluators["question_only"], r"\boxed{{18}}", gold) == (1, 1, True, True)
     for gold in r"\boxed{}", r"\boxed{{}}", "{}", " ":
-        with pytest.raises(ValueError, match="gsm8k/train/0, row 1: the gold answer .* is empty"):
+        with pytest.raises(ValueError, match="gsm8k/train/0: the gold answer .* is empty"):
             evaluators["question_only"].check_gold([{"id": "gsm8k/train/0", "answer": gold}])
 
 

@@ -389,6 +389,52 @@ def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_
     assert_same_run(run, whole_run)
 
 
+def test_a_run_is_resumed_only_with_what_it_began_with(model_folder, tmp_path, capsys):
+    """It went on with other problems, rewards, prompts, or another reference."""
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}<eos>{% endfor %}")
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def short(completions, answers, **columns): return [0.0] * 8")
+    for split in ("train", "test"):
+        rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(8)]
+        jsonl.write(tmp_path / "data" / f"{split}.jsonl", rows)
+    flags = run_flags(
+        model,
+        tmp_path / "run",
+        dataset_name="gsm8k",
+        dataset_path=tmp_path / "data",
+        evaluator=f"{rewards}:short",
+        eval_size=8,
+        num_train_iters=1,
+    )
+    assert main.main(flags) == 0
+    for file, old, new, name in (
+        (tmp_path / "data" / "train.jsonl", b"#### 2", b"#### 3", "the training data"),
+        (tmp_path / "data" / "test.jsonl", b"#### 2", b"#### 3", "the evaluation data"),
+        (template, b"<eos>", b" <eos>", "the chat template"),
+        (rewards, b"0.0", b"1.0", f"the file {rewards}"),
+        (model / "model.safetensors", None, None, f"the model {model}"),
+    ):
+        content = file.read_bytes()
+        other_last_weight = content[:-1] + bytes([content[-1] ^ 1])
+        file.write_bytes(content.replace(old, new) if old else other_last_weight)
+        capsys.readouterr()
+        assert main.main([*flags, "--resume"]) == 2
+        assert f"began with, and {name} changed since" in capsys.readouterr().err
+        file.write_bytes(content)
+    assert main.main([*flags, "--resume"]) == 0
+
+
+def test_sft_is_resumed_only_with_its_solutions(command, gold_file, tmp_path, capsys):
+    file = shutil.copy(gold_file, tmp_path / "gold.jsonl")
+    flags = command("sft", tmp_path / "run", train_file=file, num_updates=2)
+    assert sft.main(flags) == 0
+    file.write_text(file.read_text().replace("<reasoning>", "<reasoning> "))
+    assert sft.main([*flags, "--resume"]) == 2
+    assert "and the training data changed since" in capsys.readouterr().err
+
+
 def test_a_resumed_run_samples_with_the_weights_of_its_checkpoint(model_folder, tmp_path):
     """A copy in bfloat16 still had the weights that training began with."""
     settings = dict(sampling_dtype="bfloat16", learning_rate=1e-2)

@@ -418,3 +418,11 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
     assert max(checkpoints.finished(tmp_path / "run")) == 8
+
+
+def test_a_completion_with_a_special_token_is_refused(tokenizer):
+    """An EOS in it was learnt in the middle of the text."""
+    row = {"question": "q", "answer": "2", "completion": "a<eos>b", "file_and_row": "f, row 3"}
+    config = parse(SFTConfig, as_flags(model_name="m", train_file="f"))
+    with pytest.raises(ValueError, match="^f, row 3: the completion holds <eos>, a special token"):
+        sft.select_examples([row], config, PROMPTS["r1_zero"], tokenizer, get_evaluator("gsm8k"))

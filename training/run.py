@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -62,6 +63,7 @@ class Run:
 
     # The output directory (st_ino), which the user might move or replace; set by `start`.
     directory_id: int | None = None
+    fingerprints: dict[str, int] = field(default_factory=dict)  # of its data; set by `start`
     saved_step: int | None = None  # of the newest checkpoint; set by `save_checkpoint` and `resume`
     # When the run began (time.perf_counter); `resume` takes off the seconds that it took before.
     start: float = field(default_factory=time.perf_counter)
@@ -300,9 +302,54 @@ def check_same_settings(config: OutputConfig, previous: dict) -> None:
         raise ValueError(f"--resume continues a run with the flags it has: {', '.join(changes)}")
 
 
+def take_fingerprints(config: OutputConfig, run: Run) -> dict[str, int]:
+    """All: a checksum of each thing outside the run's directory that it goes on to use.
+
+    It is taken before --resume loads a checkpoint, when the policy is still the reference.
+    """
+    train_examples = run.train_loader.examples
+    fingerprints = {
+        "the training data": checksum_of_rows(train_examples),
+        "the evaluation data": checksum_of_rows(run.eval_loader.examples),
+        "the chat template": zlib.crc32(repr(run.tokenizer.chat_template).encode()),
+    }
+    reward_file, colon, _ = (config.evaluator or "").rpartition(":")
+    if colon:
+        fingerprints[f"the file {reward_file}"] = zlib.crc32(Path(reward_file).read_bytes())
+    if run.base_model is not None:
+        checksum = 0
+        for weight in run.model.parameters():
+            weight = distributed.full_tensor(weight.detach()).cpu().contiguous()
+            checksum = zlib.crc32(weight.numpy(), checksum)
+        fingerprints[f"the model {config.model_name}"] = checksum
+    return fingerprints
+
+
+def checksum_of_rows(examples: list[dict]) -> int:
+    """A checksum of every column but those that hold places and prompts."""
+    checksum = 0
+    for example in examples:
+        columns = {name: example[name] for name in example.keys() - {"file_and_row", "prompt"}}
+        # What JSON lacks, such as an image, is left out.
+        text = json.dumps(columns, sort_keys=True, skipkeys=True, default=lambda value: None)
+        checksum = zlib.crc32(text.encode(), checksum)
+    return checksum
+
+
+def check_same_data(run: Run, previous: dict[str, int]) -> None:
+    """Raise ValueError where a run would go on with something else than it began with."""
+    changed = [name for name, value in run.fingerprints.items() if value != previous.get(name)]
+    if changed:
+        raise ValueError(
+            f"--resume continues a run with what it began with, and {', '.join(changed)} changed"
+            " since; bring it back, or begin a new run"
+        )
+
+
 def start(config: OutputConfig, run: Run) -> None:
     """Go back to the newest checkpoint if --resume asks for it, and write args.json."""
     run.note_start_of_iteration()
+    run.fingerprints = take_fingerprints(config, run)
     if config.resume:
         resume(config, run)
     else:
@@ -380,6 +427,7 @@ def save_checkpoint(config: OutputConfig, run: Run) -> None:
     weights, optimizer_state = checkpoints.gather_state(run.model, run.optimizer)
     state = {
         "settings": fixed_settings(config),
+        "fingerprints": run.fingerprints,
         "iteration": run.iteration,
         "step": run.step,
         "total_tokens": run.total_tokens,
@@ -419,12 +467,13 @@ def resume(config: OutputConfig, run: Run) -> None:
         return
     optimizer_state = state.pop("optimizer", {})
     state = distributed.from_main(state)
-    if "settings" not in state:
+    if "fingerprints" not in state:
         raise ValueError(
             f"--resume: another version wrote {path}; a new run can start from it with"
             f" --model_name {path}"
         )
     check_same_settings(config, state["settings"])  # args.json may have been edited
+    check_same_data(run, state["fingerprints"])
     if state["iteration"] > run.num_iterations:
         raise ValueError(
             f"--resume: the run has made {state['iteration']} iterations already, more than the"
