@@ -64,10 +64,7 @@ class GoldFile:
     """
 
     def __init__(self, config, examples, prompt, evaluator):
-        """
-        Args:
-            examples: the training split; its first --num_problems are to be solved.
-        """
+        """Open the file; `examples` is the training split, whose first ones are to be solved."""
         self.path = config.output
         self.lock = FileLock(f"{self.path}.lock")
         self.source = config.api_model or config.model_name or "reference"
