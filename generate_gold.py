@@ -93,10 +93,7 @@ class GoldFile:
     """
 
     def __init__(self, config, examples, prompt, evaluator):
-        """
-        Args:
-            examples: the training split; its first --num_problems are to be solved.
-        """
+        """Open the file; `examples` is the training split, whose first ones are to be solved."""
         self.path = config.output
         self.source = config.api_model or config.model_name or "reference"
         # A second reading of the data set's own solution would not differ from the first.

@@ -34,8 +34,9 @@ def grpo_no_clip(advantages, policy_logps, old_logps, mask, config) -> TokenLoss
 
 
 def reinforce_with_baseline(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
-    """Minus the log-probability times the advantage (REINFORCE, Williams 1992, with the group's
-    mean reward as baseline).
+    """Minus the log-probability times the advantage (REINFORCE with a baseline, Williams 1992).
+
+    The baseline is the group's mean reward.
     """
     return -advantages * policy_logps, {}
 
@@ -49,8 +50,9 @@ def no_baseline(rewards, policy_logps, old_logps, mask, config) -> TokenLoss:
 
 
 def gspo(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
-    """Like grpo_clip, with one ratio for a whole completion, which is the geometric mean of its
-    tokens' ratios (GSPO, arXiv:2507.18071).
+    """Like grpo_clip, with one ratio for a whole completion (GSPO, arXiv:2507.18071).
+
+    It is the geometric mean of the ratios of the completion's tokens.
     """
     log_ratio = policy_logps - old_logps
     length = mask.sum(1, keepdim=True).clamp(min=1)
@@ -60,10 +62,9 @@ def gspo(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
 
 
 def cispo(advantages, policy_logps, old_logps, mask, config) -> TokenLoss:
-    """Like reinforce_with_baseline, weighted by the ratio, which is capped and taken as a constant
-    (CISPO, arXiv:2506.13585).
+    """Like reinforce_with_baseline, weighted by the capped ratio (CISPO, arXiv:2506.13585).
 
-    As a constant the ratio has no gradient, so the cap stops no token's gradient.
+    The ratio is taken as a constant. It has no gradient, so the cap stops no token's gradient.
     """
     ratio = (policy_logps - old_logps).exp().detach()
     _, cap = clip_range(config)
@@ -131,8 +132,9 @@ def mean_over_each_sequence(per_token, mask, constant, num_sequences, num_tokens
 
 
 def sum_over_constant(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
-    """The sum over each completion's tokens, divided by --max_completion_length, then the mean over
-    completions (Dr. GRPO, arXiv:2503.20783).
+    """Like masked_mean, but divided by --max_completion_length (Dr. GRPO, arXiv:2503.20783).
+
+    It takes the place of each completion's length, so that every token has the same weight.
 
     constant: the maximum length of a completion, or another number.
     """

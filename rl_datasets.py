@@ -73,7 +73,7 @@ class Prompt(ABC):
         messages = self.messages(question)
         if messages is None or not tokenizer.chat_template:
             text = f"{self.prefix}{question}{self.suffix}"
-            start = start_of_text(tokenizer)
+            start = bos_text(tokenizer)
             if text.startswith(" "):
                 start = start.removesuffix(" ")
             return start + text
@@ -147,7 +147,7 @@ class Story(Prompt):
         return solution
 
 
-def start_of_text(tokenizer) -> str:
+def bos_text(tokenizer) -> str:
     """The special tokens, such as BOS, that the tokenizer itself puts before a text.
 
     Some tokenizers mark the first word of a text with a space, but not if special tokens stand

@@ -29,7 +29,7 @@ TEMPORARY = ".unpacking"  # in a study's folder: its runs while they are being u
 
 
 def read_checksums():
-    """{study: the checksum that its archive must have}"""
+    """{study: the checksum that its archive must have}."""
     checksums = {}
     for line in (STUDIES / CHECKSUMS).read_text("utf-8").splitlines():
         checksum, path = line.split()

@@ -1,7 +1,7 @@
-"""Which setting is better? Make the runs of a comparison, and draw and print what they say.
+r"""Which setting is better? Make the runs of a comparison, and draw and print what they say.
 
-    python experiments/compare.py --arm "beta 0.04" --arm "beta 0" \\
-        --learning_rate 1e-4 2e-4 4e-4 --seeds 4 --output_dir output/beta -- \\
+    python experiments/compare.py --arm "beta 0.04" --arm "beta 0" \
+        --learning_rate 1e-4 2e-4 4e-4 --seeds 4 --output_dir output/beta -- \
         --model_name tiny/1m --dataset_name arithmetic --num_train_iters 60 --eval_iterations 10
 
 An arm is one of the settings. It is written as

@@ -148,8 +148,10 @@ def rule(name, why, advice):
     advice="Lower --learning_rate or raise --beta, and start again from a checkpoint.",
 )
 def divergence(logs):
-    """In the last three iterations the KL to the reference is above --max_kl or no number, or
-    updates were left out."""
+    """In the last three iterations the KL is above --max_kl or no number, or updates were left out.
+
+    It is the KL to the reference.
+    """
     skipped = logs.values("skipped_updates")[-PATIENCE:]
     last_rows = [row for row in logs.train[-PATIENCE:] if "kl_per_token" in row]
     kls = column(last_rows, "kl_per_token")
@@ -203,8 +205,10 @@ def no_gradient(logs):
     " --temperature, or set --dynamic_sampling.",
 )
 def flat_groups(logs):
-    """More than 80% of the groups have equal rewards at the end, or more than 90% in one
-    iteration; a note from 50%."""
+    """More than 80% of the groups have equal rewards at the end, or 90% in one iteration.
+
+    It is a note from 50%.
+    """
     # With --dynamic_sampling, flat groups are replaced, and this is the share after that.
     trained_key = "zero_std_fraction_trained"
     was_replaced = any(trained_key in row for row in logs.train)
@@ -274,8 +278,10 @@ def flat_reward(logs):
     advice="Lower --learning_rate or raise --beta.",
 )
 def high_kl(logs):
-    """The KL to the reference is above 0.5 nats a token at the end (median). The warning says if
-    the reward has not risen either."""
+    """The KL to the reference is above 0.5 nats a token at the end (median).
+
+    The warning says if the reward has not risen either.
+    """
     # k3 grows exponentially with what the policy has given up, so that one iteration can have
     # hundreds of nats in a healthy run. The median does not see it.
     values = logs.values("kl_per_token")
@@ -302,8 +308,10 @@ def high_kl(logs):
     " rises, lower --learning_rate.",
 )
 def entropy(logs):
-    """The entropy is below a tenth of its start while half of the groups have equal rewards. Or in
-    a single iteration it is below a twentieth of its first value. Or it rises above 1 nat."""
+    """The entropy is below a tenth of its start while half of the groups have equal rewards.
+
+    Or in a single iteration it is below a twentieth of its first value. Or it rises above 1 nat.
+    """
     flat_share = logs.end("zero_std_fraction")  # sft.py has no groups, and may lower its entropy
     values = logs.values("entropy")
     first = values[0]
@@ -329,8 +337,10 @@ def entropy(logs):
     " nothing is, nothing need be done.",
 )
 def clipping(logs):
-    """More than 20% of the tokens are clipped at the end (not for gspo). Several updates and
-    never a clip: a note."""
+    """More than 20% of the tokens are clipped at the end (not for gspo).
+
+    Several updates and never a clip: a note.
+    """
     if logs.flags.get("loss_type") == "gspo":  # GSPO clips whole sequences, and most of them.
         return None
     clipped = logs.values("clip_fraction")
@@ -357,8 +367,10 @@ def updates_per_batch(flags) -> float:
     advice="Set --sampling_dtype float32, or correct for the gap with --importance_cap 2.",
 )
 def sampler_gap(logs):
-    """Sampler and policy differ by more than 0.1 nats a token at the end, or by five times as
-    much as at the start (and by more than 0.001)."""
+    """Sampler and policy differ by more than 0.1 nats a token at the end.
+
+    Or they differ by five times as much as at the start, and by more than 0.001.
+    """
     gap = logs.end("sampling_logp_gap")
     if gap > 0.1:
         return WARNING, f"sampler and policy differ by {gap:.2g} nats a token at the end"
@@ -390,8 +402,10 @@ def skipped_updates(logs):
     " raise --beta.",
 )
 def reward_without_accuracy(logs):
-    """The reward rises by more than 4 standard errors, and the last evaluation's accuracy is not
-    above the first one's interval."""
+    """The reward rises by more than 4 standard errors, and the accuracy does not.
+
+    The last evaluation's accuracy is not above the first one's interval.
+    """
     reward = logs.change("reward")
     evaluations = logs.accuracies()
     if evaluations[-1]["step"] < MIN_ITERATIONS:
@@ -413,8 +427,10 @@ def reward_without_accuracy(logs):
     advice="Read the completions in report.html; raise --beta, or stop earlier.",
 )
 def reward_without_diversity(logs):
-    """The reward rises by more than 4 standard errors, and the distinct bigrams of the batch fall
-    below 70% of their start."""
+    """The reward rises by more than 4 standard errors, and the diversity falls.
+
+    The distinct bigrams of the batch are below 70% of their start.
+    """
     reward = logs.change("reward")
     distinct = logs.change("distinct_2_batch")
     if reward.rises(4) and distinct.end < 0.7 * distinct.start:
@@ -432,8 +448,7 @@ def reward_without_diversity(logs):
     " (sft.py).",
 )
 def only_format(logs):
-    """The reward rises by more than 2 standard errors, and correctness makes less than 15% of
-    it."""
+    """The reward rises by more than 2 standard errors, and correctness makes under 15% of it."""
     reward = logs.change("reward")
     correctness = logs.change("rewards/correctness")
     if not reward.rises(2):

@@ -163,7 +163,7 @@ class KVLayer(DynamicLayer):
         self.column = column
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """transformers calls this with the new token's keys and values, (R, heads, 1, D) each.
+        """Write the new token's keys and values, (R, heads, 1, D) each; transformers calls this.
 
         Under autocast keys are float32, because the rotary factors are, but values are bfloat16.
         The prompt's cache holds both in float32.
@@ -173,7 +173,7 @@ class KVLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length):
-        """transformers asks for the number of columns that a mask covers, and for the first one."""
+        """The number of columns that a mask covers, and the first one; transformers calls this."""
         return self.keys.shape[2], 0
 
 

@@ -1,5 +1,4 @@
-"""What GRPO, supervised fine-tuning and expert iteration do with completions: sample, reward, judge
-a model by them.
+"""What all scripts do with completions: sample them, reward them, judge a model by them.
 
 `config` are the settings of the script, `run` is its training.run.Run.
 """
