@@ -11,11 +11,13 @@ for the others.
 """
 
 import os
+import random
 import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -228,7 +230,10 @@ def process_gpus() -> list[int]:
 
 def get_rng_state() -> dict:
     """Every random state that a run draws from, in types that a checkpoint may hold."""
+    name, numbers, *rest = np.random.get_state()
     return {
+        "python": random.getstate(),  # a reward function may draw from this one and from NumPy's
+        "numpy": (name, numbers.tolist(), *rest),
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(gpu) for gpu in process_gpus()],
     }
@@ -254,6 +259,8 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
 
 def set_rng_state(state: dict) -> None:
     """Restore this process's random state; CUDA's only if it has as many GPUs as then."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     gpus = process_gpus()
     if len(state["cuda"]) != len(gpus):

@@ -250,7 +250,7 @@ class GSM8kEvaluator(RewardEvaluator):
         if prompt != "reasoning_answer":
             raise ValueError(
                 f"the evaluator gsm8k reads only the prompt format reasoning_answer, not {prompt}:"
-                " leave --evaluator or --prompt out"
+                " use --evaluator math, or leave --evaluator and --prompt out"
             )
 
     def read_gold(self, answer):
@@ -600,10 +600,9 @@ def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
     have_names = are_functions and len({f.__name__ for f in functions}) == len(functions)
     if not functions or not have_names or not are_weights:
         raise ValueError(
-            f"--evaluator {name}: {attribute} in {path} must be a function, a list of"
-            " functions, or a dict of functions and their weights, each with a name of its own, or a"
-            f" subclass of RewardEvaluator"
-            f" (not an instance), not {found!r:.80}"
+            f"--evaluator {name}: {attribute} in {path} must be a function, a list of functions, or"
+            " a dict of functions and their weights, each with a name of its own, or a subclass of"
+            f" RewardEvaluator (not an instance), not {found!r:.80}"
         )
     return partial(FunctionEvaluator, dict(zip(functions, weights, strict=True)), path)
 

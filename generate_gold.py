@@ -132,8 +132,10 @@ class GoldFile:
                 )
         return {row["id"] for row in rows}
 
-    def record(self, problem, completion, attempt):
+    def record(self, problem, completion, attempt, finished=True):
         """Grade an attempt, and write the problem's row if it is correct or the last one.
+
+        A completion that was cut at its maximum length teaches no end, so it is not correct.
 
         Returns:
             Whether the problem is done.
@@ -141,7 +143,7 @@ class GoldFile:
         self.failures_in_a_row = 0
         rewards = self.evaluator.compute_checked_rewards([problem], [completion])
         has_special_token = SPECIAL_TOKEN.search(completion) is not None
-        is_correct = strict_verdicts(rewards)[0] and not has_special_token
+        is_correct = strict_verdicts(rewards)[0] and finished and not has_special_token
         if not is_correct and attempt < self.num_attempts:
             return False
         row = {
@@ -215,11 +217,11 @@ def sample_local_model(config, gold, model, tokenizer):
                 stop_strings=gold.prompt.stop_strings,
                 max_concurrent_sequences=config.concurrency,
             )
-            completions = [text.rstrip() for text in rollout.texts]
+            finished = rollout.finished.tolist()
             batch = [
                 problem
-                for problem, completion in zip(batch, completions, strict=True)
-                if not gold.record(problem, completion, attempt)
+                for problem, text, has_end in zip(batch, rollout.texts, finished, strict=True)
+                if not gold.record(problem, text.rstrip(), attempt, has_end)
             ]
             if not batch:
                 break

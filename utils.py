@@ -369,13 +369,16 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def isolated_seed(seed: int) -> Iterator[None]:
-    """Seed torch inside the block, and restore its random state after it.
+    """Seed every generator inside the block, and restore their states after it.
 
     Evaluation uses it, so that it does not change what is sampled in training.
     """
-    with torch.random.fork_rng(devices=distributed.process_gpus()):
-        torch.manual_seed(distributed.process_seed(seed))
+    state = distributed.get_rng_state()
+    seed_everything(seed)
+    try:
         yield
+    finally:
+        distributed.set_rng_state(state)
 
 
 def autocast(device: str | torch.device) -> AbstractContextManager:

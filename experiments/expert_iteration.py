@@ -54,20 +54,19 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         examples = repeat_each(questions, config.group_size)
         rewards = completions.reward(run.evaluator, examples, rollout.texts)
         is_correct = completions.strict_verdicts(rewards)
-        correct_examples = [
-            {"prompt": example["prompt"], "completion": text}
-            for example, text, keep in zip(examples, rollout.texts, is_correct, strict=True)
-            if keep
-        ]
-        num_correct = len(correct_examples)
+        correct_examples = []
+        for row, example in enumerate(examples):
+            if is_correct[row] and rollout.finished[row]:  # a completion that was cut has no end
+                completion = rollout.texts[row]
+                correct_examples.append({"prompt": example["prompt"], "completion": completion})
         print(
-            f"expert iteration {ei_step} of {run.num_iterations}: {num_correct} of {len(examples)}"
-            " completions are right and kept"
+            f"expert iteration {ei_step} of {run.num_iterations}: {len(correct_examples)} of"
+            f" {len(examples)} completions are right and kept"
         )
         records = make_records(run.evaluator, examples, rollout, rewards)
         write_logs.write_transcript(config, "rollouts", ei_step, records)
 
-        accuracy = num_correct / len(examples)
+        accuracy = sum(is_correct) / len(examples)
         # The mean of -log p over sampled tokens is an unbiased estimate of their mean entropy.
         logps_of_tokens = rollout.sampled_logps[rollout.completion_mask.bool()]
         sample_entropy = -logps_of_tokens.mean().item()
@@ -79,7 +78,7 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         run.finish_iteration(num_tokens=int(rollout.lengths.sum()), num_steps=len(log))
         for row in log:
             row["ei_step"] = ei_step
-            row["kept"] = num_correct
+            row["kept"] = len(correct_examples)
             row["accuracy"] = accuracy  # of the sampled completions
             row["sample_entropy"] = sample_entropy
             row["total_tokens"] = run.total_tokens

@@ -428,9 +428,9 @@ def test_a_reward_that_takes_no_columns_is_told_to(reward_file):
     [
         ("gsm9k", "gsm9k is not known; use one of gsm8k, math, creative"),
         ("nowhere.py:reward", "there is no file nowhere.py"),
-        ("{}:number", "must be a function, a dict of functions and their weights"),
-        ("{}:absent", "must be a function, a dict of functions and their weights"),
-        ("{}:bad_weight", "must be a function, a dict of functions and their weights"),
+        ("{}:number", "must be a function, a list of functions, or a dict of functions"),
+        ("{}:absent", "there is no absent in"),
+        ("{}:bad_weight", "must be a function, a list of functions, or a dict of functions"),
         ("{}:instance", "a subclass of RewardEvaluator (not an instance)"),
         ("an instance", "a subclass of RewardEvaluator (not an instance)"),
         ("{}:NoContext", "end its arguments with **context"),

@@ -187,7 +187,10 @@ MISTAKES_IN_FLAGS = [
     ),
     mistake("generate_gold", "--from_reference --prompt r1_zero", "r1_zero", "--evaluator math"),
     mistake(
-        "generate_gold", "--from_reference --num_problems 0", "--num_problems", "more than 0, not 0"
+        "generate_gold",
+        "--from_reference --num_problems 0",
+        "--num_problems",
+        "more than 0 and finite, not 0",
     ),
     mistake("generate_gold", "--from_reference --timeout nan", "--timeout", "more than 0", "nan"),
     mistake("plotter", "run --x price", "--x", "'price'"),

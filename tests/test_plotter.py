@@ -361,7 +361,7 @@ def test_the_list_has_a_line_for_each_run(tmp_path, capsys):
     ]
     assert not (tmp_path / "done/lock").exists()
     assert plotter.main(["--list", str(tmp_path / "done/absent")]) == 2
-    assert "no run in this folder" in capsys.readouterr().err
+    assert "there is no such directory" in capsys.readouterr().err
 
 
 # ---- chosen metrics and groups of runs

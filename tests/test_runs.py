@@ -12,6 +12,7 @@ import signal
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import tqdm
@@ -32,6 +33,7 @@ import evaluator
 import main
 import sft
 import signals
+import utils
 from config import GRPOConfig, parse
 from logs import jsonl
 from sampling import generation
@@ -66,7 +68,7 @@ def command(model_folder, gold_file):
         max_completion_length=300,
     )
     expert_iteration_flags = common | dict(
-        num_questions=4, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=6
+        num_questions=4, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=60
     )
 
     def flags_of(program, output_dir, **flags):
@@ -744,3 +746,18 @@ def test_random_numbers_of_the_gpu_in_use_go_on_on_a_machine_with_fewer(monkeypa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     distributed.resume_rng_state([saved_state], new_seed=1)
     assert restored_states == [("state of GPU 0", 0)]
+
+
+def test_every_generator_goes_on_where_its_state_was_kept():
+    """A reward that draws from `random` or NumPy gave other rewards after --resume."""
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    utils.seed_everything(5)
+    saved_state = distributed.get_rng_state()
+    with utils.isolated_seed(7):
+        numbers_of_an_evaluation = draw()
+    numbers = draw()
+    distributed.resume_rng_state([saved_state], new_seed=1)
+    assert draw() == numbers != numbers_of_an_evaluation
