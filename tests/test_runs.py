@@ -68,7 +68,7 @@ def command(model_folder, gold_file):
         max_completion_length=300,
     )
     expert_iteration_flags = common | dict(
-        num_questions=4, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=60
+        num_questions=12, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=30
     )
 
     def flags_of(program, output_dir, **flags):
