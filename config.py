@@ -719,7 +719,7 @@ class ArgumentParser(argparse.ArgumentParser):
         for word in sys.argv[1:] if args is None else args:
             if word.startswith("@") and not Path(word[1:]).is_file():
                 self.error(
-                    f"{word}: there is no such file; recipes are files as @recipes/dapo.args"
+                    f"{word}: there is no such file; a recipe is one, such as @recipes/dapo.args"
                 )
         return super().parse_known_args(args, namespace)
 

@@ -18,13 +18,13 @@ sys.path.insert(2, folder)
 
 # It replaces functions of torch.cuda, so it comes before anything of the project.
 import pretend  # noqa: E402
-import torch  # noqa: E402
+from torch.library import Library  # noqa: E402
 
 from training.timer import StageTimer  # noqa: E402
 
 # The CPU, whose kernels compute here, has no product of bfloat16 with float32 results.
-library = torch.library.Library("aten", "IMPL")
-library.impl("mm.dtype", lambda a, b, dtype: a.to(dtype) @ b.to(dtype), "CUDA")
+products = Library("aten", "IMPL")
+products.impl("mm.dtype", lambda a, b, dtype: a.to(dtype) @ b.to(dtype), "CUDA")
 
 time_stage = StageTimer.__call__
 
