@@ -104,9 +104,10 @@ def measure(evaluator, prompts, stories, group_size, seed=0) -> dict:
     return report
 
 
-def auc(better, worse) -> float:
+def auc(better, worse, axis=-1):
     """Return P(a random one of `better` exceeds a random one of `worse`); ties count half."""
-    return stats.mannwhitneyu(better, worse).statistic / (len(better) * len(worse))
+    num_pairs = better.shape[axis] * worse.shape[axis]
+    return stats.mannwhitneyu(better, worse, axis=axis).statistic / num_pairs
 
 
 def compare(story_scores, copy_scores) -> dict:
@@ -126,7 +127,6 @@ def compare(story_scores, copy_scores) -> dict:
     low, high = stats.bootstrap(
         (story_scores, copy_scores),
         auc,
-        vectorized=False,
         n_resamples=1000,
         method="percentile",
         rng=0,
