@@ -203,7 +203,7 @@ def test_the_axis_says_what_the_steps_of_these_runs_count(tmp_path, draw):
     (without_args / "args.json").unlink()
     for path in (just_begun, expert_iteration, without_args):
         assert draw(path)[0].axes[0].get_xlabel() == "update"
-        assert draw(path, grpo)[0].axes[0].get_xlabel() == "iteration or update"
+    assert draw(just_begun, grpo)[0].axes[0].get_xlabel() == "iteration or update"
     assert draw(grpo)[0].axes[0].get_xlabel() == "iteration"
 
 

@@ -320,8 +320,6 @@ def run_and_send_twice(flags, first, second):
     ("first", "second", "exitcode"),
     [
         (signal.SIGINT, signal.SIGINT, -signal.SIGINT),
-        (signal.SIGTERM, signal.SIGINT, -signal.SIGINT),
-        (signal.SIGHUP, signal.SIGHUP, 128 + signal.SIGHUP),
         (signal.SIGHUP, signal.SIGTERM, 128 + signal.SIGHUP),
     ],
 )
