@@ -258,10 +258,22 @@ class Waiting(LettersEvaluator):
         pytest.param("sft", sft, "accumulate_gradient", 3, 3, id="sft: loss"),
         pytest.param("sft", generation, "generate", 2, 3, id="sft: evaluation"),
         pytest.param(
-            "expert iteration", generation, "generate", 4, 2, id="expert iteration: sampling"
+            "expert iteration",
+            generation,
+            "generate",
+            4,
+            2,
+            id="expert iteration: sampling",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            "expert iteration", sft, "accumulate_gradient", 2, 1, id="expert iteration: fine-tuning"
+            "expert iteration",
+            sft,
+            "accumulate_gradient",
+            2,
+            1,
+            id="expert iteration: fine-tuning",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -316,6 +328,7 @@ def run_and_send_twice(flags, first, second):
         return main.main(flags)
 
 
+@pytest.mark.slow  # it starts a process
 @pytest.mark.parametrize(
     ("first", "second", "exitcode"),
     [
@@ -338,6 +351,7 @@ def test_a_second_signal_ends_at_once_unless_a_terminal_closes(
     assert_same_run(tmp_path / "run", whole_run)
 
 
+@pytest.mark.slow  # it starts a process
 def test_a_closed_pipe_is_a_signal_like_others(whole_run, model_folder, tmp_path):
     """`main.py ... | head -5` lost all iterations since the last checkpoint."""
     flags = run_flags(model_folder, tmp_path / "run")
@@ -364,7 +378,10 @@ def run_with_closed_pipe(flags):
 
 @pytest.mark.parametrize(
     ("program", "shorter"),
-    [("main", {"num_train_iters": 2}), ("expert iteration", {"n_ei_steps": 1})],
+    [
+        ("main", {"num_train_iters": 2}),
+        pytest.param("expert iteration", {"n_ei_steps": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_finished_run_is_extended_as_if_it_had_been_longer(
     program, shorter, command, undisturbed, tmp_path
