@@ -1,0 +1,29 @@
+# The commands of the study. README.md of this folder says what each row asks, and where the model and the problems come
+# from: they lie in output/smollm2 and output/svamp.
+#
+#     bash experiments/real/study.sh start      # the runs of one row
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+REAL=output/real
+DATA="--dataset_name gsm8k --dataset_path output/svamp --max_completion_length 96"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+two_at_a_time() { xargs -P 2 -I COMMAND bash -c COMMAND; }
+
+# R1: SFT on 32, 128 and 512 solutions, then accuracy on validation, greedy and of eight samples.
+start() {
+    python generate_gold.py --from_reference $DATA --output $REAL/solutions.jsonl
+    for examples in 32 128 512; do
+        for seed in 0 1; do
+            run=$REAL/sft${examples}_seed$seed
+            evaluate="python main.py --eval_only --model_name $run/final $DATA --eval_split validation"
+            echo "python sft.py --model_name output/smollm2 --train_file $REAL/solutions.jsonl $DATA" \
+                "--num_examples $examples --epochs 2 --train_batch_size 16 --learning_rate 3e-5 --warmup_steps 3" \
+                "--eval_split validation --eval_size 32 --seed $seed --output_dir $run > $run.log 2>&1" \
+                "&& $evaluate --eval_size 300 --output_dir ${run}_greedy > $run.log 2>&1" \
+                "&& $evaluate --eval_size 100 --eval_samples 8 --output_dir ${run}_sampled > $run.log 2>&1"
+        done
+    done | two_at_a_time
+}
+
+"$@"
