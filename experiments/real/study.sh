@@ -16,12 +16,13 @@ start() {
     for examples in 32 128 512; do
         for seed in 0 1; do
             run=$REAL/sft${examples}_seed$seed
-            evaluate="python main.py --eval_only --model_name $run/final $DATA --eval_split validation"
+            checkpoint=$run/checkpoints/$(printf step_%06d $((examples / 8)))  # two epochs of batches of 16
+            evaluate="python main.py --eval_only --model_name $checkpoint $DATA --eval_split validation"
             echo "python sft.py --model_name output/smollm2 --train_file $REAL/solutions.jsonl $DATA" \
                 "--num_examples $examples --epochs 2 --train_batch_size 16 --learning_rate 3e-5 --warmup_steps 3" \
                 "--eval_split validation --eval_size 32 --seed $seed --output_dir $run > $run.log 2>&1" \
-                "&& $evaluate --eval_size 300 --output_dir ${run}_greedy > $run.log 2>&1" \
-                "&& $evaluate --eval_size 100 --eval_samples 8 --output_dir ${run}_sampled > $run.log 2>&1"
+                "&& $evaluate --eval_size 300 --output_dir ${run}_greedy >> $run.log 2>&1" \
+                "&& $evaluate --eval_size 100 --eval_samples 8 --output_dir ${run}_sampled >> $run.log 2>&1"
         done
     done | two_at_a_time
 }
