@@ -1,0 +1,221 @@
+r"""Does the code sample from and train a real model exactly? It is compared with others' code.
+
+    python experiments/real/checks.py --model_name output/start --reference output/smollm2 \
+        --dataset_path output/svamp --trl_python ~/trl/bin/python --output checks.json
+
+Eight completions are sampled for each of eight validation problems. Their log-probs, the loss and
+its gradient, and greedy answers are compared with those of transformers and of TRL's trainer, which
+needs an environment of its own (trl_loss.py). Each number is written to the output.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers import PreTrainedModel  # noqa: E402
+
+import llms  # noqa: E402
+import main  # noqa: E402
+from rl_datasets import get_dataloaders  # noqa: E402
+from sampling.generation import generate  # noqa: E402
+from sampling.rollout import Rollout, compute_rollout_logps  # noqa: E402
+
+NUM_PROMPTS = 8
+GROUP_SIZE = 8
+MAX_COMPLETION_LENGTH = 96
+# The settings of the loss, for both sides.
+BETA = 0.04
+CLIPRANGE = 0.2
+
+
+def plain_logps(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+    """(B, C): the log-probs of the completions, by one pass of the model over the padded rows."""
+    ids = rollout.prompt_completion_ids
+    mask = rollout.attention_mask
+    C = rollout.completion_ids.shape[1]
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        outputs = model(
+            input_ids=ids, attention_mask=mask, position_ids=position_ids, logits_to_keep=C + 1
+        )
+    logps = outputs.logits[:, :-1].log_softmax(-1)
+    return logps.gather(2, rollout.completion_ids.unsqueeze(2)).squeeze(2)
+
+
+def largest_difference(first: Tensor, second: Tensor, mask: Tensor) -> float:
+    return (first - second)[mask.bool()].abs().max().item()
+
+
+def our_loss(
+    model: PreTrainedModel, rollout: Rollout, batch: dict[str, Tensor]
+) -> tuple[float, dict[str, Tensor]]:
+    """The loss of main.py with TRL's settings, and the gradient of each weight by its name."""
+    model.zero_grad()
+    loss, _ = main.compute_loss(
+        model,
+        None,
+        rollout.prompt_completion_ids,
+        rollout.completion_ids,
+        rollout.attention_mask,
+        rollout.completion_mask,
+        batch["advantages"],
+        main.LossConfig(beta=BETA, cliprange=CLIPRANGE),
+        group_size=GROUP_SIZE,
+        old_per_token_logps=batch["old_per_token_logps"],
+        ref_per_token_logps=batch["ref_per_token_logps"],
+    )
+    loss.backward()
+    return loss.item(), {name: weight.grad for name, weight in model.named_parameters()}
+
+
+def trl_loss(
+    python: str, model_name: str, batch: dict[str, Tensor]
+) -> tuple[str, float, dict[str, Tensor]]:
+    """TRL's version, and its loss and gradients of the same batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        batch_path = Path(folder) / "batch.safetensors"
+        gradient_path = Path(folder) / "gradient.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in batch.items()}, batch_path)
+        command = [python, HERE / "trl_loss.py", model_name, batch_path, gradient_path]
+        run = subprocess.run(
+            [*map(str, command), str(BETA), str(CLIPRANGE)], capture_output=True, text=True
+        )
+        if run.returncode:
+            raise RuntimeError(f"trl_loss.py failed: {run.stderr[-2000:]}")
+        result = json.loads(run.stdout.splitlines()[-1])
+        return result["version"], result["loss"], load_file(gradient_path)
+
+
+def relative_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The 2-norm of the difference of two gradients, divided by that of the first."""
+    assert first.keys() == second.keys()
+    difference = sum((first[name] - second[name]).double().square().sum() for name in first)
+    norm = sum(gradient.double().square().sum() for gradient in first.values())
+    return (difference / norm).sqrt().item()
+
+
+def greedy_ids(model: PreTrainedModel, tokenizer, prompts: list[str]) -> list[list[int]]:
+    """Greedy answers by transformers' generate, one prompt at a time, without padding."""
+    answers = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=MAX_COMPLETION_LENGTH,
+        )
+        answers.append(output[0, ids.shape[1] :].tolist())
+    return answers
+
+
+def check(args) -> dict:
+    torch.manual_seed(0)
+    model, tokenizer = llms.get_llm_tokenizer(args.model_name, "cpu")
+    reference, _ = llms.get_llm_tokenizer(args.reference, "cpu")
+    _, loader = get_dataloaders(
+        "gsm8k", tokenizer, dataset_path=args.dataset_path, eval_split="validation", eval_size=64
+    )
+    prompts = [example["prompt"] for example in loader.examples]
+    stop_strings = loader.prompt.stop_strings
+
+    rollout = generate(
+        model,
+        tokenizer,
+        prompts[:NUM_PROMPTS],
+        num_samples=GROUP_SIZE,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        stop_strings=stop_strings,
+    )
+    mask = rollout.completion_mask
+    logps = compute_rollout_logps(
+        model, rollout, group_size=GROUP_SIZE, temperature=1.0, micro_batch_tokens=4096
+    )
+    plain = plain_logps(model, rollout)
+
+    batch = {
+        "prompt_ids": rollout.prompt_ids,
+        "prompt_mask": rollout.prompt_mask,
+        "completion_ids": rollout.completion_ids,
+        "completion_mask": rollout.completion_mask,
+        "advantages": torch.randn(NUM_PROMPTS * GROUP_SIZE),
+        # As if the policy had moved since it sampled, so that some tokens are clipped.
+        "old_per_token_logps": plain + 0.2 * torch.randn(plain.shape),
+        "ref_per_token_logps": plain_logps(reference, rollout),
+    }
+    loss, gradient = our_loss(model, rollout, batch)
+    trl_version, loss_of_trl, gradient_of_trl = trl_loss(args.trl_python, args.model_name, batch)
+
+    greedy = generate(
+        model,
+        tokenizer,
+        prompts,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        temperature=0,
+        stop_strings=stop_strings,
+    )
+    lengths = greedy.lengths.tolist()
+    ours = [
+        ids[:length] for ids, length in zip(greedy.completion_ids.tolist(), lengths, strict=True)
+    ]
+    theirs = greedy_ids(model, tokenizer, prompts)
+    # generate knows no stop strings here, and may write on where ours has ended.
+    equal = [own == other[: len(own)] for own, other in zip(ours, theirs, strict=True)]
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        reloaded, _ = llms.get_llm_tokenizer(folder, "cpu")
+    weights_of_reloaded = dict(reloaded.named_parameters())
+    return {
+        "model": args.model_name,
+        "completions": len(mask),
+        "completion tokens": int(mask.sum()),
+        "log-probs of the sampler beside a plain pass, largest difference in nats": (
+            largest_difference(rollout.sampled_logps, plain, mask)
+        ),
+        "log-probs of the loss beside a plain pass, largest difference in nats": (
+            largest_difference(logps, plain, mask)
+        ),
+        "TRL": trl_version,
+        "loss": loss,
+        "loss of TRL": loss_of_trl,
+        "gradient beside TRL's, relative difference": relative_difference(
+            gradient_of_trl, gradient
+        ),
+        "greedy answers": len(equal),
+        "greedy answers equal to generate's, token for token": sum(equal),
+        "weights equal after saving and loading": all(
+            torch.equal(weight, weights_of_reloaded[name])
+            for name, weight in model.named_parameters()
+        ),
+    }
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description="Compare log-probs, loss, gradient and answers with transformers and TRL."
+    )
+    parser.add_argument("--model_name", required=True, help="the model that is checked")
+    parser.add_argument("--reference", required=True, help="the reference of the KL")
+    parser.add_argument("--dataset_path", required=True, help="folder with validation problems")
+    parser.add_argument("--trl_python", required=True, help="Python of an environment with trl")
+    parser.add_argument("--output", type=Path, required=True, help="the .json that is written")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    result = check(args)
+    args.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    for name, value in result.items():
+        print(f"{name}: {value}")
