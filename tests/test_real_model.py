@@ -25,9 +25,15 @@ def real_model():
 
 
 def test_real_model_trains_and_resumes_exactly(real_model, tmp_path):
+    # The model would answer no problem in this format, and equal rewards teach nothing.
+    (tmp_path / "reward.py").write_text(
+        "def num_letters(completions, answers, **columns):\n"
+        "    return [sum(map(str.isalpha, text)) / 100 for text in completions]\n"
+    )
     flags = as_flags(
         model_name=real_model,
         dataset_name="arithmetic",
+        evaluator=f"{tmp_path / 'reward.py'}:num_letters",
         device="cpu",
         num_train_iters=2,
         rollout_batch_size=8,
@@ -42,7 +48,7 @@ def test_real_model_trains_and_resumes_exactly(real_model, tmp_path):
     assert whole.returncode == 0, whole.stderr[-2000:]
     rows = jsonl.read(tmp_path / "whole" / "train_log.jsonl")
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
-    assert all(row["sampling_logp_gap"] < 1e-4 for row in rows)
+    assert all(row["sampling_logp_gap"] < 1e-4 and row["grad_norm"] > 0.1 for row in rows)
 
     halves = tmp_path / "halves"
     first = run_script("main.py", *flags, *as_flags(num_train_iters=1, output_dir=halves))
