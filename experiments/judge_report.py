@@ -4,7 +4,8 @@
 
 The number is that of the opening lines; main.py's flags follow. --model_name writes a group of
 stories for each line, as in training. The judge scores them, and four damaged copies of each. The
-report is printed, and kept in judge_report.json of --output_dir.
+report is printed, and kept in judge_report.json of --output_dir; judge_pairs.jsonl there has each
+story beside its copies, to be read.
 """
 
 import math
@@ -60,8 +61,11 @@ DAMAGES = {
 }
 
 
-def measure(evaluator, prompts, stories, group_size, seed=0) -> dict:
-    """Return the report on a judge, measured on stories of which group_size share a prompt each.
+def measure(evaluator, prompts, stories, group_size, seed=0) -> tuple[dict, list[dict]]:
+    """Return the report on a judge, and the pairs that it rests on.
+
+    group_size consecutive stories share a prompt. A pair is a story, a damaged copy of it, and
+    their scores.
 
     Texts below the floor are left out, since a judge never sees them.
 
@@ -94,6 +98,7 @@ def measure(evaluator, prompts, stories, group_size, seed=0) -> dict:
         "spread": spread_within_groups(all_scores.tolist(), group_size),
         "length_correlation": correlations.loc["score", "length"],
     }
+    pairs = []
     rng = random.Random(f"damage/{seed}")
     for name, damage in DAMAGES.items():
         copies = [damage(story, rng) for story in shown_stories]
@@ -101,7 +106,18 @@ def measure(evaluator, prompts, stories, group_size, seed=0) -> dict:
         is_damaged = [c.split() != s.split() for c, s in zip(copies, shown_stories, strict=True)]
         usable = np.array(is_damaged) & ~np.isnan(scores + copy_scores)
         report[name] = compare(scores[usable], copy_scores[usable])
-    return report
+        for i in usable.nonzero()[0]:
+            pairs.append(
+                {
+                    "prompt": prompts[i],
+                    "damage": name,
+                    "story": shown_stories[i],
+                    "score": scores[i],
+                    "copy": copies[i],
+                    "copy_score": copy_scores[i],
+                }
+            )
+    return report, pairs
 
 
 def auc(better, worse, axis=-1):
@@ -156,11 +172,12 @@ def run(argv=None):
         questions = [example["question"] for example in examples]
         prompts = utils.repeat_each(questions, config.group_size)
         config.output_dir.mkdir(parents=True, exist_ok=True)
-        report = measure(
+        report, pairs = measure(
             training_run.evaluator, prompts, rollout.texts, config.group_size, config.seed
         )
         print(jsonl.dumps(report, indent=2))
         jsonl.write_json(config.output_dir / "judge_report.json", report)
+        jsonl.write(config.output_dir / "judge_pairs.jsonl", pairs)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -653,14 +653,18 @@ def test_damages(name):
 def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
     scores = {row: 3 + i / 10 for i, row in enumerate(rows)}
-    reads = judge_report.measure(creative(lambda story: scores.get(story, 1)), [LINE] * 12, rows, 4)
+    reads, pairs = judge_report.measure(
+        creative(lambda story: scores.get(story, 1)), [LINE] * 12, rows, 4
+    )
     assert reads["stories"] == 12
     assert reads["missing"] == reads["below_floor"] == 0
     assert reads["spread"] == pytest.approx(torch.tensor([3.0, 3.1, 3.2, 3.3]).std().item())
     for name in judge_report.DAMAGES:
         assert reads[name] == {"n": 12, "higher": 1, "auc": 1, "low": 1, "high": 1}
+    assert len(pairs) == 4 * 12
+    assert all(pair["score"] == scores[pair["story"]] > pair["copy_score"] for pair in pairs)
     longer = [row + " x" * i for i, row in enumerate(rows)]
-    counts = judge_report.measure(
+    counts, _ = judge_report.measure(
         creative(lambda story: len(story.split())), [LINE] * 12, longer, 4
     )
     assert counts["length_correlation"] == pytest.approx(1)
@@ -677,7 +681,7 @@ def test_a_judge_that_hears_damage_only_beside_the_story_itself():
         is_copy = story not in rows
         return 10 * int(number[0]) - is_copy if number else 0
 
-    report = judge_report.measure(creative(score), [LINE] * 12, rows, 4)
+    report, _ = judge_report.measure(creative(score), [LINE] * 12, rows, 4)
     for name in ("shuffled words", "shuffled sentences"):
         assert report[name]["higher"] == 1
         area = 12 * 13 / 2 / 12**2  # pairs of a story i and the copy of a story j <= i
@@ -688,7 +692,7 @@ def test_a_judge_that_hears_damage_only_beside_the_story_itself():
 def test_texts_that_no_judge_sees_and_missing_scores_are_left_out_of_the_report():
     """The judge gives no score to the second story, whose copies count nowhere."""
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(3)] + ["Too short."]
-    report = judge_report.measure(
+    report, _ = judge_report.measure(
         creative(lambda story: math.nan if "number 1" in story else len(story)), [LINE] * 4, rows, 2
     )
     assert (report["stories"], report["below_floor"], report["missing"]) == (4, 1, 1)
@@ -699,7 +703,7 @@ def test_texts_that_no_judge_sees_and_missing_scores_are_left_out_of_the_report(
 def test_equal_scores_have_no_correlation_with_length(recwarn):
     """A warning of scipy stood before the report."""
     rows = [f"{LONG} And number {i} was the last of them all." for i in range(4)]
-    report = judge_report.measure(creative(lambda story: 3), [LINE] * 4, rows, 2)
+    report, _ = judge_report.measure(creative(lambda story: 3), [LINE] * 4, rows, 2)
     assert math.isnan(report["length_correlation"])
     assert not recwarn.list
 
