@@ -522,7 +522,7 @@ def draw_carries_over() -> Figure:
     fig = Figure(figsize=(9.5, 10), layout="constrained")
     ax = fig.subplots()
     bands = {
-        "step 50 or 100": (spread_of_two_runs(runs, 100), "0.94"),
+        "step 50": (spread_of_two_runs(runs, 50), "0.94"),
         "step 200": (spread_of_two_runs(runs, 200), "0.87"),
     }
     for width, color in bands.values():
