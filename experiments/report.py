@@ -391,16 +391,23 @@ def robustness_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
+NOISE_OF = {
+    "step_class > 0": "all",
+    "start_earns == 1": "start earns reward",
+    "start_earns == 0": "start earns next to none",
+    "equal_seed == 1": "one seed",
+    "equal_seed == 0": "different seeds",
+}
+
+
 def noise_table(runs: pd.DataFrame) -> str:
-    header = ["start", "step", "sets, runs, sources", "collapsed", "late", "within 2 points"]
+    header = ["runs", "step", "sets, runs, sources", "collapsed", "late", "within 2 points"]
     header += ["sd of all", "without collapsed", "and without late", "two single runs"]
     header += ["seeds for 10", "for 5", "for 2 points"]
     rows = []
-    for start, name in (("start_earns >= 0", "any"), ("start_earns == 1", "earns reward")) + (
-        ("start_earns == 0", "earns next to none"),
-    ):
+    for which, name in NOISE_OF.items():
         for step in (50, 100, 200):
-            noise = measure_noise(equal_runs(runs, f"{start} and step_class == {step}"))
+            noise = measure_noise(equal_runs(runs, f"{which} and step_class == {step}"))
             rows.append(
                 [
                     name,
@@ -419,14 +426,14 @@ def noise_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-# The runs of OLMo-2-1B, which alone was run often enough: by what, and how many of them ended.
+# One update for each batch at a rate of up to 1e-5, unless the name says otherwise.
 COLLAPSES = {
-    "start earns reward (three worked examples)": "start_earns == 1",
-    "start earns next to none": "start_earns == 0 and updates != 32 and learning_rate <= 1e-5"
-    " and not a.str.startswith('question_only')",
-    "and `question_only`": "start_earns == 0 and a.str.startswith('question_only')",
-    "and a rate of 2e-5 or 3e-5": "start_earns == 0 and learning_rate > 1e-5",
-    "and 32 updates for each batch": "start_earns == 0 and updates == 32",
+    "`r1_zero` with three worked examples, which earns reward": "start_earns == 1",
+    "`r1_zero`, which earns next to none": "start_earns == 0 and updates != 32"
+    " and learning_rate <= 1e-5 and not a.str.startswith('question_only')",
+    "`question_only`": "start_earns == 0 and a.str.startswith('question_only')",
+    "`r1_zero`, a rate of 2e-5 or 3e-5": "start_earns == 0 and learning_rate > 1e-5",
+    "`r1_zero`, 32 updates for each batch": "start_earns == 0 and updates == 32",
 }
 
 
