@@ -1,9 +1,9 @@
-"""experiments/report.py: what public runs say together, by hand, and that their page says it."""
+"""What public runs say together, by hand, and that their page says it."""
 
 import pandas as pd
 import pytest
 
-from experiments import report
+from experiments import public_runs, report
 
 
 def pair(source, a, b, **columns):
@@ -22,11 +22,11 @@ PAIRS = pd.DataFrame(
         pair("D", [0.9], [0.1], quality="weak"),
     ]
 )
-QUESTION = report.Question("a - b", "question == 'x'")
+QUESTION = public_runs.Question("a - b", "question == 'x'")
 
 
 def test_pairs_of_a_source_are_averaged_first():
-    pooled = report.pool(PAIRS, QUESTION)
+    pooled = public_runs.pool(PAIRS, QUESTION)
     assert pooled.differences.to_dict() == pytest.approx({"A": -15, "B": 5, "C": -40})
     assert pooled.median == pytest.approx(-15)
     assert pooled.without_collapsed.to_dict() == pytest.approx({"A": -15, "B": 35})
@@ -34,17 +34,17 @@ def test_pairs_of_a_source_are_averaged_first():
 
 
 def test_a_run_that_serves_two_pairs_is_counted_once():
-    pooled = report.pool(PAIRS, QUESTION)
+    pooled = public_runs.pool(PAIRS, QUESTION)
     assert pooled.collapsed_a == (2, 2 + 2 + 1)
     assert pooled.collapsed_b == (0, 2 + 1 + 1)
 
 
 def test_the_interval_of_a_median():
     """Of six values all lie on one side of the median in 2 of 64 cases, of five in 2 of 32."""
-    assert report.interval_of_median(pd.Series(range(5))) is None
-    assert report.interval_of_median(pd.Series([3, 1, 2, 6, 5, 4])) == (1, 6)
+    assert public_runs.interval_of_median(pd.Series(range(5))) is None
+    assert public_runs.interval_of_median(pd.Series([3, 1, 2, 6, 5, 4])) == (1, 6)
     # One value of nine is left out at each end: (1 + 9) / 512 on each side.
-    assert report.interval_of_median(pd.Series(range(9))) == (1, 7)
+    assert public_runs.interval_of_median(pd.Series(range(9))) == (1, 7)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_interval_of_a_median():
 )
 def test_the_verdict(differences, toy, verdict):
     pairs = [pair(f"{i}", [difference / 100], [0.0]) for i, difference in enumerate(differences)]
-    assert report.carries_over(report.pool(pd.DataFrame(pairs), QUESTION), toy) == verdict
+    assert public_runs.carries_over(public_runs.pool(pd.DataFrame(pairs), QUESTION), toy) == verdict
 
 
 def test_noise_by_hand():
@@ -72,7 +72,7 @@ def test_noise_by_hand():
         pair("A", [0.40, 0.44, 0.10, 0.0], [], collapsed_a=1, **columns),
         pair("B", [0.50, 0.50, 0.56], [], **columns),
     ]
-    noise = report.measure_noise(pd.DataFrame(sets))
+    noise = public_runs.measure_noise(pd.DataFrame(sets))
     assert (noise.num_runs, noise.num_collapsed, noise.num_late) == (7, 1, 1)
     assert noise.sd == pytest.approx(((8 + 24) / 3) ** 0.5)
     assert noise.within_two == pytest.approx(4 / 7)
@@ -80,8 +80,8 @@ def test_noise_by_hand():
 
 def test_seeds():
     """Sample sizes of textbooks: a difference of one standard deviation needs 17 of each arm."""
-    assert report.seeds_for(1, 1) == 17
-    assert report.seeds_for(0.5, 1) == 64
+    assert public_runs.seeds_for(1, 1) == 17
+    assert public_runs.seeds_for(0.5, 1) == 64
 
 
 def test_the_pages_are_what_the_data_give(capsys):

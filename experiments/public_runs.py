@@ -1,0 +1,613 @@
+"""What other people measured on real models: their numbers pooled, as tables and a figure.
+
+experiments/public/README.md says what each table shows. experiments/report.py writes them.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from scipy import stats
+
+import plotter
+from logs import markdown
+
+PUBLIC_RUNS = Path(__file__).resolve().parent / "public" / "runs.jsonl"
+CHANGE_THAT_MATTERS = 5  # points: two methods whose intervals lie within this are called equal
+
+
+@dataclass(frozen=True)
+class Question:
+    """A comparison of two settings, whose difference is a - b in points of accuracy.
+
+    Args:
+        text: "a - b".
+        rows: which comparisons of runs.jsonl answer it, as a query of pandas.
+        toy: mean and interval of the same difference in our toy world, from choices/README.md and
+            comparisons.md.
+        real_model: mean and interval with the model of 135 million parameters.
+        remark: what the table adds to the verdict on accuracy.
+    """
+
+    text: str
+    rows: str
+    toy: tuple[float, float, float] | None = None
+    real_model: tuple[float, float, float] | None = None
+    remark: str = ""
+
+
+# All eight runs of ours without the clip or without a ratio ended well.
+CLIP_REMARK = "; by collapses: no"
+QUESTIONS = (
+    Question(
+        "raw rewards - group mean subtracted", "question == 'baseline'", (-25.1, -30.6, -19.6)
+    ),
+    Question("not divided by the std - divided", "question == 'std'", (1.1, -2.5, 4.6)),
+    Question("fixed length - own length", "question == 'length'", (2.4, -1.9, 6.6)),
+    Question("mean over all tokens - own length", "question == 'token mean'", (2.0, -2.5, 6.5)),
+    Question("Dr. GRPO - GRPO", "question == 'Dr. GRPO'", (4.9, 1.7, 8.2)),
+    Question("MaxRL - GRPO", "question == 'MaxRL'"),
+    Question(
+        "2 to 4 updates - one, to step 79",
+        "question == 'updates' and 2 <= updates <= 4 and step < 80",
+        (5.0, 2.1, 7.9),
+    ),
+    Question(
+        "2 to 4 updates - one, later",
+        "question == 'updates' and 2 <= updates <= 4 and step >= 80",
+    ),
+    Question("6 to 8 updates - one", "question == 'updates' and 6 <= updates <= 8"),
+    Question(
+        "12 to 16 updates - one",
+        "question == 'updates' and 12 <= updates <= 16",
+        (-2.7, -7.3, 1.8),
+    ),
+    Question("24 to 48 updates - one", "question == 'updates' and updates >= 24"),
+    Question("no clip - clip, one update (equal gradients)", "question == 'clip' and updates == 1"),
+    Question(
+        "no clip - clip, 2 to 6 updates",
+        "question == 'clip' and a == 'no clip' and 2 <= updates <= 6",
+    ),
+    Question(
+        "no clip - clip, 32 updates",
+        "question == 'clip' and a == 'no clip' and updates == 32",
+        (6.7, 1.4, 12.0),
+        remark=CLIP_REMARK,
+    ),
+    Question(
+        "no ratio - clip, 32 updates",
+        "question == 'clip' and a == 'no ratio' and updates == 32",
+        (6.6, 1.3, 11.9),
+        remark=CLIP_REMARK,
+    ),
+    Question("GSPO - clip, 32 updates", "question == 'GSPO'", (0.6, -4.8, 6.0)),
+    Question(
+        "question_only - r1_zero, before training (Qwen)",
+        "question == 'prompt before training' and family == 'Qwen2.5-Math-1.5B'",
+    ),
+    Question(
+        "question_only - r1_zero, trained (Qwen)",
+        "question == 'prompt' and family == 'Qwen2.5-Math-1.5B'",
+        (1.3, -1.2, 3.8),
+    ),
+    Question(
+        "question_only - r1_zero, trained (OLMo)",
+        "question == 'prompt' and family == 'OLMo-2-1B'",
+        (1.3, -1.2, 3.8),
+    ),
+    Question(
+        "expert iteration, large rounds - GRPO",
+        "question == 'expert iteration'",
+        (-19.1, -32.7, -5.5),
+    ),
+    Question("GRPO after SFT - GRPO", "question == 'SFT start'", (-3.5, -16.1, 9.0)),
+    Question("SFT on right solutions - on all", "question == 'SFT filter'", (30.5, 30.2, 30.8)),
+)
+
+
+def family_of(model: str) -> str:
+    if model.startswith("Qwen2.5-Math-1.5B"):
+        return "Qwen2.5-Math-1.5B"
+    return "OLMo-2-1B" if model.startswith("OLMo-2-0425-1B") else "another model"
+
+
+def read_public_runs(path=PUBLIC_RUNS) -> pd.DataFrame:
+    """A row for each comparison, set of equal runs, learning rate or model before training."""
+    runs = pd.read_json(path, lines=True, precise_float=True)
+    runs["family"] = runs["model"].map(family_of)
+    return runs
+
+
+# ---- pooling
+
+
+def without_collapsed(accuracies: list[float], num_collapsed: int) -> list[float]:
+    """The runs of an arm without its collapsed ones, which are always the lowest."""
+    return sorted(accuracies)[int(num_collapsed) :]
+
+
+def mean_or_nan(accuracies: list[float]) -> float:
+    return float(np.mean(accuracies)) if accuracies else np.nan
+
+
+def differences_by_source(pairs: pd.DataFrame, count_collapsed: bool = True) -> pd.Series:
+    """The difference a - b in points for each source, the mean over its pairs.
+
+    Without the collapsed runs, a pair of which one arm has no run left drops out.
+    """
+    differences = []
+    for pair in pairs.itertuples():
+        a = without_collapsed(pair.accuracies_a, 0 if count_collapsed else pair.collapsed_a)
+        b = without_collapsed(pair.accuracies_b, 0 if count_collapsed else pair.collapsed_b)
+        differences.append(100 * (mean_or_nan(a) - mean_or_nan(b)))
+    series = pd.Series(differences, index=pairs["source"], dtype=float).dropna()
+    return series.groupby(level=0).mean()
+
+
+def interval_of_median(values: pd.Series) -> tuple[float, float] | None:
+    """The interval between two ordered values that holds the median with at least 95 %.
+
+    None with fewer than six values, of which even the whole range does not.
+    """
+    # The median is below the k-th lowest value only if fewer than k values are below the median.
+    k = int(stats.binom.ppf(0.025, len(values), 0.5))
+    if k == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[k - 1], ordered[-k]
+
+
+def count_runs(pairs: pd.DataFrame, arm: str) -> tuple[int, int]:
+    """How many runs of an arm collapsed, and how many there are.
+
+    A run may serve several pairs of a source, and is counted once.
+    """
+    num_collapsed = num_runs = 0
+    for _, pairs_of_source in pairs.groupby("source"):
+        collapsed = Counter()
+        runs = Counter()
+        columns = zip(
+            pairs_of_source[f"accuracies_{arm}"], pairs_of_source[f"collapsed_{arm}"], strict=True
+        )
+        for accuracies, count in columns:
+            runs |= Counter(accuracies)
+            collapsed |= Counter(sorted(accuracies)[: int(count)])
+        num_collapsed += collapsed.total()
+        num_runs += runs.total()
+    return num_collapsed, num_runs
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What the good pairs of a question say together."""
+
+    differences: pd.Series  # by source, in points
+    without_collapsed: pd.Series
+    with_weak: pd.Series
+    interval: tuple[float, float] | None
+    collapsed_a: tuple[int, int]  # runs that collapsed, all runs
+    collapsed_b: tuple[int, int]
+    pairs: pd.DataFrame
+
+    @property
+    def median(self) -> float:
+        return self.differences.median()
+
+
+def pool(runs: pd.DataFrame, question: Question) -> Pool:
+    pairs = runs.query("kind == 'comparison'").query(question.rows)
+    good = pairs.query("quality == 'good'")
+    differences = differences_by_source(good)
+    return Pool(
+        differences=differences,
+        without_collapsed=differences_by_source(good, count_collapsed=False),
+        with_weak=differences_by_source(pairs),
+        interval=interval_of_median(differences),
+        collapsed_a=count_runs(good, "a"),
+        collapsed_b=count_runs(good, "b"),
+        pairs=good,
+    )
+
+
+def carries_over(pooled: Pool, toy: tuple[float, float, float] | None) -> str:
+    """Does what the toy world found carry over? README.md of public/ states this rule."""
+    if toy is None or pooled.interval is None:
+        return "cannot be told"
+    mean, *toy_interval = toy
+    low, high = pooled.interval
+    is_found = low > 0 or high < 0
+    is_found_in_toy = min(toy_interval) > 0 or max(toy_interval) < 0
+    if is_found and is_found_in_toy:
+        return "yes" if mean * pooled.median > 0 else "no"
+    if is_found_in_toy:
+        return "cannot be told" if low <= mean <= high else "no, not of that size"
+    if not is_found and max(-low, high) < CHANGE_THAT_MATTERS:
+        return "yes, no difference found"
+    return "cannot be told"
+
+
+# ---- noise: how far apart equal runs lie
+
+
+def is_late(accuracies: list[float], num_collapsed: int) -> list[bool]:
+    """Runs, of those that did not collapse, that have less than half of the best one's accuracy."""
+    remaining = without_collapsed(accuracies, num_collapsed)
+    return [accuracy < max(remaining) / 2 for accuracy in remaining]
+
+
+def standard_deviation(sets: list[list[float]]) -> float:
+    """The standard deviation within sets of equal runs, in points, weighted by what each tells."""
+    squares = sum((len(runs) - 1) * np.var(runs, ddof=1) for runs in sets if len(runs) > 1)
+    return 100 * np.sqrt(squares / sum(len(runs) - 1 for runs in sets if len(runs) > 1))
+
+
+def seeds_for(difference: float, sd: float) -> int:
+    """Seeds of each arm with which Student's test (two-sided, 5 %) finds a difference in 80 %."""
+    for n in itertools.count(2):
+        quantile = stats.t.ppf(0.975, 2 * n - 2)
+        power = stats.nct.sf(quantile, 2 * n - 2, difference / (sd * np.sqrt(2 / n)))
+        if power >= 0.8:
+            return n
+
+
+def difference_of_two_runs(sd: float) -> float:
+    """What two equal single runs differ by at most in 95 % of cases."""
+    return stats.norm.ppf(0.975) * np.sqrt(2) * sd
+
+
+@dataclass(frozen=True)
+class Noise:
+    num_sources: int
+    num_sets: int
+    num_runs: int
+    num_collapsed: int
+    num_late: int
+    sd_all: float  # of every run
+    sd_late: float  # without the collapsed runs
+    sd: float  # without the collapsed and the late runs
+    within_two: float  # share of the runs of sets of three or more near the median of the others
+
+
+def measure_noise(sets: pd.DataFrame) -> Noise:
+    remaining = []
+    on_time = []
+    late = 0
+    near = []
+    for equal in sets.itertuples():
+        runs = without_collapsed(equal.accuracies_a, equal.collapsed_a)
+        is_late_run = is_late(equal.accuracies_a, equal.collapsed_a)
+        healthy = [run for run, slow in zip(runs, is_late_run, strict=True) if not slow]
+        remaining.append(runs)
+        on_time.append(healthy)
+        late += sum(is_late_run)
+        if len(equal.accuracies_a) > 2 and healthy:
+            middle = np.median(healthy)
+            near += [round(abs(run - middle), 4) <= 0.02 for run in equal.accuracies_a]
+    return Noise(
+        num_sources=sets["source"].nunique(),
+        num_sets=len(sets),
+        num_runs=sets["accuracies_a"].map(len).sum(),
+        num_collapsed=int(sets["collapsed_a"].sum()),
+        num_late=late,
+        sd_all=standard_deviation(list(sets["accuracies_a"])),
+        sd_late=standard_deviation(remaining),
+        sd=standard_deviation(on_time),
+        within_two=float(np.mean(near)),
+    )
+
+
+def equal_runs(runs: pd.DataFrame, rows: str = "step_class > 0") -> pd.DataFrame:
+    return runs.query("kind == 'equal runs' and quality == 'good'").query(rows)
+
+
+# ---- tables
+
+
+def points(value: float) -> str:
+    return f"{value:+.1f}"
+
+
+def interval(values: tuple[float, float] | None) -> str:
+    return "-" if values is None else f"{values[0]:+.1f} to {values[1]:+.1f}"
+
+
+def estimate(values: tuple[float, float, float] | None, otherwise: str) -> str:
+    return otherwise if values is None else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*values)
+
+
+def ratio(counts: tuple[int, int]) -> str:
+    return f"{counts[0]} of {counts[1]}"
+
+
+def num_higher(differences: pd.Series) -> int:
+    """In how many sources a is higher; less than 0.05 points is a tie."""
+    return int((differences.round(1) > 0).sum())
+
+
+def pooled_table(runs: pd.DataFrame) -> str:
+    header = ["question (a - b)", "sources", "a is higher in", "median", "quartiles"]
+    header += ["collapsed a", "collapsed b", "toy world", "model of 135 M", "carries over?"]
+    rows = []
+    for question in QUESTIONS:
+        pooled = pool(runs, question)
+        rounded = pooled.differences.round(1)
+        num_ties = (rounded == 0).sum()
+        quartiles = tuple(pooled.differences.quantile([0.25, 0.75]))
+        rows.append(
+            [
+                question.text,
+                str(len(rounded)),
+                str(num_higher(rounded)) + (f", {num_ties} tie" if num_ties else ""),
+                points(pooled.median),
+                interval(quartiles),
+                ratio(pooled.collapsed_a),
+                ratio(pooled.collapsed_b),
+                estimate(question.toy, "not run"),
+                estimate(question.real_model, "not run yet"),
+                carries_over(pooled, question.toy) + question.remark,
+            ]
+        )
+    return markdown.table(header, rows)
+
+
+def robustness_table(runs: pd.DataFrame) -> str:
+    header = ["question (a - b)", "median", "95 % interval", "leaving out one source"]
+    header += ["without collapsed runs", "with weak pairs"]
+    rows = []
+    for question in QUESTIONS:
+        pooled = pool(runs, question)
+        medians = [pooled.differences.drop(name).median() for name in pooled.differences.index]
+        healthy = pooled.without_collapsed
+        with_weak = pooled.with_weak
+        rows.append(
+            [
+                question.text,
+                points(pooled.median),
+                interval(pooled.interval),
+                interval((min(medians), max(medians))),
+                f"{points(healthy.median())} ({num_higher(healthy)} of {len(healthy)})",
+                f"{points(with_weak.median())} ({num_higher(with_weak)} of {len(with_weak)})",
+            ]
+        )
+    return markdown.table(header, rows)
+
+
+NOISE_OF = {
+    "step_class > 0": "all",
+    "start_earns == 1": "start earns reward",
+    "start_earns == 0": "start earns next to none",
+    "equal_seed == 1": "one seed",
+    "equal_seed == 0": "different seeds",
+}
+
+
+def noise_table(runs: pd.DataFrame) -> str:
+    header = ["runs", "step", "sets, runs, sources", "collapsed", "late", "within 2 points"]
+    header += ["sd of all", "without collapsed", "and without late", "two single runs"]
+    header += ["seeds for 10", "for 5", "for 2 points"]
+    rows = []
+    for which, name in NOISE_OF.items():
+        for step in (50, 100, 200):
+            noise = measure_noise(equal_runs(runs, f"{which} and step_class == {step}"))
+            rows.append(
+                [
+                    name,
+                    f"{step} or last" if step == 200 else str(step),
+                    f"{noise.num_sets}, {noise.num_runs}, {noise.num_sources}",
+                    str(noise.num_collapsed),
+                    str(noise.num_late),
+                    f"{noise.within_two:.0%}",
+                    f"{noise.sd_all:.1f}",
+                    f"{noise.sd_late:.1f}",
+                    f"{noise.sd:.1f}",
+                    f"{difference_of_two_runs(noise.sd):.0f}",
+                    *(str(seeds_for(difference, noise.sd)) for difference in (10, 5, 2)),
+                ]
+            )
+    return markdown.table(header, rows)
+
+
+# One update for each batch at a rate of up to 1e-5, unless the name says otherwise.
+COLLAPSES = {
+    "`r1_zero` with three worked examples, which earns reward": "start_earns == 1",
+    "`r1_zero`, which earns next to none": "start_earns == 0 and updates != 32"
+    " and learning_rate <= 1e-5 and not a.str.startswith('question_only')",
+    "`question_only`": "start_earns == 0 and a.str.startswith('question_only')",
+    "`r1_zero`, a rate of 2e-5 or 3e-5": "start_earns == 0 and learning_rate > 1e-5",
+    "`r1_zero`, 32 updates for each batch": "start_earns == 0 and updates == 32",
+}
+
+
+def collapses_table(runs: pd.DataFrame) -> str:
+    last = equal_runs(runs, "step_class == 200 and family == 'OLMo-2-1B'")
+    rows = []
+    for name, query in COLLAPSES.items():
+        sets = last.query(query)
+        counts = (int(sets["collapsed_a"].sum()), sets["accuracies_a"].map(len).sum())
+        rows.append([name, str(sets["source"].nunique()), ratio(counts)])
+    return markdown.table(["OLMo-2-1B, last step", "sources", "collapsed"], rows)
+
+
+def rates_table(runs: pd.DataFrame) -> str:
+    rates = runs.query("kind == 'rates' and quality == 'good' and tuning == 'full'")
+    rates = rates.assign(
+        num_runs=rates["accuracies_a"].map(len), mean=100 * rates["accuracies_a"].map(np.mean)
+    )
+    rates["behind"] = rates["mean"] - rates.groupby("source")["mean"].transform("max")
+    header = ["`--learning_rate`"]
+    for family in ("Qwen2.5-Math-1.5B", "OLMo-2-1B"):
+        header += [f"{family}: sources", "collapsed", "points behind the best"]
+    rows = []
+    for rate, at_rate in rates.groupby("learning_rate"):
+        cells = [np.format_float_scientific(rate, trim="-", exp_digits=1)]
+        for family in ("Qwen2.5-Math-1.5B", "OLMo-2-1B"):
+            of_family = at_rate[at_rate["family"] == family]
+            if of_family.empty:
+                cells += ["", "", ""]
+                continue
+            counts = (int(of_family["collapsed_a"].sum()), of_family["num_runs"].sum())
+            cells += [
+                str(len(of_family)),
+                ratio(counts),
+                f"{abs(of_family['behind'].median()):.0f}",
+            ]
+        rows.append(cells)
+    return markdown.table(header, rows)
+
+
+def before_training_table(runs: pd.DataFrame) -> str:
+    before = runs.query("kind == 'before training' and quality == 'good'")
+    before = before.assign(
+        mean=100 * before["accuracies_a"].map(np.mean),
+        problems=before["data"].str.extract("(MATH|GSM8K)", expand=False),
+    )
+    rows = []
+    for (family, problems, decoding), same in before.groupby(["family", "problems", "decoding"]):
+        by_source = same.groupby("source")["mean"].mean()
+        if len(by_source) > 1:
+            spread = f"{by_source.min():.1f} to {by_source.max():.1f}"
+            cells = [family, problems, decoding, str(len(by_source))]
+            rows.append([*cells, f"{by_source.median():.1f}", spread])
+    header = ["model", "problems", "decoding", "sources", "median accuracy, %", "range"]
+    return markdown.table(header, rows)
+
+
+def contents_table(runs: pd.DataFrame) -> str:
+    header = ["kind of row", "rows", "sources", "weak", "from logs", "tables", "text", "figures"]
+    rows = []
+    for kind, of_kind in runs.groupby("kind", sort=False):
+        origins = of_kind["read_from"].value_counts()
+        counts = [len(of_kind), of_kind["source"].nunique(), (of_kind["quality"] == "weak").sum()]
+        counts += [origins.get(origin, 0) for origin in ("log", "table", "text", "figure")]
+        rows.append([kind, *map(str, counts)])
+    return markdown.table(header, rows)
+
+
+def tables() -> dict[str, str]:
+    runs = read_public_runs()
+    return {
+        "pooled": pooled_table(runs),
+        "robustness": robustness_table(runs),
+        "noise": noise_table(runs),
+        "collapses": collapses_table(runs),
+        "rates": rates_table(runs),
+        "before training": before_training_table(runs),
+        "contents": contents_table(runs),
+    }
+
+
+# ---- the figure
+
+FAMILIES = {"Qwen2.5-Math-1.5B": 0, "OLMo-2-1B": 1, "another model": 2}  # the colour of each
+TOY = {"color": "0.3", "marker": "D", "label": "our toy world, with its interval"}
+REAL_MODEL = {"color": plotter.COLORS[4], "marker": "s", "label": "our model of 135 million"}
+OPEN = "open: a run of either arm collapsed"
+
+
+def draw_carries_over() -> Figure:
+    """A row for each question: a dot for each source, their median, and the toy world below."""
+    runs = read_public_runs()
+    fig = Figure(figsize=(9.5, 10), layout="constrained")
+    ax = fig.subplots()
+    bands = {
+        "step 50": (spread_of_two_runs(runs, 50), "0.94"),
+        "step 200": (spread_of_two_runs(runs, 200), "0.87"),
+    }
+    for width, color in bands.values():
+        ax.axvspan(-width, width, color=color, linewidth=0, zorder=0)
+    ax.axvline(0, color="0.4", linewidth=0.8)
+    for row, question in enumerate(QUESTIONS):
+        pooled = pool(runs, question)
+        draw_sources(ax, row, pooled)
+        draw_interval(ax, row + 0.2, question.toy, TOY)
+        draw_interval(ax, row + 0.34, question.real_model, REAL_MODEL)
+        higher = f"{num_higher(pooled.differences)} of {len(pooled.differences)}"
+        verdict = carries_over(pooled, question.toy).partition(",")[0]
+        write_beside(ax, row, higher, verdict.replace("cannot be told", "?"))
+        ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
+    write_beside(ax, -0.85, "a is\nhigher in", "carries\nover?")
+    format_axes(ax)
+    fig.suptitle(
+        "Raw rewards and expert iteration in large rounds lose on real models too.\n"
+        "Dr. GRPO does not win there, and most other differences are within the noise.",
+        fontsize=12,
+        x=0.01,
+        ha="left",
+    )
+    fig.legend(handles=legend_handles(bands), loc="outside lower center", ncols=2)
+    return fig
+
+
+def write_beside(ax, row: float, *cells: str) -> None:
+    """Write two cells of text to the right of a row."""
+    for cell, x in zip(cells, (1.015, 1.13), strict=True):
+        ax.annotate(cell, (x, row), xycoords=("axes fraction", "data"), va="center")
+
+
+def spread_of_two_runs(runs: pd.DataFrame, step: int) -> float:
+    return difference_of_two_runs(measure_noise(equal_runs(runs, f"step_class == {step}")).sd)
+
+
+def format_axes(ax) -> None:
+    """Differences are linear up to 10 points and logarithmic beyond."""
+    ax.set_xscale("symlog", linthresh=10, linscale=0.9)
+    ticks = [-80, -40, -20, -10, -5, 0, 5, 10, 20, 40]
+    ax.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(-100, 70)
+    ax.set_xlabel(
+        "b is better  ←  a - b in points of accuracy, logarithmic beyond 10  →  a is better"
+    )
+    ax.set_yticks(range(len(QUESTIONS)), [question.text for question in QUESTIONS])
+    ax.set_ylim(len(QUESTIONS) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False, axis="y")
+
+
+def draw_sources(ax, row: int, pooled: Pool) -> None:
+    collapsed = pooled.pairs.eval("collapsed_a + collapsed_b > 0").groupby(pooled.pairs["source"])
+    has_collapsed = collapsed.any()
+    families = pooled.pairs.groupby("source")["family"].first()
+    for source, difference in pooled.differences.items():
+        family = FAMILIES[families[source]]
+        color = plotter.COLORS[family]
+        ax.plot(
+            difference,
+            row - 0.2 + 0.12 * family,
+            "o",
+            markersize=5,
+            color=color,
+            markerfacecolor="none" if has_collapsed[source] else color,
+            alpha=0.8,
+        )
+    ax.plot([pooled.median] * 2, [row - 0.36, row + 0.16], color="black", linewidth=2.5)
+
+
+def draw_interval(ax, height: float, values, style: dict) -> None:
+    if values is not None:
+        mean, low, high = values
+        ax.plot([low, high], [height, height], color=style["color"], linewidth=1.5)
+        ax.plot(mean, height, color=style["color"], marker=style["marker"])
+
+
+def legend_handles(bands: dict) -> list:
+    dot = {"marker": "o", "linestyle": ""}
+    handles = [
+        Line2D([], [], **dot, color=plotter.COLORS[i], label=f"a source with {family}")
+        for family, i in FAMILIES.items()
+    ]
+    handles.append(Line2D([], [], **dot, color="0.4", markerfacecolor="none", label=OPEN))
+    handles.append(Line2D([], [], color="black", linewidth=2.5, label="median of the sources"))
+    handles.append(Line2D([], [], **TOY))
+    if any(question.real_model for question in QUESTIONS):
+        handles.append(Line2D([], [], **REAL_MODEL))
+    for when, (width, color) in bands.items():
+        label = f"two equal single runs at {when}: {width:.0f} points"
+        handles.append(Patch(color=color, label=label))
+    return handles
