@@ -421,7 +421,7 @@ class GRPOConfig(
         " each iteration)",
     )
     learning_rate: float = setting(
-        1e-6,
+        5e-6,
         "Learning rate of AdamW at its peak, which it reaches at the end of the warm-up.",
     )
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
