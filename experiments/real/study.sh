@@ -27,4 +27,17 @@ start() {
     done | two_at_a_time
 }
 
+# R2 and its relatives begin here: the rule of predictions.md chose it.
+START=$REAL/sft128_seed0/checkpoints/step_000016
+GRPO="--model_name $START $DATA --rollout_batch_size 128 --group_size 8 --beta 0 --micro_batch_tokens 4096
+    --eval_split validation --eval_size 300 --eval_iterations 20"
+
+# R1: three learning rates of GRPO for twenty iterations.
+rates() {
+    for rate in 1e-5 2e-5 5e-6; do
+        run=$REAL/rate${rate}_seed0
+        echo python main.py $GRPO --num_train_iters 20 --learning_rate $rate --seed 0 --output_dir $run "> $run.log 2>&1"
+    done | two_at_a_time
+}
+
 "$@"
