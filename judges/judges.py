@@ -60,7 +60,7 @@ class EndpointJudge:
         self.connect = partial(Endpoint, model, base_url)
         self.model = model
         self.concurrency = concurrency
-        # Further fields of each request. Empty after the endpoint has refused them once.
+        # Further fields of each request, without those that the endpoint has refused by name.
         self.options = {
             "temperature": 0,
             "max_tokens": 2048,
@@ -121,15 +121,20 @@ class EndpointJudge:
         return errors
 
     async def _ask(self, endpoint: Endpoint, chat: list[dict]) -> dict[str, float]:
-        """Return one rating; ask without the further fields where the endpoint refuses them."""
+        """Return one rating; ask without the further fields where the endpoint refuses them.
+
+        It may have refused this story alone, so later requests lack only what its error names.
+        """
         options = self.options
         try:
             reply = await endpoint.ask(chat, **options)
-        except Refused:
+        except Refused as error:
             if not options:
                 raise
             reply = await endpoint.ask(chat)
-            self.options = {}
+            self.options = {
+                name: value for name, value in self.options.items() if name not in str(error)
+            }
         grades = read_grades(reply, self.rubric.criteria)
         if not without_reasoning(reply).strip():
             raise NoReply(

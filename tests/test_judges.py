@@ -202,7 +202,21 @@ def test_a_refused_response_format_is_done_without(tmp_path):
             scores, _ = judge.score([LINE] * 4, [f"{STORY} {i}{j}" for j in range(4)])
             assert scores == [3.0] * 4
         assert sum("response_format" in request["body"] for request in server.requests) <= 2
-    assert server.requests[-1]["body"].keys() == {"model", "messages"}
+    assert server.requests[-1]["body"].keys() == {"model", "messages", "temperature", "max_tokens"}
+
+
+def test_a_story_that_is_refused_changes_no_request_about_the_others(tmp_path):
+    """All later stories were once rated without the format, at the endpoint's own temperature."""
+
+    def behave(request):
+        is_refused = story_in(request) == "odd" and "temperature" in request
+        return status(400, "too many tokens") if is_refused else plain(1, 2, 3)
+
+    with FakeOpenAIServer(behave) as server:
+        judge = endpoint_judge(server, tmp_path, concurrency=1)
+        assert judge.score([LINE] * 3, ["one", "odd", "three"])[0] == [2.0] * 3
+    assert len(server.requests) == 4
+    assert server.requests[3]["body"].keys() == server.requests[0]["body"].keys()
 
 
 def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(tmp_path):
