@@ -245,8 +245,8 @@ async def ask_endpoint(config, gold):
             messages = ENDPOINT_PROMPT.messages(problem["question"])
             try:
                 for attempt in range(1, gold.num_attempts + 1):
-                    reply = await endpoint.ask(messages, **options)
-                    if gold.record(problem, in_format(gold.prompt, reply), attempt):
+                    reply, is_finished = await endpoint.ask(messages, **options)
+                    if gold.record(problem, in_format(gold.prompt, reply), attempt, is_finished):
                         return
             except NoReply as error:
                 gold.record_no_reply(error)

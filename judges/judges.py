@@ -127,14 +127,16 @@ class EndpointJudge:
         """
         options = self.options
         try:
-            reply = await endpoint.ask(chat, **options)
+            reply, is_finished = await endpoint.ask(chat, **options)
         except Refused as error:
             if not options:
                 raise
-            reply = await endpoint.ask(chat)
+            reply, is_finished = await endpoint.ask(chat)
             self.options = {
                 name: value for name, value in self.options.items() if name not in str(error)
             }
+        if not is_finished:
+            raise NoReply("no rating: the reply was cut at the maximum number of tokens")
         grades = read_grades(reply, self.rubric.criteria)
         if not without_reasoning(reply).strip():
             raise NoReply(

@@ -248,6 +248,7 @@ INCORRECT = [  # replies to `What is {i} + 1?`
     ok(FORM("</reasoning><answer>5</answer><reasoning>", "5")),
     ok(FORM("So<|im_end|>", "6")),
     ok("<reasoning>So", finish_reason="length"),
+    ok(FORM("So.", "8"), finish_reason="length"),
     ok(""),
     ok(None),
 ]
@@ -262,7 +263,7 @@ def test_what_is_wrong_or_out_of_form_is_incorrect(folder, capsys):
         assert run_gold_with(server, folder) == 0
     verdicts = {row["id"]: row["correct"] for row in rows_in(folder)}
     assert verdicts == {f"gsm8k/train/{i}": i >= len(INCORRECT) for i in range(12)}
-    assert reported(capsys.readouterr().out) == [3, 9, 0, 0]
+    assert reported(capsys.readouterr().out) == [2, 10, 0, 0]
 
 
 def test_a_reply_is_put_into_another_form(single):

@@ -251,6 +251,7 @@ def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(
         (fake.drop, "no connection"),
         (ok(None), "no rating: the reply has no text, or nothing but reasoning"),
         (ok("<think>It is"), "no rating: the reply has no text, or nothing but reasoning"),
+        (ok(JSON, finish_reason="length"), "no rating: the reply was cut at the maximum number"),
         (ok("\x1b[2J sk-secret-123"), r"no rating in the reply '\\x1b\[2J \*\*\*'"),
     ],
 )
