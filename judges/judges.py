@@ -59,6 +59,7 @@ class EndpointJudge:
         self.rubric = rubric
         self.connect = partial(Endpoint, model, base_url)
         self.model = model
+        self.base_url = base_url
         self.concurrency = concurrency
         # Further fields of each request, without those that the endpoint has refused by name.
         self.options = {
@@ -88,7 +89,7 @@ class EndpointJudge:
         keys = []
         for prompt, story in zip(prompts, stories, strict=True):
             chat = rating_messages(self.rubric, prompt, story)
-            question = json.dumps([self.model, chat])
+            question = json.dumps([self.model, self.base_url, chat])
             key = hashlib.sha256(question.encode()).hexdigest()
             keys.append(key)
             chats[key] = chat

@@ -188,6 +188,13 @@ def test_scores_are_the_servers_and_are_asked_for_once(tmp_path):
         assert (grade["type"], grade["minimum"], grade["maximum"]) == ("integer", 1, 5)
 
 
+def test_two_endpoints_share_no_rating(tmp_path):
+    """They did where their models had the same name."""
+    for grade in (1, 5):
+        with FakeOpenAIServer([plain(grade, grade, grade)]) as server:
+            assert endpoint_judge(server, tmp_path).score([LINE], [STORY])[0] == [grade]
+
+
 def test_a_refused_response_format_is_done_without(tmp_path):
     """The reply is then read from its text, and the format is not tried again."""
 
