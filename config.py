@@ -215,7 +215,9 @@ class LossConfig(AveragingConfig, SamplingConfig):
         "Weight of the KL to the reference model in the loss. With 0 there is no reference model.",
         zero=True,
     )
-    cliprange: float = setting(0.2, "The ratio is clipped to the range from 1 - X to 1 + X.")
+    cliprange: float = setting(
+        0.2, "The ratio is clipped to the range from 1 - X to 1 + X, in losses with a clip."
+    )
     cliprange_high: float | None = setting(
         None,
         "From above, the ratio is clipped at 1 + X, as in DAPO. In cispo the ratio is a weight and"

@@ -115,6 +115,13 @@ MISTAKES_IN_FLAGS = [
         "--dynamic_sampling",
         "--group_size 1",
     ),
+    mistake(
+        "main",
+        "--loss_type grpo_no_clip --cliprange 0.1",
+        "grpo_no_clip has no clip",
+        "--cliprange",
+    ),
+    mistake("main", "--loss_type no_baseline --cliprange_high 0.3", "no clip", "--cliprange_high"),
     mistake("main", "--device abacus", "--device abacus", "cpu"),
     mistake(
         "main", "--eval_samples 4 --eval_temperature 0", "--eval_temperature 0", "--eval_samples"
