@@ -585,7 +585,7 @@ class GoldConfig(DataConfig, RuntimeConfig):
     )
     output: Path = setting(
         Path("gold.jsonl"),
-        "File that rows are appended to; start again with the same file to continue.",
+        "File that rows are appended to; start again with the same file and source to continue.",
     )
 
 

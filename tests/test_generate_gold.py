@@ -163,7 +163,7 @@ def test_a_problem_without_a_solution_is_incorrect_once_and_for_all(folder, caps
     with open(folder / "train.jsonl", "a") as file:
         file.write('{"question": "Why?", "answer": "#### 42"}\n')
     for report in ([12, 1, 0, 0], [0, 0, 13, 0]):
-        assert run_gold(folder, "--from_reference", "--num_attempts", 5) == 0
+        assert run_gold(folder, "--from_reference") == 0
         assert reported(capsys.readouterr().out) == report
     (row,) = [row for row in rows_in(folder) if not row["correct"]]
     assert (row["question"], row["completion"], row["attempt"]) == ("Why?", "", 1)
@@ -500,6 +500,17 @@ def test_a_file_that_another_process_writes_is_left_alone(folder, capsys):
         assert run_gold(folder, "--from_reference") == 2
     assert "being written by another process" in one_line(capsys)
     assert run_gold(folder, "--from_reference") == 0
+
+
+def test_a_file_of_another_source_is_refused(single, capsys):
+    """Rows of two models were once mixed in one file."""
+    assert run_gold(single, "--from_reference") == 0
+    content = (single / "gold.jsonl").read_bytes()
+    capsys.readouterr()
+    with FakeOpenAIServer([RIGHT]) as server:
+        assert run_gold_with(server, single) == 2
+    assert "has solutions of reference, not of fake; name another file" in one_line(capsys)
+    assert (single / "gold.jsonl").read_bytes() == content
 
 
 def test_a_file_of_another_prompt_or_of_other_problems_is_refused(folder, tmp_path, capsys):

@@ -188,6 +188,8 @@ MISTAKES_IN_FLAGS = [
         "--dataset_name gsm9k",
         "arithmetic, gsm8k",
     ),
+    mistake("generate_gold", "--from_reference --temperature 1", "--temperature", "--model_name"),
+    mistake("generate_gold", "--from_reference --num_attempts 2", "--num_attempts", "--api_model"),
     mistake("generate_gold", "--from_reference --prompt chat", "--prompt chat", "r1_zero"),
     mistake(
         "generate_gold", "--from_reference --evaluator judge", "--evaluator judge", "gsm8k, math"
