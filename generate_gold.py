@@ -295,6 +295,8 @@ def collect(config: GoldConfig) -> None:
     examples = data_set.read("train", config.dataset_path)
     if not examples:
         raise ValueError(f"{config.dataset_path or config.dataset_name} has no training split")
+    if config.num_problems and config.num_problems > len(examples):
+        print(f"note: --num_problems {config.num_problems}: there are only {len(examples):,}")
     random.Random(f"gold/{config.seed}").shuffle(examples)
     problems = examples[: config.num_problems]
     evaluator = get_evaluator(config.evaluator or data_set.default_evaluator, prompt=prompt.name)

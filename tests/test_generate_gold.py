@@ -183,7 +183,7 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     assert reported(capsys.readouterr().out) == [7473, 0, 0, 0]
 
 
-def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
+def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder, capsys):
     def draw_ids(num_problems, seed):
         output = folder / f"{num_problems}-{seed}.jsonl"
         flags = ["--num_problems", num_problems, "--seed", seed, "--output", output]
@@ -194,6 +194,9 @@ def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
     assert len(five) == 5
     assert five < draw_ids(8, seed=0)
     assert five != draw_ids(5, seed=1)
+    assert "note" not in capsys.readouterr().out
+    assert len(draw_ids(13, seed=0)) == 12
+    assert "note: --num_problems 13: there are only 12\n" in capsys.readouterr().out
 
 
 # --- An endpoint ----------------------------------------------------------------------------------
