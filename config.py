@@ -526,7 +526,11 @@ class ExpertIterationConfig(FineTuningConfig, SamplingConfig):
 
     n_ei_steps: int = setting(5, "Number of expert iterations.", may_change=True)
     num_questions: int = setting(512, "Questions of each expert iteration (D_b).")
-    epochs: int = setting(1, "Passes over the completions that an expert iteration keeps (E).")
+    epochs: int = setting(
+        1,
+        "Passes over the completions that an expert iteration keeps (E). What does not fill a last"
+        " batch of --train_batch_size is left out, unless it is the only one.",
+    )
     eval_ei_steps: int = setting(
         1,
         "Evaluate and save once every N expert iterations, and after the last.",
