@@ -66,7 +66,9 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise OSError(f"--output: cannot write {path} ({error.strerror})") from error
+        raise OSError(
+            f"--output: cannot write {path} ({error.strerror}); name another file"
+        ) from error
     lock = FileLock(f"{path}.lock")
     try:
         lock.acquire(timeout=0)

@@ -699,7 +699,9 @@ def save(figures, output):
                     pdf.savefig(figure)
         os.replace(temporary, output)
     except OSError as error:
-        raise OSError(f"{output}: cannot be written ({error.strerror or error})") from error
+        raise OSError(
+            f"{output}: cannot be written ({error.strerror or error}); name another by --output"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
