@@ -215,7 +215,9 @@ class LossConfig(AveragingConfig, SamplingConfig):
         "Weight of the KL to the reference model in the loss. With 0 there is no reference model.",
         zero=True,
     )
-    cliprange: float = setting(0.2, "The ratio is clipped to the range from 1 - X to 1 + X.")
+    cliprange: float = setting(
+        0.2, "The ratio is clipped to the range from 1 - X to 1 + X, in losses with a clip."
+    )
     cliprange_high: float | None = setting(
         None,
         "From above, the ratio is clipped at 1 + X, as in DAPO. In cispo the ratio is a weight and"
@@ -524,7 +526,11 @@ class ExpertIterationConfig(FineTuningConfig, SamplingConfig):
 
     n_ei_steps: int = setting(5, "Number of expert iterations.", may_change=True)
     num_questions: int = setting(512, "Questions of each expert iteration (D_b).")
-    epochs: int = setting(1, "Passes over the completions that an expert iteration keeps (E).")
+    epochs: int = setting(
+        1,
+        "Passes over the completions that an expert iteration keeps (E). What does not fill a last"
+        " batch of --train_batch_size is left out, unless it is the only one.",
+    )
     eval_ei_steps: int = setting(
         1,
         "Evaluate and save once every N expert iterations, and after the last.",
@@ -583,7 +589,7 @@ class GoldConfig(DataConfig, RuntimeConfig):
     )
     output: Path = setting(
         Path("gold.jsonl"),
-        "File that rows are appended to; start again with the same file to continue.",
+        "File that rows are appended to; start again with the same file and source to continue.",
     )
 
 

@@ -54,6 +54,8 @@ class Rewards:
         holds), "correct_strict" and "correct_flexible" (the two verdicts). Accuracy is logged then.
     counts: further numbers to be logged, which add up over several processes.
     means: further numbers to be logged, of which the mean over processes is taken.
+
+    None of their names may be one that a run itself writes (training/records.py).
     """
 
     per_function: torch.Tensor

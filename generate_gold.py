@@ -66,7 +66,9 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise OSError(f"--output: cannot write {path} ({error.strerror})") from error
+        raise OSError(
+            f"--output: cannot write {path} ({error.strerror}); name another file"
+        ) from error
     lock = FileLock(f"{path}.lock")
     try:
         lock.acquire(timeout=0)
@@ -96,8 +98,7 @@ class GoldFile:
         """Open the file; `examples` is the training split, whose first ones are to be solved."""
         self.path = config.output
         self.source = config.api_model or config.model_name or "reference"
-        # A second reading of the data set's own solution would not differ from the first.
-        self.num_attempts = 1 if config.from_reference else config.num_attempts
+        self.num_attempts = config.num_attempts
         self.prompt = prompt
         self.evaluator = evaluator
         done_ids = self._read_ids(examples)
@@ -117,7 +118,7 @@ class GoldFile:
 
     def _read_ids(self, examples):
         """Return the ids of the problems that are in the file."""
-        columns = ("id", "question", "completion", "correct", "prompt_name")
+        columns = ("id", "question", "completion", "correct", "source", "prompt_name")
         try:
             rows = jsonl.read_to_continue(self.path, columns)
         except ValueError as error:
@@ -129,6 +130,11 @@ class GoldFile:
                 raise ValueError(
                     f"--output {self.path} was made from other problems or for another prompt "
                     f"({row['id']}, {row['prompt_name']}); name another file"
+                )
+            if row["source"] != self.source:
+                raise ValueError(
+                    f"--output {self.path} has solutions of {row['source']}, not of {self.source};"
+                    " name another file"
                 )
         return {row["id"] for row in rows}
 
@@ -245,8 +251,8 @@ async def ask_endpoint(config, gold):
             messages = ENDPOINT_PROMPT.messages(problem["question"])
             try:
                 for attempt in range(1, gold.num_attempts + 1):
-                    reply = await endpoint.ask(messages, **options)
-                    if gold.record(problem, in_format(gold.prompt, reply), attempt):
+                    reply, is_finished = await endpoint.ask(messages, **options)
+                    if gold.record(problem, in_format(gold.prompt, reply), attempt, is_finished):
                         return
             except NoReply as error:
                 gold.record_no_reply(error)
@@ -273,6 +279,8 @@ def check_config(config: GoldConfig) -> None:
         raise ValueError("name one source: --from_reference, --model_name or --api_model")
     if config.base_url and not config.api_model:
         raise ValueError("--base_url goes with --api_model, the name of a model there")
+    if config.from_reference and (config.num_attempts > 1 or config.temperature is not None):
+        raise ValueError("--num_attempts and --temperature go with --model_name or --api_model")
     check_base_url("--base_url", config.base_url)
     if config.api_model:
         get_api_key(config.base_url)
@@ -289,6 +297,8 @@ def collect(config: GoldConfig) -> None:
     examples = data_set.read("train", config.dataset_path)
     if not examples:
         raise ValueError(f"{config.dataset_path or config.dataset_name} has no training split")
+    if config.num_problems and config.num_problems > len(examples):
+        print(f"note: --num_problems {config.num_problems}: there are only {len(examples):,}")
     random.Random(f"gold/{config.seed}").shuffle(examples)
     problems = examples[: config.num_problems]
     evaluator = get_evaluator(config.evaluator or data_set.default_evaluator, prompt=prompt.name)

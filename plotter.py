@@ -583,6 +583,18 @@ def group_by(runs, flags):
     return groups
 
 
+def shorter_runs(groups):
+    """Return a line for each group of which some runs end before the others."""
+    lines = []
+    for label, runs in groups.items():
+        ends = [np.nanmax(column(run.rows["train"] + run.rows["eval"], "step")) for run in runs]
+        names = [run.name for run, end in zip(runs, ends, strict=True) if end == min(ends)]
+        if len(names) < len(runs):
+            end = f"{min(ends):g}"
+            lines.append(f"note: {label}: the mean ends at step {end} with {', '.join(names)}")
+    return lines
+
+
 def numbers_before_words(values):
     """The key by which such values are sorted."""
     return [(isinstance(value, str), value) for value in values]
@@ -687,7 +699,9 @@ def save(figures, output):
                     pdf.savefig(figure)
         os.replace(temporary, output)
     except OSError as error:
-        raise OSError(f"{output}: cannot be written ({error.strerror or error})") from error
+        raise OSError(
+            f"{output}: cannot be written ({error.strerror or error}); name another by --output"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -779,6 +793,7 @@ def plot(runs, args):
     lines = []
     if args.metrics:
         save([draw_metrics(groups, args.metrics, axis)], output)
+        lines += shorter_runs(groups)
     elif args.by:
         table = last_accuracies(sum(groups.values(), []), args.by)
         save([draw_last_accuracies(table, args.by)], output)

@@ -465,6 +465,8 @@ class DataLoader(ABC):
         self.source = dataset_path or self.name
         examples = self.read(split, dataset_path)
         if size is not None:
+            if size > len(examples):
+                print(f"note: --eval_size {size}: the split {split} has only {len(examples):,}")
             examples = _fixed_subset(examples, size)
         prompts = render_prompts(prompt, tokenizer, examples)
         if not all(map(can_be_encoded, prompts)):

@@ -34,6 +34,7 @@ class Message(BaseModel):
 
 class Choice(BaseModel):
     message: Message
+    finish_reason: str | None = None
 
 
 class Completion(BaseModel):
@@ -85,8 +86,8 @@ class Endpoint(AbstractAsyncContextManager):
         except openai.APIError:
             pass  # some endpoints cannot list their models
 
-    async def ask(self, messages: list[dict], **options) -> str:
-        """Return the text of the reply to some messages.
+    async def ask(self, messages: list[dict], **options) -> tuple[str, bool]:
+        """Return the text of the reply to some messages, and whether the model has finished it.
 
         options: further fields of the request.
 
@@ -107,7 +108,8 @@ class Endpoint(AbstractAsyncContextManager):
             completion = Completion.model_validate_json(reply.text)
         except ValidationError:  # cut JSON, JSON without choices, a page of HTML
             raise NoReply(f"broken reply: {self.excerpt(reply.text)}") from None
-        return completion.choices[0].message.content or ""
+        choice = completion.choices[0]
+        return choice.message.content or "", choice.finish_reason != "length"
 
     def excerpt(self, text: str) -> str:
         """Return the beginning of a text for a message, without the key and control characters."""

@@ -59,8 +59,9 @@ class EndpointJudge:
         self.rubric = rubric
         self.connect = partial(Endpoint, model, base_url)
         self.model = model
+        self.base_url = base_url
         self.concurrency = concurrency
-        # Further fields of each request. Empty after the endpoint has refused them once.
+        # Further fields of each request, without those that the endpoint has refused by name.
         self.options = {
             "temperature": 0,
             "max_tokens": 2048,
@@ -88,7 +89,7 @@ class EndpointJudge:
         keys = []
         for prompt, story in zip(prompts, stories, strict=True):
             chat = rating_messages(self.rubric, prompt, story)
-            question = json.dumps([self.model, chat])
+            question = json.dumps([self.model, self.base_url, chat])
             key = hashlib.sha256(question.encode()).hexdigest()
             keys.append(key)
             chats[key] = chat
@@ -121,15 +122,22 @@ class EndpointJudge:
         return errors
 
     async def _ask(self, endpoint: Endpoint, chat: list[dict]) -> dict[str, float]:
-        """Return one rating; ask without the further fields where the endpoint refuses them."""
+        """Return one rating; ask without the further fields where the endpoint refuses them.
+
+        It may have refused this story alone, so later requests lack only what its error names.
+        """
         options = self.options
         try:
-            reply = await endpoint.ask(chat, **options)
-        except Refused:
+            reply, is_finished = await endpoint.ask(chat, **options)
+        except Refused as error:
             if not options:
                 raise
-            reply = await endpoint.ask(chat)
-            self.options = {}
+            reply, is_finished = await endpoint.ask(chat)
+            self.options = {
+                name: value for name, value in self.options.items() if name not in str(error)
+            }
+        if not is_finished:
+            raise NoReply("no rating: the reply was cut at the maximum number of tokens")
         grades = read_grades(reply, self.rubric.criteria)
         if not without_reasoning(reply).strip():
             raise NoReply(

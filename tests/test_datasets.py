@@ -595,7 +595,7 @@ def test_a_data_set_that_has_become_too_small_is_not_resumed(folder):
         loader.load_state_dict({"epoch": 0, "position": 11})
 
 
-def test_the_evaluation_subset_is_fixed(tmp_path):
+def test_the_evaluation_subset_is_fixed(tmp_path, capsys):
     for split in ("train", "test"):
         jsonl.write(tmp_path / f"{split}.jsonl", gsm8k_rows(100))
 
@@ -611,7 +611,9 @@ def test_the_evaluation_subset_is_fixed(tmp_path):
     all_ids = evaluated()
     assert subset == [name for name in all_ids if name in subset], "in the order of the file"
     assert subset != all_ids[:20], "not the first ones: a file may be sorted"
+    assert "note" not in capsys.readouterr().out
     assert evaluated(eval_size=1000) == all_ids
+    assert "note: --eval_size 1000: the split test has only 100\n" in capsys.readouterr().out
     train_loader, _ = load(tmp_path, eval_size=20)
     assert len(train_loader) == 100, "no training example is left out"
 

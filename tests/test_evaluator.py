@@ -29,7 +29,7 @@ from evaluator import (
 from grading.extraction import last_boxed, only_number, to_number
 from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS, get_dataloaders
-from training.records import make_records, reward_metrics
+from training.records import METRICS, make_records, reward_metrics
 
 gsm8k = GSM8kEvaluator()
 
@@ -407,6 +407,37 @@ def test_a_class_with_wrong_rewards_is_one_line_that_names_it(name, message, rew
     with pytest.raises(RewardError, match=re.escape(message)) as error:
         evaluator.compute_checked_rewards(examples, ["x", "y"])
     assert str(error.value).startswith(name)
+
+
+class OverwritingEvaluator(RewardEvaluator):
+    """Gives a detail, a count and a mean the names of a run's own."""
+
+    reward_names = ("ones",)
+
+    def compute_rewards(self, prompts, completions, answers):
+        ones = torch.ones(len(completions), 1)
+        details = [{"completion": "mine"} for _ in completions]
+        return Rewards(ones, details, counts={"step": 7}, means={"loss": 0.5, "mine": 1.0})
+
+
+def test_an_evaluator_may_not_overwrite_what_a_run_writes(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    """The logs had its numbers in the place of the step and the loss."""
+    monkeypatch.setitem(EVALUATORS, "overwriting", OverwritingEvaluator)
+    flags = dict(evaluator="overwriting", num_train_iters=1)
+    assert main.main(run_flags(model_folder, tmp_path / "run", **flags)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    message = "error: OverwritingEvaluator: a run itself writes completion, loss, step; choose"
+    assert error.startswith(message)
+
+
+def test_the_names_of_a_runs_metrics_are_complete(model_folder, tmp_path):
+    flags = dict(evaluator="letters", num_train_iters=1, dynamic_sampling=1, eval_samples=2)
+    assert main.main(run_flags(model_folder, tmp_path, **flags)) == 0
+    for log in ("train_log", "eval_log"):
+        for row in jsonl.read(tmp_path / f"{log}.jsonl"):
+            assert {key for key in row if "/" not in key and "@" not in key} <= METRICS
 
 
 @pytest.mark.parametrize(("name", "rewards"), [("Short", [1, 1]), ("tensor", [0, 1])])

@@ -163,7 +163,7 @@ def test_a_problem_without_a_solution_is_incorrect_once_and_for_all(folder, caps
     with open(folder / "train.jsonl", "a") as file:
         file.write('{"question": "Why?", "answer": "#### 42"}\n')
     for report in ([12, 1, 0, 0], [0, 0, 13, 0]):
-        assert run_gold(folder, "--from_reference", "--num_attempts", 5) == 0
+        assert run_gold(folder, "--from_reference") == 0
         assert reported(capsys.readouterr().out) == report
     (row,) = [row for row in rows_in(folder) if not row["correct"]]
     assert (row["question"], row["completion"], row["attempt"]) == ("Why?", "", 1)
@@ -183,7 +183,7 @@ def test_all_of_gsm8k_is_verified(data_folder, tmp_path, capsys):
     assert reported(capsys.readouterr().out) == [7473, 0, 0, 0]
 
 
-def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
+def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder, capsys):
     def draw_ids(num_problems, seed):
         output = folder / f"{num_problems}-{seed}.jsonl"
         flags = ["--num_problems", num_problems, "--seed", seed, "--output", output]
@@ -194,6 +194,9 @@ def test_fewer_problems_are_among_more_and_drawn_by_the_seed(folder):
     assert len(five) == 5
     assert five < draw_ids(8, seed=0)
     assert five != draw_ids(5, seed=1)
+    assert "note" not in capsys.readouterr().out
+    assert len(draw_ids(13, seed=0)) == 12
+    assert "note: --num_problems 13: there are only 12\n" in capsys.readouterr().out
 
 
 # --- An endpoint ----------------------------------------------------------------------------------
@@ -248,6 +251,7 @@ INCORRECT = [  # replies to `What is {i} + 1?`
     ok(FORM("</reasoning><answer>5</answer><reasoning>", "5")),
     ok(FORM("So<|im_end|>", "6")),
     ok("<reasoning>So", finish_reason="length"),
+    ok(FORM("So.", "8"), finish_reason="length"),
     ok(""),
     ok(None),
 ]
@@ -262,7 +266,7 @@ def test_what_is_wrong_or_out_of_form_is_incorrect(folder, capsys):
         assert run_gold_with(server, folder) == 0
     verdicts = {row["id"]: row["correct"] for row in rows_in(folder)}
     assert verdicts == {f"gsm8k/train/{i}": i >= len(INCORRECT) for i in range(12)}
-    assert reported(capsys.readouterr().out) == [3, 9, 0, 0]
+    assert reported(capsys.readouterr().out) == [2, 10, 0, 0]
 
 
 def test_a_reply_is_put_into_another_form(single):
@@ -499,6 +503,17 @@ def test_a_file_that_another_process_writes_is_left_alone(folder, capsys):
         assert run_gold(folder, "--from_reference") == 2
     assert "being written by another process" in one_line(capsys)
     assert run_gold(folder, "--from_reference") == 0
+
+
+def test_a_file_of_another_source_is_refused(single, capsys):
+    """Rows of two models were once mixed in one file."""
+    assert run_gold(single, "--from_reference") == 0
+    content = (single / "gold.jsonl").read_bytes()
+    capsys.readouterr()
+    with FakeOpenAIServer([RIGHT]) as server:
+        assert run_gold_with(server, single) == 2
+    assert "has solutions of reference, not of fake; name another file" in one_line(capsys)
+    assert (single / "gold.jsonl").read_bytes() == content
 
 
 def test_a_file_of_another_prompt_or_of_other_problems_is_refused(folder, tmp_path, capsys):

@@ -188,6 +188,13 @@ def test_scores_are_the_servers_and_are_asked_for_once(tmp_path):
         assert (grade["type"], grade["minimum"], grade["maximum"]) == ("integer", 1, 5)
 
 
+def test_two_endpoints_share_no_rating(tmp_path):
+    """They did where their models had the same name."""
+    for grade in (1, 5):
+        with FakeOpenAIServer([plain(grade, grade, grade)]) as server:
+            assert endpoint_judge(server, tmp_path).score([LINE], [STORY])[0] == [grade]
+
+
 def test_a_refused_response_format_is_done_without(tmp_path):
     """The reply is then read from its text, and the format is not tried again."""
 
@@ -202,7 +209,21 @@ def test_a_refused_response_format_is_done_without(tmp_path):
             scores, _ = judge.score([LINE] * 4, [f"{STORY} {i}{j}" for j in range(4)])
             assert scores == [3.0] * 4
         assert sum("response_format" in request["body"] for request in server.requests) <= 2
-    assert server.requests[-1]["body"].keys() == {"model", "messages"}
+    assert server.requests[-1]["body"].keys() == {"model", "messages", "temperature", "max_tokens"}
+
+
+def test_a_story_that_is_refused_changes_no_request_about_the_others(tmp_path):
+    """All later stories were once rated without the format, at the endpoint's own temperature."""
+
+    def behave(request):
+        is_refused = story_in(request) == "odd" and "temperature" in request
+        return status(400, "too many tokens") if is_refused else plain(1, 2, 3)
+
+    with FakeOpenAIServer(behave) as server:
+        judge = endpoint_judge(server, tmp_path, concurrency=1)
+        assert judge.score([LINE] * 3, ["one", "odd", "three"])[0] == [2.0] * 3
+    assert len(server.requests) == 4
+    assert server.requests[3]["body"].keys() == server.requests[0]["body"].keys()
 
 
 def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(tmp_path):
@@ -237,6 +258,7 @@ def test_a_story_without_a_readable_rating_is_missing_and_asked_again_next_time(
         (fake.drop, "no connection"),
         (ok(None), "no rating: the reply has no text, or nothing but reasoning"),
         (ok("<think>It is"), "no rating: the reply has no text, or nothing but reasoning"),
+        (ok(JSON, finish_reason="length"), "no rating: the reply was cut at the maximum number"),
         (ok("\x1b[2J sk-secret-123"), r"no rating in the reply '\\x1b\[2J \*\*\*'"),
     ],
 )

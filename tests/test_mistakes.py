@@ -115,11 +115,20 @@ MISTAKES_IN_FLAGS = [
         "--dynamic_sampling",
         "--group_size 1",
     ),
+    mistake(
+        "main",
+        "--loss_type grpo_no_clip --cliprange 0.1",
+        "grpo_no_clip has no clip",
+        "--cliprange",
+    ),
+    mistake("main", "--loss_type no_baseline --cliprange_high 0.3", "no clip", "--cliprange_high"),
     mistake("main", "--device abacus", "--device abacus", "cpu"),
     mistake(
         "main", "--eval_samples 4 --eval_temperature 0", "--eval_temperature 0", "--eval_samples"
     ),
-    mistake("main", "--output_dir /proc/run", "--output_dir /proc/run", "cannot be made"),
+    mistake(
+        "main", "--output_dir /proc/run", "--output_dir /proc/run", "cannot be made", "name another"
+    ),
     mistake("main", "--dataset_name gsm9k", "--dataset_name gsm9k", "arithmetic, gsm8k, math"),
     mistake("main", "--evaluator judge", "--evaluator judge", "gsm8k, math"),
     mistake("main", "--prompt poem", "--prompt poem", "reasoning_answer, r1_zero"),
@@ -181,6 +190,8 @@ MISTAKES_IN_FLAGS = [
         "--dataset_name gsm9k",
         "arithmetic, gsm8k",
     ),
+    mistake("generate_gold", "--from_reference --temperature 1", "--temperature", "--model_name"),
+    mistake("generate_gold", "--from_reference --num_attempts 2", "--num_attempts", "--api_model"),
     mistake("generate_gold", "--from_reference --prompt chat", "--prompt chat", "r1_zero"),
     mistake(
         "generate_gold", "--from_reference --evaluator judge", "--evaluator judge", "gsm8k, math"
@@ -352,7 +363,13 @@ MISTAKES_IN_DIRECTORIES = [
     ),
     mistake("main", "--resume --output_dir run", "run/args.json", files={"run/args.json": "{"}),
     mistake("sft", "--resume --output_dir run", "--resume", "run", "another script"),
-    mistake("generate_gold", "--from_reference --output data", "--output", "cannot write data"),
+    mistake(
+        "generate_gold",
+        "--from_reference --output data",
+        "--output",
+        "cannot write data",
+        "name another",
+    ),
     mistake(
         "generate_gold",
         "--from_reference --output gold.jsonl/g.jsonl",
@@ -364,7 +381,9 @@ MISTAKES_IN_DIRECTORIES = [
     mistake("plotter", "gold.jsonl", "gold.jsonl", "no such directory"),
     mistake("plotter", "data", "data", "train_log.jsonl", "eval_log.jsonl"),
     mistake("plotter", "run run/.", "run", "given twice"),
-    mistake("plotter", "run --output absent/plots.pdf", "absent/plots.pdf", "No such file"),
+    mistake(
+        "plotter", "run --output absent/plots.pdf", "absent/plots.pdf", "No such file", "--output"
+    ),
     mistake(
         "plotter",
         "run",

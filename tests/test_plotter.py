@@ -486,6 +486,19 @@ def test_a_mean_over_tokens_is_one_line_that_goes_forward(tmp_path):
     np.testing.assert_allclose(curve["line"], curve.index / 10)
 
 
+def test_a_mean_that_ends_with_a_shorter_run_says_so(tmp_path, capsys):
+    """The last 6 of the 9 steps of seed 0 were once left out without a word."""
+    paths = []
+    for seed, num_steps in enumerate((9, 3, 9)):
+        rows = [{"step": step, "loss": 1.0} for step in range(1, num_steps + 1)]
+        paths.append(write_run(tmp_path / f"seed{seed}", rows, seed=seed))
+    assert plot(*paths, flags="--by model_name --metrics loss") == 0
+    note = "note: model name tiny/1m: the mean ends at step 3 with seed1\n"
+    assert note in capsys.readouterr().out
+    assert plot(paths[0], paths[2], flags="--by model_name --metrics loss") == 0
+    assert "note" not in capsys.readouterr().out
+
+
 def test_runs_that_share_no_tokens_are_not_averaged_over_them(tmp_path, capsys):
     for seed in (0, 1):
         rows = [{"step": 1, "total_tokens": seed, "loss": 1.0}]

@@ -24,6 +24,7 @@ def check(config: GRPOConfig | FineTuningConfig) -> None:
     check_evaluation_size(config)
     if isinstance(config, GRPOConfig):
         check_batches(config)
+        check_clip(config)
     check_tracker(config.report_to)
     check_split(config)
     llms.check_model_name("--model_name", config.model_name)
@@ -100,6 +101,16 @@ def check_batches(config: GRPOConfig) -> None:
         raise ValueError(
             "--loss_type gspo has one ratio per sequence and needs --length_normalization"
             f" masked_mean, not {config.length_normalization}"
+        )
+
+
+def check_clip(config: GRPOConfig) -> None:
+    """A loss without a clip must be given no range for one."""
+    is_given = config.cliprange != GRPOConfig.cliprange or config.cliprange_high is not None
+    if is_given and config.loss_type in ("grpo_no_clip", "reinforce_with_baseline", "no_baseline"):
+        raise ValueError(
+            f"--loss_type {config.loss_type} has no clip; leave --cliprange and --cliprange_high"
+            " out, or use another loss"
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import distributed
-from evaluator import RewardEvaluator, Rewards
+from evaluator import VERDICTS, RewardError, RewardEvaluator, Rewards
 from logs.statistics import accuracies, accuracy_by, format_and_answer_counts
 from sampling.rollout import Rollout
 
@@ -43,6 +43,29 @@ class Record(TypedDict):
     tokens: NotRequired[dict]  # training/token_changes.py describes it
 
 
+# The names that a run itself gives to columns of its records and to metrics in its logs.
+COLUMNS = Record.__annotations__.keys() - {"parsed", *VERDICTS}
+METRICS = set(
+    "step epoch n elapsed total_tokens sampled_tokens sampled_prompts reward reward_std"
+    " zero_std_fraction zero_std_fraction_trained accuracy accuracy_low accuracy_high"
+    " accuracy_flexible accuracy_flexible_low accuracy_flexible_high response_length"
+    " response_length_correct response_length_incorrect truncated_fraction loss entropy kl"
+    " kl_per_token ratio_mean clip_fraction clip_fraction_low clip_fraction_high"
+    " sampling_logp_gap learning_rate grad_norm skipped_updates".split()
+)
+
+
+def check_names(evaluator: RewardEvaluator, rewards: Rewards) -> None:
+    """Raise RewardError where the evaluator would overwrite something that a run writes itself."""
+    names = COLUMNS & set().union(*rewards.details)
+    names |= METRICS & (rewards.counts.keys() | rewards.means.keys())
+    if names:
+        raise RewardError(
+            f"{type(evaluator).__name__}: a run itself writes {', '.join(sorted(names))}; choose"
+            " other names in details, counts and means"
+        )
+
+
 def make_records(
     evaluator: RewardEvaluator, examples: list[dict], rollout: Rollout, rewards: Rewards
 ) -> list[Record]:
@@ -52,6 +75,7 @@ def make_records(
         examples: one for each completion of this process.
         rollout, rewards: of this process.
     """
+    check_names(evaluator, rewards)
     per_function = rewards.per_function.tolist()
     totals = evaluator.total(rewards).tolist()
     lengths = rollout.lengths.tolist()

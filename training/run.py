@@ -210,20 +210,20 @@ def locked_directory(config: OutputConfig) -> Iterator[None]:
     folder = config.output_dir
     check_directory(config)
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output_dir {folder}: this folder cannot be made ({error.strerror})"
-        ) from error
     lock = FileLock(folder / "lock")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise ValueError(
             f"--output_dir {folder} is in use by another process; wait for its end, or name"
             " another directory"
         ) from None
+    except OSError as error:
+        raise ValueError(
+            f"--output_dir {folder}: cannot be made or written ({error.strerror}); name another"
+            " directory"
+        ) from error
     try:
         check_directory(config)  # another run may have been there until the lock was free
         yield
