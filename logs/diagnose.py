@@ -173,16 +173,16 @@ def divergence(logs):
     "collapse",
     why="Text without the format, or short answers that are wrong, earn little, and few runs"
     " return from there.",
-    advice="Lower --learning_rate and go back to an earlier checkpoint. Subtract the group's mean,"
-    " keep the clip, and take fewer updates on a batch. If hardly any answer was right at first,"
-    " show some solutions first (sft.py).",
+    advice="Lower --learning_rate and go back to an earlier checkpoint. Subtract the group's mean and"
+    " keep the clip (--loss_type grpo_clip), and take fewer updates on a batch. If hardly any answer"
+    " was right at first, show some solutions first (sft.py).",
 )
 def collapse(logs):
     """The format is lost, or the answers become short and wrong.
 
     Lost: over the last three iterations, the share of completions in the format is less than 80% of
-    what it was over the best three, and that was more than half. Short and wrong: at the end, the
-    length (median) is below a sixth of the first iteration's, and under half of the answers are
+    what it was over the best three, and that was more than half. Short and wrong: at the end the
+    completions are less than a third as long as at the start, and under half of the answers are
     right.
     """
     for key, weight in FORMAT_REWARDS.items():
@@ -197,16 +197,14 @@ def collapse(logs):
                 f"the policy loses the format: {last:.0%} of the completions have it, and at best"
                 f" {best:.0%} had"
             )
-    lengths = logs.values("response_length")
-    if len(lengths) < MIN_ITERATIONS or not logs.has_answers():
-        raise NotLogged(f"response_length of answers in {MIN_ITERATIONS} iterations")
-    first = lengths[0]
-    last = np.median(lengths[-window(lengths) :])
+    if not logs.has_answers():
+        raise NotLogged("accuracy")
+    length = logs.change("response_length")
     accuracy = logs.end("accuracy")
-    if last < first / 6 and accuracy < 0.5:
+    if length.end < length.start / 3 and accuracy < 0.5:
         return WARNING, (
-            f"the answers have become short and wrong: {last:.0f} tokens, {first:.0f} in the first"
-            f" iteration, and {accuracy:.0%} are right"
+            f"the answers have become short and wrong: {length} tokens, and {accuracy:.0%} are"
+            " right at the end"
         )
     return None
 

@@ -34,7 +34,7 @@ HEALTHY = {
     "reward": lambda i: ramp(1, 3)(i) + jitter(i, 0.05),
     "rewards/correctness": ramp(0.5, 1.5),
     "rewards/strict_format": ramp(0.2, 0.5),
-    "response_length": ramp(120, 30),
+    "response_length": ramp(90, 31),
     "accuracy": 0.5,
     "zero_std_fraction": 0.2,
     "truncated_fraction": 0.0,
@@ -87,8 +87,7 @@ def last_three(value, else_value):
     return lambda i: value if i >= NUM_ITERATIONS - 3 else else_value
 
 
-# The first iteration has 120 tokens.
-SHORT = {"response_length": ramp(120, 19), "accuracy": 0.2}
+SHORT = {"response_length": ramp(120, 39), "accuracy": 0.2}
 
 # Rule, severity, what breaks it, what does so hardly.
 CASES = [
@@ -104,7 +103,7 @@ CASES = [
         {"rewards/format": last_three(0.4, 0.51)},
         {"rewards/format": last_three(0.0, 0.5)},
     ),
-    ("collapse", WARNING, SHORT, SHORT | {"response_length": ramp(120, 21)}),
+    ("collapse", WARNING, SHORT, SHORT | {"response_length": ramp(120, 41)}),
     ("collapse", WARNING, SHORT | {"accuracy": 0.49}, SHORT | {"accuracy": 0.5}),
     (
         "no gradient",
@@ -196,10 +195,10 @@ def test_a_collapse_is_named_early_and_by_its_kind():
     rows = train_rows(HEALTHY | lose_format)
     assert severities(Logs(rows[:41])) == {}
     assert "loses the format" in diagnose(Logs(rows[:42])).findings[0].sentence
-    grow_short = {"response_length": lambda i: max(16, 400 - 13 * i), "accuracy": 0.2}
-    rows = train_rows(HEALTHY | {"rewards/format": 1.0} | grow_short)
-    assert severities(Logs(rows[:25])) == {}
-    (finding,) = diagnose(Logs(rows[:32])).findings
+    shorten = {"response_length": lambda i: max(16, 400 - 13 * i), "accuracy": 0.2}
+    rows = train_rows(HEALTHY | {"rewards/format": 1.0} | shorten)
+    assert severities(Logs(rows[:20])) == {}
+    (finding,) = diagnose(Logs(rows[:25])).findings
     assert "short and wrong" in finding.sentence
 
 
