@@ -173,9 +173,9 @@ def divergence(logs):
     "collapse",
     why="Text without the format, or short answers that are wrong, earn little, and few runs"
     " return from there.",
-    advice="Lower --learning_rate and go back to an earlier checkpoint. Subtract the group's mean and"
-    " keep the clip (--loss_type grpo_clip), and take fewer updates on a batch. If hardly any answer"
-    " was right at first, show some solutions first (sft.py).",
+    advice="Lower --learning_rate and go back to an earlier checkpoint. Subtract the group's mean"
+    " and keep the clip (--loss_type grpo_clip), and take fewer updates on a batch. If hardly any"
+    " answer was right at first, show some solutions first (sft.py).",
 )
 def collapse(logs):
     """The format is lost, or the answers become short and wrong.
