@@ -20,6 +20,8 @@ PATIENCE = 3  # training.guard, too, ends a run after so many bad iterations in 
 MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
 MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
 TRUNCATED = 0.25
+# The rewards for the format, and what a completion in the format earns (evaluator.py).
+FORMAT_REWARDS = {"rewards/format": 1.0, "rewards/strict_format": 0.5}
 
 WARNING = "warning"
 NOTE = "note"
@@ -165,6 +167,46 @@ def divergence(logs):
     else:
         return None
     return WARNING, f"the run has diverged: {reason} in each of the last {PATIENCE} iterations"
+
+
+@rule(
+    "collapse",
+    why="Text without the format, or short answers that are wrong, earn little, and few runs"
+    " return from there.",
+    advice="Lower --learning_rate and go back to an earlier checkpoint. Subtract the group's mean"
+    " and keep the clip (--loss_type grpo_clip), and take fewer updates on a batch. If hardly any"
+    " answer was right at first, show some solutions first (sft.py).",
+)
+def collapse(logs):
+    """The format is lost, or the answers become short and wrong.
+
+    Lost: over the last three iterations, the share of completions in the format is less than 80% of
+    what it was over the best three, and that was more than half. Short and wrong: at the end the
+    completions are less than a third as long as at the start, and under half of the answers are
+    right.
+    """
+    for key, weight in FORMAT_REWARDS.items():
+        shares = column(rows_with_number(logs.train, key), key) / weight
+        if len(shares) < PATIENCE:
+            continue
+        means = np.convolve(shares, np.ones(PATIENCE) / PATIENCE, "valid")
+        best = means.max()
+        last = means[-1]
+        if best > 0.5 and last < 0.8 * best:
+            return WARNING, (
+                f"the policy loses the format: {last:.0%} of the completions have it, and at best"
+                f" {best:.0%} had"
+            )
+    if not logs.has_answers():
+        raise NotLogged("accuracy")
+    length = logs.change("response_length")
+    accuracy = logs.end("accuracy")
+    if length.end < length.start / 3 and accuracy < 0.5:
+        return WARNING, (
+            f"the answers have become short and wrong: {length} tokens, and {accuracy:.0%} are"
+            " right at the end"
+        )
+    return None
 
 
 @rule(

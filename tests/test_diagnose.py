@@ -33,6 +33,8 @@ def step_up(height):
 HEALTHY = {
     "reward": lambda i: ramp(1, 3)(i) + jitter(i, 0.05),
     "rewards/correctness": ramp(0.5, 1.5),
+    "rewards/strict_format": ramp(0.2, 0.5),
+    "response_length": ramp(90, 31),
     "accuracy": 0.5,
     "zero_std_fraction": 0.2,
     "truncated_fraction": 0.0,
@@ -80,8 +82,29 @@ def test_nothing_is_found_in_a_healthy_run_and_every_rule_has_looked():
     assert diagnosis.rules == [rule.name for rule in RULES]
 
 
+def last_three(value, else_value):
+    """A metric with another value in the last three iterations."""
+    return lambda i: value if i >= NUM_ITERATIONS - 3 else else_value
+
+
+SHORT = {"response_length": ramp(120, 39), "accuracy": 0.2}
+
 # Rule, severity, what breaks it, what does so hardly.
 CASES = [
+    (
+        "collapse",
+        WARNING,
+        {"rewards/strict_format": last_three(0.39, 0.49)},
+        {"rewards/strict_format": last_three(0.4, 0.49)},
+    ),
+    (
+        "collapse",
+        WARNING,
+        {"rewards/format": last_three(0.4, 0.51)},
+        {"rewards/format": last_three(0.0, 0.5)},
+    ),
+    ("collapse", WARNING, SHORT, SHORT | {"response_length": ramp(120, 41)}),
+    ("collapse", WARNING, SHORT | {"accuracy": 0.49}, SHORT | {"accuracy": 0.5}),
     (
         "no gradient",
         WARNING,
@@ -164,6 +187,23 @@ def test_a_reward_that_rises_without_accuracy(broken, kept):
     assert severities(make_logs({}, broken))[rule] == WARNING
     assert rule not in severities(make_logs({}, kept))
     assert rule not in severities(make_logs(FLAT_REWARD, broken))
+
+
+def test_a_collapse_is_named_early_and_by_its_kind():
+    """The shapes of public runs: the format goes in five iterations, the length in thirty."""
+    lose_format = {"rewards/format": lambda i: 0.99 if i < 40 else max(0.0, 0.99 - 0.2 * (i - 39))}
+    rows = train_rows(HEALTHY | lose_format)
+    assert severities(Logs(rows[:41])) == {}
+    assert "loses the format" in diagnose(Logs(rows[:42])).findings[0].sentence
+    shorten = {"response_length": lambda i: max(16, 400 - 13 * i), "accuracy": 0.2}
+    rows = train_rows(HEALTHY | {"rewards/format": 1.0} | shorten)
+    assert severities(Logs(rows[:20])) == {}
+    (finding,) = diagnose(Logs(rows[:25])).findings
+    assert "short and wrong" in finding.sentence
+
+
+def test_a_short_story_is_no_wrong_answer():
+    assert "collapse" not in severities(make_logs(SHORT | {"rewards/judge": 3.0}))
 
 
 def test_past_its_best_names_the_checkpoint():
