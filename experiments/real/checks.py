@@ -31,6 +31,9 @@ from sampling.rollout import Rollout, compute_rollout_logps  # noqa: E402
 
 NUM_PROMPTS = 8
 GROUP_SIZE = 8
+NUM_IN_LOSS = (
+    16  # the completions of the first two prompts; TRL holds all logits of a batch at once
+)
 MAX_COMPLETION_LENGTH = 96
 # The settings of the loss, for both sides.
 BETA = 0.04
@@ -90,7 +93,7 @@ def trl_loss(
             [*map(str, command), str(BETA), str(CLIPRANGE)], capture_output=True, text=True
         )
         if run.returncode:
-            raise RuntimeError(f"trl_loss.py failed: {run.stderr[-2000:]}")
+            raise RuntimeError(f"trl_loss.py failed ({run.returncode}): {run.stderr[-2000:]}")
         result = json.loads(run.stdout.splitlines()[-1])
         return result["version"], result["loss"], load_file(gradient_path)
 
@@ -142,17 +145,19 @@ def check(args) -> dict:
     )
     plain = plain_logps(model, rollout)
 
+    first = rollout.select(range(NUM_IN_LOSS))
+    policy_logps = plain_logps(model, first)
     batch = {
-        "prompt_ids": rollout.prompt_ids,
-        "prompt_mask": rollout.prompt_mask,
-        "completion_ids": rollout.completion_ids,
-        "completion_mask": rollout.completion_mask,
-        "advantages": torch.randn(NUM_PROMPTS * GROUP_SIZE),
+        "prompt_ids": first.prompt_ids,
+        "prompt_mask": first.prompt_mask,
+        "completion_ids": first.completion_ids,
+        "completion_mask": first.completion_mask,
+        "advantages": torch.randn(NUM_IN_LOSS),
         # As if the policy had moved since it sampled, so that some tokens are clipped.
-        "old_per_token_logps": plain + 0.2 * torch.randn(plain.shape),
-        "ref_per_token_logps": plain_logps(reference, rollout),
+        "old_per_token_logps": policy_logps + 0.2 * torch.randn(policy_logps.shape),
+        "ref_per_token_logps": plain_logps(reference, first),
     }
-    loss, gradient = our_loss(model, rollout, batch)
+    loss, gradient = our_loss(model, first, batch)
     trl_version, loss_of_trl, gradient_of_trl = trl_loss(args.trl_python, args.model_name, batch)
 
     greedy = generate(
@@ -187,6 +192,7 @@ def check(args) -> dict:
             largest_difference(logps, plain, mask)
         ),
         "TRL": trl_version,
+        "completions in the loss": NUM_IN_LOSS,
         "loss": loss,
         "loss of TRL": loss_of_trl,
         "gradient beside TRL's, relative difference": relative_difference(
