@@ -404,23 +404,6 @@ def rates_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-def before_training_table(runs: pd.DataFrame) -> str:
-    before = runs.query("kind == 'before training' and quality == 'good'")
-    before = before.assign(
-        mean=100 * before["accuracies_a"].map(np.mean),
-        problems=before["data"].str.extract("(MATH|GSM8K)", expand=False),
-    )
-    rows = []
-    for (family, problems, decoding), same in before.groupby(["family", "problems", "decoding"]):
-        by_source = same.groupby("source")["mean"].mean()
-        if len(by_source) > 1:
-            spread = f"{by_source.min():.1f} to {by_source.max():.1f}"
-            cells = [family, problems, decoding, str(len(by_source))]
-            rows.append([*cells, f"{by_source.median():.1f}", spread])
-    header = ["model", "problems", "decoding", "sources", "median accuracy, %", "range"]
-    return markdown.table(header, rows)
-
-
 def tables() -> dict[str, str]:
     runs = read_public_runs()
     return {
@@ -428,7 +411,6 @@ def tables() -> dict[str, str]:
         "robustness": robustness_table(runs),
         "noise": noise_table(runs),
         "rates": rates_table(runs),
-        "before training": before_training_table(runs),
     }
 
 
@@ -483,7 +465,7 @@ def draw_carries_over() -> Figure:
 
 def write_beside(ax, row: float, *cells: str) -> None:
     """Write two cells of text to the right of a row."""
-    for cell, x in zip(cells, (1.015, 1.13), strict=True):
+    for cell, x in zip(cells, (1.015, 1.145), strict=True):
         ax.annotate(cell, (x, row), xycoords=("axes fraction", "data"), va="center")
 
 
@@ -545,6 +527,6 @@ def legend_handles(bands: dict) -> list:
     if any(question.real_model for question in QUESTIONS):
         handles.append(Line2D([], [], **REAL_MODEL))
     for when, (width, color) in bands.items():
-        label = f"two equal single runs at {when}: {width:.0f} points"
+        label = f"95 % of equal single runs at {when}: {width:.0f} points"
         handles.append(Patch(color=color, label=label))
     return handles
