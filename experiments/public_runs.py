@@ -131,10 +131,6 @@ def without_collapsed(accuracies: list[float], num_collapsed: int) -> list[float
     return sorted(accuracies)[int(num_collapsed) :]
 
 
-def mean_or_nan(accuracies: list[float]) -> float:
-    return float(np.mean(accuracies)) if accuracies else np.nan
-
-
 def differences_by_source(pairs: pd.DataFrame, count_collapsed: bool = True) -> pd.Series:
     """The difference a - b in points for each source, the mean over its pairs.
 
@@ -144,7 +140,7 @@ def differences_by_source(pairs: pd.DataFrame, count_collapsed: bool = True) -> 
     for pair in pairs.itertuples():
         a = without_collapsed(pair.accuracies_a, 0 if count_collapsed else pair.collapsed_a)
         b = without_collapsed(pair.accuracies_b, 0 if count_collapsed else pair.collapsed_b)
-        differences.append(100 * (mean_or_nan(a) - mean_or_nan(b)))
+        differences.append(100 * (np.mean(a) - np.mean(b)) if a and b else np.nan)
     series = pd.Series(differences, index=pairs["source"], dtype=float).dropna()
     return series.groupby(level=0).mean()
 
@@ -236,8 +232,9 @@ def carries_over(pooled: Pool, toy: tuple[float, float, float] | None) -> str:
 
 def standard_deviation(sets: list[list[float]]) -> float:
     """The standard deviation within sets of equal runs, in points, weighted by what each tells."""
-    squares = sum((len(runs) - 1) * np.var(runs, ddof=1) for runs in sets if len(runs) > 1)
-    return 100 * np.sqrt(squares / sum(len(runs) - 1 for runs in sets if len(runs) > 1))
+    sets = [runs for runs in sets if runs]
+    squares = sum(len(runs) * np.var(runs) for runs in sets)
+    return 100 * np.sqrt(squares / sum(len(runs) - 1 for runs in sets))
 
 
 def seeds_for(difference: float, sd: float) -> int:
@@ -527,6 +524,6 @@ def legend_handles(bands: dict) -> list:
     if any(question.real_model for question in QUESTIONS):
         handles.append(Line2D([], [], **REAL_MODEL))
     for when, (width, color) in bands.items():
-        label = f"95 % of equal single runs at {when}: {width:.0f} points"
+        label = f"95 % of pairs of equal runs, {when}: {width:.0f} points"
         handles.append(Patch(color=color, label=label))
     return handles
