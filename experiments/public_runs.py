@@ -59,8 +59,7 @@ QUESTIONS = (
         (5.0, 2.1, 7.9),
     ),
     Question(
-        "2 to 4 updates - one, later",
-        "question == 'updates' and 2 <= updates <= 4 and step >= 80",
+        "2 to 4 updates - one, later", "question == 'updates' and 2 <= updates <= 4 and step >= 80"
     ),
     Question("6 to 8 updates - one", "question == 'updates' and 6 <= updates <= 8"),
     Question(
@@ -132,10 +131,6 @@ def without_collapsed(accuracies: list[float], num_collapsed: int) -> list[float
     return sorted(accuracies)[int(num_collapsed) :]
 
 
-def mean_or_nan(accuracies: list[float]) -> float:
-    return float(np.mean(accuracies)) if accuracies else np.nan
-
-
 def differences_by_source(pairs: pd.DataFrame, count_collapsed: bool = True) -> pd.Series:
     """The difference a - b in points for each source, the mean over its pairs.
 
@@ -145,7 +140,7 @@ def differences_by_source(pairs: pd.DataFrame, count_collapsed: bool = True) -> 
     for pair in pairs.itertuples():
         a = without_collapsed(pair.accuracies_a, 0 if count_collapsed else pair.collapsed_a)
         b = without_collapsed(pair.accuracies_b, 0 if count_collapsed else pair.collapsed_b)
-        differences.append(100 * (mean_or_nan(a) - mean_or_nan(b)))
+        differences.append(100 * (np.mean(a) - np.mean(b)) if a and b else np.nan)
     series = pd.Series(differences, index=pairs["source"], dtype=float).dropna()
     return series.groupby(level=0).mean()
 
@@ -235,16 +230,11 @@ def carries_over(pooled: Pool, toy: tuple[float, float, float] | None) -> str:
 # ---- noise: how far apart equal runs lie
 
 
-def is_late(accuracies: list[float], num_collapsed: int) -> list[bool]:
-    """Runs, of those that did not collapse, that have less than half of the best one's accuracy."""
-    remaining = without_collapsed(accuracies, num_collapsed)
-    return [accuracy < max(remaining) / 2 for accuracy in remaining]
-
-
 def standard_deviation(sets: list[list[float]]) -> float:
     """The standard deviation within sets of equal runs, in points, weighted by what each tells."""
-    squares = sum((len(runs) - 1) * np.var(runs, ddof=1) for runs in sets if len(runs) > 1)
-    return 100 * np.sqrt(squares / sum(len(runs) - 1 for runs in sets if len(runs) > 1))
+    sets = [runs for runs in sets if runs]
+    squares = sum(len(runs) * np.var(runs) for runs in sets)
+    return 100 * np.sqrt(squares / sum(len(runs) - 1 for runs in sets))
 
 
 def seeds_for(difference: float, sd: float) -> int:
@@ -263,46 +253,35 @@ def difference_of_two_runs(sd: float) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    num_sources: int
-    num_sets: int
     num_runs: int
     num_collapsed: int
-    num_late: int
-    sd_all: float  # of every run
-    sd_late: float  # without the collapsed runs
-    sd: float  # without the collapsed and the late runs
+    num_late: int  # of the others, have less than half of the best one's accuracy
+    sd: float  # of the others, in points
     within_two: float  # share of the runs of sets of three or more near the median of the others
 
 
 def measure_noise(sets: pd.DataFrame) -> Noise:
-    remaining = []
-    on_time = []
-    late = 0
+    others = []
+    num_late = 0
     near = []
     for equal in sets.itertuples():
         runs = without_collapsed(equal.accuracies_a, equal.collapsed_a)
-        is_late_run = is_late(equal.accuracies_a, equal.collapsed_a)
-        healthy = [run for run, slow in zip(runs, is_late_run, strict=True) if not slow]
-        remaining.append(runs)
-        on_time.append(healthy)
-        late += sum(is_late_run)
-        if len(equal.accuracies_a) > 2 and healthy:
-            middle = np.median(healthy)
+        on_time = [accuracy for accuracy in runs if accuracy >= max(runs) / 2]
+        others.append(on_time)
+        num_late += len(runs) - len(on_time)
+        if len(equal.accuracies_a) > 2 and on_time:
+            middle = np.median(on_time)
             near += [round(abs(run - middle), 4) <= 0.02 for run in equal.accuracies_a]
     return Noise(
-        num_sources=sets["source"].nunique(),
-        num_sets=len(sets),
         num_runs=sets["accuracies_a"].map(len).sum(),
         num_collapsed=int(sets["collapsed_a"].sum()),
-        num_late=late,
-        sd_all=standard_deviation(list(sets["accuracies_a"])),
-        sd_late=standard_deviation(remaining),
-        sd=standard_deviation(on_time),
+        num_late=num_late,
+        sd=standard_deviation(others),
         within_two=float(np.mean(near)),
     )
 
 
-def equal_runs(runs: pd.DataFrame, rows: str = "step_class > 0") -> pd.DataFrame:
+def equal_runs(runs: pd.DataFrame, rows: str) -> pd.DataFrame:
     return runs.query("kind == 'equal runs' and quality == 'good'").query(rows)
 
 
@@ -332,7 +311,7 @@ def num_higher(differences: pd.Series) -> int:
 
 def pooled_table(runs: pd.DataFrame) -> str:
     header = ["question (a - b)", "sources", "a is higher in", "median", "quartiles"]
-    header += ["collapsed a", "collapsed b", "toy world", "model of 135 M", "carries over?"]
+    header += ["collapsed a; b", "toy world", "model of 135 M", "carries over?"]
     rows = []
     for question in QUESTIONS:
         pooled = pool(runs, question)
@@ -346,8 +325,7 @@ def pooled_table(runs: pd.DataFrame) -> str:
                 str(num_higher(rounded)) + (f", {num_ties} tie" if num_ties else ""),
                 points(pooled.median),
                 interval(quartiles),
-                ratio(pooled.collapsed_a),
-                ratio(pooled.collapsed_b),
+                f"{ratio(pooled.collapsed_a)}; {ratio(pooled.collapsed_b)}",
                 estimate(question.toy, "not run"),
                 estimate(question.real_model, "not run yet"),
                 carries_over(pooled, question.toy) + question.remark,
@@ -357,54 +335,42 @@ def pooled_table(runs: pd.DataFrame) -> str:
 
 
 def robustness_table(runs: pd.DataFrame) -> str:
-    header = ["question (a - b)", "median", "95 % interval", "leaving out one source"]
+    header = ["question (a - b)", "median", "95 % interval"]
     header += ["without collapsed runs", "with weak pairs"]
     rows = []
     for question in QUESTIONS:
         pooled = pool(runs, question)
-        medians = [pooled.differences.drop(name).median() for name in pooled.differences.index]
-        healthy = pooled.without_collapsed
-        with_weak = pooled.with_weak
-        rows.append(
-            [
-                question.text,
-                points(pooled.median),
-                interval(pooled.interval),
-                interval((min(medians), max(medians))),
-                f"{points(healthy.median())} ({num_higher(healthy)} of {len(healthy)})",
-                f"{points(with_weak.median())} ({num_higher(with_weak)} of {len(with_weak)})",
-            ]
-        )
+        cells = [question.text, points(pooled.median), interval(pooled.interval)]
+        for values in (pooled.without_collapsed, pooled.with_weak):
+            cells.append(f"{points(values.median())} ({num_higher(values)} of {len(values)})")
+        rows.append(cells)
     return markdown.table(header, rows)
 
 
 NOISE_OF = {
     "step_class > 0": "all",
-    "start_earns == 1": "start earns reward",
-    "start_earns == 0": "start earns next to none",
-    "equal_seed == 1": "one seed",
-    "equal_seed == 0": "different seeds",
+    "start_earns == 1": "earns reward",
+    "start_earns == 0": "earns next to none",
 }
 
 
 def noise_table(runs: pd.DataFrame) -> str:
-    header = ["runs", "step", "sets, runs, sources", "collapsed", "late", "within 2 points"]
-    header += ["sd of all", "without collapsed", "and without late", "two single runs"]
-    header += ["seeds for 10", "for 5", "for 2 points"]
+    header = ["start", "step", "sources", "runs", "collapsed", "late", "within 2 points", "sd"]
+    header += ["two single runs", "seeds for 10", "for 5", "for 2 points"]
     rows = []
     for which, name in NOISE_OF.items():
         for step in (50, 100, 200):
-            noise = measure_noise(equal_runs(runs, f"{which} and step_class == {step}"))
+            sets = equal_runs(runs, f"{which} and step_class == {step}")
+            noise = measure_noise(sets)
             rows.append(
                 [
                     name,
                     f"{step} or last" if step == 200 else str(step),
-                    f"{noise.num_sets}, {noise.num_runs}, {noise.num_sources}",
+                    str(sets["source"].nunique()),
+                    str(noise.num_runs),
                     str(noise.num_collapsed),
                     str(noise.num_late),
                     f"{noise.within_two:.0%}",
-                    f"{noise.sd_all:.1f}",
-                    f"{noise.sd_late:.1f}",
                     f"{noise.sd:.1f}",
                     f"{difference_of_two_runs(noise.sd):.0f}",
                     *(str(seeds_for(difference, noise.sd)) for difference in (10, 5, 2)),
@@ -413,79 +379,25 @@ def noise_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-# One update for each batch at a rate of up to 1e-5, unless the name says otherwise.
-COLLAPSES = {
-    "`r1_zero` with three worked examples, which earns reward": "start_earns == 1",
-    "`r1_zero`, which earns next to none": "start_earns == 0 and updates != 32"
-    " and learning_rate <= 1e-5 and not a.str.startswith('question_only')",
-    "`question_only`": "start_earns == 0 and a.str.startswith('question_only')",
-    "`r1_zero`, a rate of 2e-5 or 3e-5": "start_earns == 0 and learning_rate > 1e-5",
-    "`r1_zero`, 32 updates for each batch": "start_earns == 0 and updates == 32",
-}
-
-
-def collapses_table(runs: pd.DataFrame) -> str:
-    last = equal_runs(runs, "step_class == 200 and family == 'OLMo-2-1B'")
-    rows = []
-    for name, query in COLLAPSES.items():
-        sets = last.query(query)
-        counts = (int(sets["collapsed_a"].sum()), sets["accuracies_a"].map(len).sum())
-        rows.append([name, str(sets["source"].nunique()), ratio(counts)])
-    return markdown.table(["OLMo-2-1B, last step", "sources", "collapsed"], rows)
-
-
 def rates_table(runs: pd.DataFrame) -> str:
     rates = runs.query("kind == 'rates' and quality == 'good' and tuning == 'full'")
     rates = rates.assign(
         num_runs=rates["accuracies_a"].map(len), mean=100 * rates["accuracies_a"].map(np.mean)
     )
-    rates["behind"] = rates["mean"] - rates.groupby("source")["mean"].transform("max")
+    rates["behind"] = rates.groupby("source")["mean"].transform("max") - rates["mean"]
+    families = ("Qwen2.5-Math-1.5B", "OLMo-2-1B")
     header = ["`--learning_rate`"]
-    for family in ("Qwen2.5-Math-1.5B", "OLMo-2-1B"):
+    for family in families:
         header += [f"{family}: sources", "collapsed", "points behind the best"]
     rows = []
     for rate, at_rate in rates.groupby("learning_rate"):
         cells = [np.format_float_scientific(rate, trim="-", exp_digits=1)]
-        for family in ("Qwen2.5-Math-1.5B", "OLMo-2-1B"):
-            of_family = at_rate[at_rate["family"] == family]
-            if of_family.empty:
-                cells += ["", "", ""]
-                continue
-            counts = (int(of_family["collapsed_a"].sum()), of_family["num_runs"].sum())
-            cells += [
-                str(len(of_family)),
-                ratio(counts),
-                f"{abs(of_family['behind'].median()):.0f}",
-            ]
+        for family in families:
+            same = at_rate[at_rate["family"] == family]
+            counts = (int(same["collapsed_a"].sum()), same["num_runs"].sum())
+            tried = [str(len(same)), ratio(counts), f"{same['behind'].median():.0f}"]
+            cells += ["", "", ""] if same.empty else tried
         rows.append(cells)
-    return markdown.table(header, rows)
-
-
-def before_training_table(runs: pd.DataFrame) -> str:
-    before = runs.query("kind == 'before training' and quality == 'good'")
-    before = before.assign(
-        mean=100 * before["accuracies_a"].map(np.mean),
-        problems=before["data"].str.extract("(MATH|GSM8K)", expand=False),
-    )
-    rows = []
-    for (family, problems, decoding), same in before.groupby(["family", "problems", "decoding"]):
-        by_source = same.groupby("source")["mean"].mean()
-        if len(by_source) > 1:
-            spread = f"{by_source.min():.1f} to {by_source.max():.1f}"
-            cells = [family, problems, decoding, str(len(by_source))]
-            rows.append([*cells, f"{by_source.median():.1f}", spread])
-    header = ["model", "problems", "decoding", "sources", "median accuracy, %", "range"]
-    return markdown.table(header, rows)
-
-
-def contents_table(runs: pd.DataFrame) -> str:
-    header = ["kind of row", "rows", "sources", "weak", "from logs", "tables", "text", "figures"]
-    rows = []
-    for kind, of_kind in runs.groupby("kind", sort=False):
-        origins = of_kind["read_from"].value_counts()
-        counts = [len(of_kind), of_kind["source"].nunique(), (of_kind["quality"] == "weak").sum()]
-        counts += [origins.get(origin, 0) for origin in ("log", "table", "text", "figure")]
-        rows.append([kind, *map(str, counts)])
     return markdown.table(header, rows)
 
 
@@ -495,10 +407,7 @@ def tables() -> dict[str, str]:
         "pooled": pooled_table(runs),
         "robustness": robustness_table(runs),
         "noise": noise_table(runs),
-        "collapses": collapses_table(runs),
         "rates": rates_table(runs),
-        "before training": before_training_table(runs),
-        "contents": contents_table(runs),
     }
 
 
@@ -507,6 +416,14 @@ def tables() -> dict[str, str]:
 FAMILIES = {"Qwen2.5-Math-1.5B": 0, "OLMo-2-1B": 1, "another model": 2}  # the colour of each
 TOY = {"color": "0.3", "marker": "D", "label": "our toy world, with its interval"}
 REAL_MODEL = {"color": plotter.COLORS[4], "marker": "s", "label": "our model of 135 million"}
+# What the figure says for a verdict.
+SHORT = {
+    "yes": "yes",
+    "yes, no difference found": "yes: none",
+    "no": "no",
+    "no, not of that size": "no",
+    "cannot be told": "?",
+}
 OPEN = "open: a run of either arm collapsed"
 
 
@@ -528,8 +445,7 @@ def draw_carries_over() -> Figure:
         draw_interval(ax, row + 0.2, question.toy, TOY)
         draw_interval(ax, row + 0.34, question.real_model, REAL_MODEL)
         higher = f"{num_higher(pooled.differences)} of {len(pooled.differences)}"
-        verdict = carries_over(pooled, question.toy).partition(",")[0]
-        write_beside(ax, row, higher, verdict.replace("cannot be told", "?"))
+        write_beside(ax, row, higher, SHORT[carries_over(pooled, question.toy)])
         ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
     write_beside(ax, -0.85, "a is\nhigher in", "carries\nover?")
     format_axes(ax)
@@ -546,7 +462,7 @@ def draw_carries_over() -> Figure:
 
 def write_beside(ax, row: float, *cells: str) -> None:
     """Write two cells of text to the right of a row."""
-    for cell, x in zip(cells, (1.015, 1.13), strict=True):
+    for cell, x in zip(cells, (1.015, 1.145), strict=True):
         ax.annotate(cell, (x, row), xycoords=("axes fraction", "data"), va="center")
 
 
@@ -608,6 +524,6 @@ def legend_handles(bands: dict) -> list:
     if any(question.real_model for question in QUESTIONS):
         handles.append(Line2D([], [], **REAL_MODEL))
     for when, (width, color) in bands.items():
-        label = f"two equal single runs at {when}: {width:.0f} points"
+        label = f"95 % of pairs of equal runs, {when}: {width:.0f} points"
         handles.append(Patch(color=color, label=label))
     return handles
