@@ -17,9 +17,12 @@ sys.path.insert(0, str(ROOT))
 import matplotlib  # noqa: E402
 
 import plotter  # noqa: E402
-from experiments import public_runs  # noqa: E402
+from experiments import public_runs, real_model  # noqa: E402
 
-TABLES = {"experiments/public/README.md": public_runs.tables}
+TABLES = {
+    "experiments/public/README.md": public_runs.tables,
+    "experiments/real/README.md": real_model.tables,
+}
 FIGURES = {"experiments/public/carries_over.png": public_runs.draw_carries_over}
 
 

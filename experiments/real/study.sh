@@ -29,7 +29,7 @@ start() {
 
 # R2 and its relatives begin here: the rule of predictions.md chose it.
 START=$REAL/sft128_seed0/checkpoints/step_000016
-GRPO="--model_name $START $DATA --rollout_batch_size 128 --group_size 8 --beta 0 --micro_batch_tokens 4096
+GRPO="--model_name $START $DATA --rollout_batch_size 64 --group_size 8 --beta 0 --micro_batch_tokens 4096
     --eval_split validation --eval_size 300 --eval_iterations 20"
 
 # R1: three learning rates of GRPO for twenty iterations.
