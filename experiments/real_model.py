@@ -3,6 +3,7 @@
 experiments/real/README.md says what each table shows.
 """
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -34,6 +35,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def checks_table() -> str:
+    """The numbers of checks.py."""
+    checks = json.loads((STUDY / "checks.json").read_text("utf-8"))
+    rows = []
+    for name, value in checks.items():
+        rows.append([name, f"{value:.3g}" if isinstance(value, float) else str(value)])
+    return markdown.table(["check", "value"], rows)
+
+
 def start_table() -> str:
     """Accuracy after SFT, greedy and sampled, by the number of solutions."""
     header = ["solutions", "seed", "greedy", "greedy, flexible", "in the format"]
@@ -57,4 +67,4 @@ def start_table() -> str:
 
 def tables() -> dict[str, str]:
     archive.unpack("real")
-    return {"start": start_table()}
+    return {"checks": checks_table(), "start": start_table()}

@@ -28,6 +28,7 @@ def main(model_name, batch_path, gradient_path, beta, cliprange):
             beta=float(beta),
             epsilon=float(cliprange),
             loss_type="grpo",
+            use_bias_correction_kl=False,  # TRL's default multiplies the KL by the ratio
             gradient_checkpointing=False,
             bf16=False,
             use_cpu=True,
