@@ -84,5 +84,6 @@ def test_seeds():
     assert public_runs.seeds_for(0.5, 1) == 64
 
 
+@pytest.mark.slow
 def test_the_pages_are_what_the_data_give(capsys):
     assert report.main(["--check"]) == 0, capsys.readouterr().out

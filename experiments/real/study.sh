@@ -40,4 +40,11 @@ rates() {
     done | two_at_a_time
 }
 
+# R8: can the model tell intact stories from damaged ones?
+judge() {
+    python -m experiments.judge_report 12 --model_name output/smollm2 --dataset_name creative --judge_type local \
+        --judge_model output/smollm2 --group_size 4 --max_completion_length 128 --min_judge_spread 0 \
+        --output_dir $REAL/judge
+}
+
 "$@"
