@@ -40,7 +40,7 @@ def checks_table() -> str:
     checks = json.loads((STUDY / "checks.json").read_text("utf-8"))
     rows = []
     for name, value in checks.items():
-        rows.append([name, f"{value:.3g}" if isinstance(value, float) else str(value)])
+        rows.append([name, f"{value:.5g}" if isinstance(value, float) else str(value)])
     return markdown.table(["check", "value"], rows)
 
 
