@@ -347,7 +347,7 @@ def robustness_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-NOISE_OF = {
+STARTS = {
     "step_class > 0": "all",
     "start_earns == 1": "earns reward",
     "start_earns == 0": "earns next to none",
@@ -358,7 +358,7 @@ def noise_table(runs: pd.DataFrame) -> str:
     header = ["start", "step", "sources", "runs", "collapsed", "late", "within 2 points", "sd"]
     header += ["two single runs", "seeds for 10", "for 5", "for 2 points"]
     rows = []
-    for which, name in NOISE_OF.items():
+    for which, name in STARTS.items():
         for step in (50, 100, 200):
             sets = equal_runs(runs, f"{which} and step_class == {step}")
             noise = measure_noise(sets)
@@ -416,15 +416,13 @@ def tables() -> dict[str, str]:
 FAMILIES = {"Qwen2.5-Math-1.5B": 0, "OLMo-2-1B": 1, "another model": 2}  # the colour of each
 TOY = {"color": "0.3", "marker": "D", "label": "our toy world, with its interval"}
 REAL_MODEL = {"color": plotter.COLORS[4], "marker": "s", "label": "our model of 135 million"}
-# What the figure says for a verdict.
-SHORT = {
+VERDICT_IN_FIGURE = {
     "yes": "yes",
     "yes, no difference found": "yes: none",
     "no": "no",
     "no, not of that size": "no",
     "cannot be told": "?",
 }
-OPEN = "open: a run of either arm collapsed"
 
 
 def draw_carries_over() -> Figure:
@@ -445,7 +443,7 @@ def draw_carries_over() -> Figure:
         draw_interval(ax, row + 0.2, question.toy, TOY)
         draw_interval(ax, row + 0.34, question.real_model, REAL_MODEL)
         higher = f"{num_higher(pooled.differences)} of {len(pooled.differences)}"
-        write_beside(ax, row, higher, SHORT[carries_over(pooled, question.toy)])
+        write_beside(ax, row, higher, VERDICT_IN_FIGURE[carries_over(pooled, question.toy)])
         ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
     write_beside(ax, -0.85, "a is\nhigher in", "carries\nover?")
     format_axes(ax)
@@ -518,7 +516,9 @@ def legend_handles(bands: dict) -> list:
         Line2D([], [], **dot, color=plotter.COLORS[i], label=f"a source with {family}")
         for family, i in FAMILIES.items()
     ]
-    handles.append(Line2D([], [], **dot, color="0.4", markerfacecolor="none", label=OPEN))
+    open_dot = Line2D([], [], **dot, color="0.4", markerfacecolor="none")
+    open_dot.set_label("open: a run of either arm collapsed")
+    handles.append(open_dot)
     handles.append(Line2D([], [], color="black", linewidth=2.5, label="median of the sources"))
     handles.append(Line2D([], [], **TOY))
     if any(question.real_model for question in QUESTIONS):

@@ -45,14 +45,16 @@ def main(arguments=None) -> int:
     for name, make_tables in TABLES.items():
         page = (ROOT / name).read_text("utf-8")
         new_page = fill(page, make_tables())
-        if args.check and new_page != page:
+        if not args.check:
+            (ROOT / name).write_text(new_page, "utf-8")
+        elif new_page != page:
             print(f"{name} is not what the data give: run python experiments/report.py")
             return 1
-        (ROOT / name).write_text(new_page, "utf-8")
-    if not args.check:
-        with matplotlib.rc_context(plotter.STYLE):
-            for name, draw in FIGURES.items():
-                draw().savefig(ROOT / name, metadata={"Software": None})
+    if args.check:
+        return 0
+    with matplotlib.rc_context(plotter.STYLE):
+        for name, draw in FIGURES.items():
+            draw().savefig(ROOT / name, metadata={"Software": None})
     return 0
 
 

@@ -121,68 +121,14 @@ def greedy_ids(model: PreTrainedModel, tokenizer, prompts: list[str]) -> list[li
     return answers
 
 
-def check(args) -> dict:
-    torch.manual_seed(0)
-    model, tokenizer = llms.get_llm_tokenizer(args.model_name, "cpu")
-    reference, _ = llms.get_llm_tokenizer(args.reference, "cpu")
-    _, loader = get_dataloaders(
-        "gsm8k", tokenizer, dataset_path=args.dataset_path, eval_split="validation", eval_size=64
-    )
-    prompts = [example["prompt"] for example in loader.examples]
-    stop_strings = loader.prompt.stop_strings
-
-    rollout = generate(
-        model,
-        tokenizer,
-        prompts[:NUM_PROMPTS],
-        num_samples=GROUP_SIZE,
-        max_completion_length=MAX_COMPLETION_LENGTH,
-        stop_strings=stop_strings,
-    )
+def check_logps(model: PreTrainedModel, rollout: Rollout) -> dict:
+    """Log-probs of the sampler and of the loss, beside a plain pass of transformers."""
     mask = rollout.completion_mask
+    plain = plain_logps(model, rollout)
     logps = compute_rollout_logps(
         model, rollout, group_size=GROUP_SIZE, temperature=1.0, micro_batch_tokens=4096
     )
-    plain = plain_logps(model, rollout)
-
-    first = rollout.select(range(NUM_IN_LOSS))
-    policy_logps = plain_logps(model, first)
-    batch = {
-        "prompt_ids": first.prompt_ids,
-        "prompt_mask": first.prompt_mask,
-        "completion_ids": first.completion_ids,
-        "completion_mask": first.completion_mask,
-        "advantages": torch.randn(NUM_IN_LOSS),
-        # As if the policy had moved since it sampled, so that some tokens are clipped.
-        "old_per_token_logps": policy_logps + 0.2 * torch.randn(policy_logps.shape),
-        "ref_per_token_logps": plain_logps(reference, first),
-    }
-    loss, gradient = our_loss(model, first, batch)
-    trl_version, loss_of_trl, gradient_of_trl = trl_loss(args.trl_python, args.model_name, batch)
-
-    greedy = generate(
-        model,
-        tokenizer,
-        prompts,
-        max_completion_length=MAX_COMPLETION_LENGTH,
-        temperature=0,
-        stop_strings=stop_strings,
-    )
-    lengths = greedy.lengths.tolist()
-    ours = [
-        ids[:length] for ids, length in zip(greedy.completion_ids.tolist(), lengths, strict=True)
-    ]
-    theirs = greedy_ids(model, tokenizer, prompts)
-    # generate knows no stop strings here, and may write on where ours has ended.
-    equal = [own == other[: len(own)] for own, other in zip(ours, theirs, strict=True)]
-
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        reloaded, _ = llms.get_llm_tokenizer(folder, "cpu")
-    weights_of_reloaded = dict(reloaded.named_parameters())
     return {
-        "model": args.model_name,
         "completions": len(mask),
         "completion tokens": int(mask.sum()),
         "log-probs of the sampler beside a plain pass, largest difference in nats": (
@@ -191,6 +137,26 @@ def check(args) -> dict:
         "log-probs of the loss beside a plain pass, largest difference in nats": (
             largest_difference(logps, plain, mask)
         ),
+    }
+
+
+def check_loss(args, model: PreTrainedModel, rollout: Rollout) -> dict:
+    """The loss and its gradient, beside TRL's."""
+    reference, _ = llms.get_llm_tokenizer(args.reference, "cpu")
+    policy_logps = plain_logps(model, rollout)
+    batch = {
+        "prompt_ids": rollout.prompt_ids,
+        "prompt_mask": rollout.prompt_mask,
+        "completion_ids": rollout.completion_ids,
+        "completion_mask": rollout.completion_mask,
+        "advantages": torch.randn(NUM_IN_LOSS),
+        # As if the policy had moved since it sampled, so that some tokens are clipped.
+        "old_per_token_logps": policy_logps + 0.2 * torch.randn(policy_logps.shape),
+        "ref_per_token_logps": plain_logps(reference, rollout),
+    }
+    loss, gradient = our_loss(model, rollout, batch)
+    trl_version, loss_of_trl, gradient_of_trl = trl_loss(args.trl_python, args.model_name, batch)
+    return {
         "TRL": trl_version,
         "completions in the loss": NUM_IN_LOSS,
         "loss": loss,
@@ -198,12 +164,59 @@ def check(args) -> dict:
         "gradient beside TRL's, relative difference": relative_difference(
             gradient_of_trl, gradient
         ),
-        "greedy answers": len(equal),
-        "greedy answers equal to generate's, token for token": sum(equal),
-        "weights equal after saving and loading": all(
-            torch.equal(weight, weights_of_reloaded[name])
-            for name, weight in model.named_parameters()
+    }
+
+
+def check_greedy_answers(model: PreTrainedModel, tokenizer, prompts: list[str]) -> dict:
+    """Greedy answers of the sampler, beside those of transformers' generate."""
+    rollout = generate(
+        model, tokenizer, prompts, max_completion_length=MAX_COMPLETION_LENGTH, temperature=0
+    )
+    padded_ids = rollout.completion_ids.tolist()
+    lengths = rollout.lengths.tolist()
+    ours = [ids[:length] for ids, length in zip(padded_ids, lengths, strict=True)]
+    theirs = greedy_ids(model, tokenizer, prompts)
+    return {
+        "greedy answers": len(ours),
+        "greedy answers equal to generate's, token for token": sum(
+            our_ids == their_ids for our_ids, their_ids in zip(ours, theirs, strict=True)
         ),
+    }
+
+
+def check_saving(model: PreTrainedModel, tokenizer) -> dict:
+    """Whether a model that is saved and loaded has the same weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        loaded, _ = llms.get_llm_tokenizer(folder, "cpu")
+    loaded_weights = dict(loaded.named_parameters())
+    is_equal = [
+        torch.equal(weight, loaded_weights[name]) for name, weight in model.named_parameters()
+    ]
+    return {"weights equal after saving and loading": all(is_equal)}
+
+
+def check(args) -> dict:
+    torch.manual_seed(0)
+    model, tokenizer = llms.get_llm_tokenizer(args.model_name, "cpu")
+    _, loader = get_dataloaders(
+        "gsm8k", tokenizer, dataset_path=args.dataset_path, eval_split="validation", eval_size=64
+    )
+    prompts = [example["prompt"] for example in loader.examples]
+    rollout = generate(
+        model,
+        tokenizer,
+        prompts[:NUM_PROMPTS],
+        num_samples=GROUP_SIZE,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+    )
+    return {
+        "model": args.model_name,
+        **check_logps(model, rollout),
+        **check_loss(args, model, rollout.select(range(NUM_IN_LOSS))),
+        **check_greedy_answers(model, tokenizer, prompts),
+        **check_saving(model, tokenizer),
     }
 
 
@@ -219,9 +232,18 @@ def parse_args():
     return parser.parse_args()
 
 
-if __name__ == "__main__":
+def run() -> int:
     args = parse_args()
-    result = check(args)
-    args.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    try:
+        result = check(args)
+        args.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     for name, value in result.items():
         print(f"{name}: {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -7,6 +7,7 @@ evaluations as row number, completion and verdict (without the question), and a 
 `python experiments/archive.py pack real` then packs all runs of the study.
 """
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -24,13 +25,15 @@ ROLLOUTS_OF_STEP = 16
 def keep(run: Path) -> None:
     """Copy a run to the folder of the study. A copy that is there is replaced.
 
-    Raises OSError if the run has no args.json.
+    Raises ValueError if the folder holds no run.
     """
+    if not (run / "args.json").exists():
+        raise ValueError(f"{run} holds no run: it has no args.json")
     kept = STUDY / run.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
     for name in ("args.json", "train_log.jsonl", "eval_log.jsonl"):
-        if (run / name).exists() or name == "args.json":
+        if (run / name).exists():
             shutil.copyfile(run / name, kept / name)
     for path in sorted((run / "eval").glob("*.jsonl")):
         keep_rows(jsonl.read(path), kept / "eval" / path.name)
@@ -46,11 +49,14 @@ def keep_rows(rows: list[dict], path: Path) -> None:
 
 
 def main() -> int:
-    if len(sys.argv) == 1:
-        print(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run")
+    try:
+        for run in parser.parse_args().runs:
+            keep(run)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    for name in sys.argv[1:]:
-        keep(Path(name))
     return 0
 
 

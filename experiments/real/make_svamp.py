@@ -8,6 +8,7 @@ problems are those of MAWPS and ASDiv-A that its authors train on, once each; ev
 validation. A solution has one line for each operation of the problem's equation.
 """
 
+import argparse
 import csv
 import json
 import operator
@@ -94,6 +95,12 @@ def main(repository: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("repository", type=Path, help="the clone of SVAMP's repository")
+    parser.add_argument("output", type=Path, help="the folder that is written")
+    args = parser.parse_args()
+    try:
+        main(args.repository, args.output)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
