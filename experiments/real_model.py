@@ -17,6 +17,7 @@ STARTS = ("sft32", "sft128")
 
 def last_evaluation(run: str) -> dict:
     """The last line of a run's eval_log.jsonl."""
+    archive.unpack("real")
     return jsonl.read(STUDY / run / "eval_log.jsonl")[-1]
 
 
@@ -65,6 +66,4 @@ def start_table() -> str:
     return markdown.table(header, rows)
 
 
-def tables() -> dict[str, str]:
-    archive.unpack("real")
-    return {"checks": checks_table(), "start": start_table()}
+TABLES = {"checks": checks_table, "start": start_table}
