@@ -30,13 +30,64 @@ start() {
 # R2 and its relatives begin here: the rule of predictions.md chose it.
 START=$REAL/sft128_seed0/checkpoints/step_000016
 GRPO="--model_name $START $DATA --rollout_batch_size 64 --group_size 8 --beta 0 --micro_batch_tokens 4096
-    --eval_split validation --eval_size 300 --eval_iterations 20"
+    --eval_split validation --eval_size 300 --eval_iterations 20 --save_iterations 10"
+
+# Print the command of a run: its name, script and flags.
+command_of() {
+    local run=$REAL/$1
+    shift
+    echo python "$@" --output_dir $run "> $run.log 2>&1"
+}
 
 # R1: three learning rates of GRPO for twenty iterations.
 rates() {
     for rate in 1e-5 2e-5 5e-6; do
-        run=$REAL/rate${rate}_seed0
-        echo python main.py $GRPO --num_train_iters 20 --learning_rate $rate --seed 0 --output_dir $run "> $run.log 2>&1"
+        command_of rate${rate}_seed0 main.py $GRPO --num_train_iters 20 --learning_rate $rate --seed 0
+    done | two_at_a_time
+}
+
+# The rate that the rule of predictions.md chose.
+RATE=RATE_OF_THE_RULE
+
+# R2: GRPO.
+grpo() {
+    for seed in ${SEEDS:-1 2 3}; do
+        command_of grpo_seed$seed main.py $GRPO --num_train_iters 60 --learning_rate $RATE --seed $seed
+    done | two_at_a_time
+}
+
+# R3: the same with rewards for the format alone.
+format() {
+    for seed in ${SEEDS:-1 2}; do
+        command_of format_seed$seed experiments/controls.py --evaluator format $GRPO --num_train_iters 60 \
+            --learning_rate $RATE --seed $seed
+    done | two_at_a_time
+}
+
+# R4: 60 more updates of SFT.
+more_sft() {
+    for seed in ${SEEDS:-1 2}; do
+        command_of more_sft_seed$seed sft.py --model_name $START --train_file $REAL/solutions.jsonl $DATA \
+            --num_examples 1920 --train_batch_size 32 --learning_rate 3e-5 --warmup_steps 3 \
+            --eval_split validation --eval_size 300 --eval_updates 20 --save_updates 20 --seed $seed
+    done | two_at_a_time
+}
+
+# R5: raw rewards instead of advantages.
+raw_rewards() {
+    for seed in ${SEEDS:-1 2}; do
+        command_of raw_rewards_seed$seed main.py $GRPO --loss_type no_baseline --num_train_iters 30 \
+            --learning_rate $RATE --seed $seed
+    done | two_at_a_time
+}
+
+# Accuracy on test, greedy and at temperature 1, of the starting point and of the last checkpoint of each run named.
+on_test() {
+    for run in sft128_seed0 "$@"; do
+        checkpoint=$(ls -d $REAL/$run/checkpoints/step_* | tail -n 1)
+        evaluate="main.py --eval_only --model_name $checkpoint $DATA --eval_split test --eval_size 1000"
+        command_of ${run}_test $evaluate
+        command_of ${run}_test_sampled $evaluate --eval_temperature 1
     done | two_at_a_time
 }
 
