@@ -29,8 +29,8 @@ class Question:
     Args:
         text: "a - b".
         rows: which comparisons of runs.jsonl answer it, as a query of pandas.
-        toy: mean and interval of the same difference in our toy world, from choices/README.md and
-            comparisons.md.
+        toy: mean and interval of the same difference in our toy world, from experiments/README.md
+            and, in full, choices/README.md and comparisons.md of commit c8c75e4.
         real_model: mean and interval with the model of 135 million parameters.
         remark: what the table adds to the verdict on accuracy.
     """
