@@ -29,8 +29,8 @@ class Question:
     Args:
         text: "a - b".
         rows: which comparisons of runs.jsonl answer it, as a query of pandas.
-        toy: mean and interval of the same difference in our toy world, from choices/README.md and
-            comparisons.md.
+        toy: mean and interval of the same difference in our toy world, from experiments/README.md
+            and, in full, choices/README.md and comparisons.md of commit c8c75e4.
         real_model: mean and interval with the model of 135 million parameters.
         remark: what the table adds to the verdict on accuracy.
     """
@@ -425,9 +425,9 @@ VERDICT_IN_FIGURE = {
 
 
 CAPTION = (
-    "*Accuracy at the last step that both arms have, averaged over the pairs of a source. The grey"
-    " bands hold 95% of the differences between two single runs of equal settings, neither late nor"
-    ' collapsed. "Yes: none": no difference found, here or there.*'
+    "*Accuracy at the last step that both arms have, averaged over the pairs of a source. Grey bands"
+    " hold 95% of the differences between two single runs of equal settings."
+    ' "Yes: none": no difference found, here or there.*'
 )
 
 
