@@ -82,16 +82,10 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors_of(target), link
 
 
-def test_the_readme_links_each_page_of_docs():
-    links = {link.partition("#")[0] for link in local_links(ROOT / "README.md")}
-    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= links
-
-
-def test_the_test_files_that_a_change_needs_exist():
-    names = re.findall(r"test_\w+\.py", CONTRIBUTING)
-    assert len(names) > 20
-    for name in names:
-        assert (ROOT / "tests" / name).exists(), name
+def test_readme_links_each_page_of_docs():
+    links = local_links(ROOT / "README.md")
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= {link.partition("#")[0] for link in links}
 
 
 def test_the_tree_is_there():
@@ -112,19 +106,6 @@ def test_commands_have_flags_that_exist():
             args = parse(GRPOConfig, command)
             assert args.dataset_name in DATASETS, (page.name, command)
     assert num_commands > 10
-
-
-def test_the_demo_is_the_same_in_the_makefile_and_on_the_page():
-    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
-    makefile = makefile.replace("$(DEMO)", "output/demo")
-    in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
-    on_page = next(
-        command for command in main_commands(ROOT / "README.md") if "output/demo" in command
-    )
-
-    settings = parse(GRPOConfig, in_makefile)
-    assert settings == parse(GRPOConfig, on_page)
-    assert settings.num_train_iters == 100
 
 
 def requirements_in(name):
@@ -155,6 +136,26 @@ def test_the_lock_suits_every_build_of_torch():
     for requirement in requirements_in("requirements.lock"):
         assert not requirement.name.startswith(("cuda", "nvidia", "triton"))
         assert "+" not in str(requirement.specifier)
+
+
+def test_the_files_of_tests_that_a_change_needs_exist():
+    names = re.findall(r"test_\w+\.py", CONTRIBUTING)
+    assert len(names) > 20
+    for name in names:
+        assert (ROOT / "tests" / name).exists(), name
+
+
+def test_the_demo_is_the_same_in_the_makefile_and_in_readme():
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    makefile = makefile.replace("$(DEMO)", "output/demo")
+    in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
+    on_page = next(
+        command for command in main_commands(ROOT / "README.md") if "output/demo" in command
+    )
+
+    settings = parse(GRPOConfig, in_makefile)
+    assert settings == parse(GRPOConfig, on_page)
+    assert settings.num_train_iters == 100
 
 
 @pytest.fixture(scope="module")
