@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from config import DATASETS, GRPOConfig, parse
 
 README = (ROOT / "README.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 # The pages of the studies say that their commands belong to an earlier commit. What such a page
 # names may have left since, so it is not checked.
 OF_AN_EARLIER_COMMIT = "The commands on this page belong to commit"
@@ -81,15 +82,14 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors_of(target), link
 
 
-def test_the_index_of_the_pages_names_each_page():
-    folder = ROOT / "docs"
-    links = local_links(folder / "README.md")
-    pages = {path.name for path in folder.glob("*.md")}
-    assert pages - {"README.md"} <= set(links)
+def test_readme_links_each_page_of_docs():
+    links = local_links(ROOT / "README.md")
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= {link.partition("#")[0] for link in links}
 
 
 def test_the_tree_is_there():
-    tree = README[README.index("## The tree") : README.index("## What this is not")]
+    tree = README[README.index("## The tree") : README.index("## Is it for you?")]
     names = re.findall(r"^ {4}(\w+(?:\.py|/))", tree, re.MULTILINE)
     assert len(names) > 15
     for name in names:
@@ -106,17 +106,6 @@ def test_commands_have_flags_that_exist():
             args = parse(GRPOConfig, command)
             assert args.dataset_name in DATASETS, (page.name, command)
     assert num_commands > 10
-
-
-def test_the_demo_is_the_same_in_the_makefile_and_on_the_page():
-    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
-    makefile = makefile.replace("$(DEMO)", "output/demo")
-    in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
-    on_page = main_commands(ROOT / "docs" / "try.md")[0]
-
-    settings = parse(GRPOConfig, in_makefile)
-    assert settings == parse(GRPOConfig, on_page)
-    assert settings.num_train_iters == 100
 
 
 def requirements_in(name):
@@ -149,9 +138,29 @@ def test_the_lock_suits_every_build_of_torch():
         assert "+" not in str(requirement.specifier)
 
 
+def test_the_files_of_tests_that_a_change_needs_exist():
+    names = re.findall(r"test_\w+\.py", CONTRIBUTING)
+    assert len(names) > 20
+    for name in names:
+        assert (ROOT / "tests" / name).exists(), name
+
+
+def test_the_demo_is_the_same_in_the_makefile_and_in_readme():
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    makefile = makefile.replace("$(DEMO)", "output/demo")
+    in_makefile = re.search(r"main\.py (.*?) \$\(DEMO_FLAGS\)", makefile)[1].split()
+    on_page = next(
+        command for command in main_commands(ROOT / "README.md") if "output/demo" in command
+    )
+
+    settings = parse(GRPOConfig, in_makefile)
+    assert settings == parse(GRPOConfig, on_page)
+    assert settings.num_train_iters == 100
+
+
 @pytest.fixture(scope="module")
 def edited_copy(tmp_path_factory):
-    """A copy of the repository into which README's three examples are written."""
+    """A copy of the repository into which the examples of a reward, a loss and a data set go."""
     folder = tmp_path_factory.mktemp("docs") / "copy"
     names = run_in(ROOT, "git", "ls-files", check=True).stdout.split()
     for name in names:
@@ -159,16 +168,12 @@ def edited_copy(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
-    reward, loader, loss = python_blocks(README)
+    reward, loss = python_blocks(README)
+    (loader,) = python_blocks(CONTRIBUTING)
     (folder / "my_rewards.py").write_text(reward)
-    registrations = re.findall(r"`((?:DATASETS|LOSSES)\[.+?\] = \w+)`", README)
-    loader_line, loss_line = registrations
-    for name, code, registration in (
-        ("rl_datasets.py", loader, loader_line),
-        ("losses.py", loss, loss_line),
-    ):
+    for name, code in (("rl_datasets.py", loader), ("losses.py", loss)):
         with open(folder / name, "a") as file:
-            file.write(f"\n\n{code}\n\n{registration}\n")
+            file.write(f"\n\n{code}")
     return folder
 
 
