@@ -425,8 +425,8 @@ VERDICT_IN_FIGURE = {
 
 
 CAPTION = (
-    "*Accuracy at the last step that both arms have, averaged over the pairs of a source. Grey bands"
-    " hold 95% of the differences between two single runs of equal settings."
+    "*Accuracy at the last step that both arms have, averaged over the pairs of a source. Grey"
+    " bands hold 95% of the differences between two single runs of equal settings."
     ' "Yes: none": no difference found, here or there.*'
 )
 
