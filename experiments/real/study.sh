@@ -29,8 +29,8 @@ start() {
 
 # R2 and its relatives begin here: the rule of predictions.md chose it.
 START=$REAL/sft128_seed0/checkpoints/step_000016
-GRPO="--model_name $START $DATA --rollout_batch_size 64 --group_size 8 --beta 0 --micro_batch_tokens 4096
-    --eval_split validation --eval_size 300 --eval_iterations 20 --save_iterations 10"
+GRPO="--model_name $START $DATA --rollout_batch_size 128 --group_size 8 --beta 0 --micro_batch_tokens 4096
+    --max_concurrent_sequences 128 --eval_split validation --eval_size 300 --eval_iterations 20 --save_iterations 10"
 
 # Print the command of a run: its name, script and flags.
 command_of() {
@@ -39,15 +39,16 @@ command_of() {
     echo python "$@" --output_dir $run "> $run.log 2>&1"
 }
 
-# R1: three learning rates of GRPO for twenty iterations.
+# R1: three learning rates of GRPO for twenty iterations, with half of the prompts.
 rates() {
     for rate in 1e-5 2e-5 5e-6; do
-        command_of rate${rate}_seed0 main.py $GRPO --num_train_iters 20 --learning_rate $rate --seed 0
+        command_of rate${rate}_seed0 main.py $GRPO --rollout_batch_size 64 --num_train_iters 20 \
+            --learning_rate $rate --seed 0
     done | two_at_a_time
 }
 
 # The rate that the rule of predictions.md chose.
-RATE=RATE_OF_THE_RULE
+RATE=2e-5
 
 # R2: GRPO.
 grpo() {
