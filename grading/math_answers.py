@@ -1,8 +1,7 @@
 """Compare MATH answers in another process, which a hostile answer may hang, exhaust or crash.
 
 `MathGrader().grade(gold, answer)` returns "equal", "different", "timeout" or "failed". What counts
-as equal is decided in math_equality.py, and described in docs/math_grading.md. This works only on
-POSIX systems.
+as equal is decided and described in math_equality.py. This works only on POSIX systems.
 """
 
 import itertools

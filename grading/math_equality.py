@@ -1,8 +1,21 @@
 r"""Decide whether two answers are equal as mathematics: math-verify, with a guard before it.
 
-math-verify reads the LaTeX of both and compares what it read. Alone it accepts some wrong answers.
-So the guard first asks for the same units, words, variables and brackets, hands on only what can be
-read in one way, and turns decimals into fractions.
+math-verify reads the LaTeX of both and compares what it read. Alone it accepts some wrong answers,
+and training finds any wrong answer that scores, whereas a right answer that is missed costs little.
+So the guard first asks for
+
+    the same units, where both answers have one         5 cm is not 5 m
+    the same brackets and number of items               (1,2) is not 1,2
+    the same variables, and an equation for an equation x is not X, y=2x+3 is not 2x+3
+    the same words                                      east is not seat; their case is free
+    numbers that are exact or agree in 1,000 digits     1/3 is not 0.333333, but 2^{10} is 1024
+    a text that can be read in one way                  7 is not 4(3), and 1/2x is only itself
+    known commands                                      \max(3,5) is a question, not an answer
+
+A missing unit or percent sign is forgiven, since gold answers often leave it out, except that of a
+number of at most 1, where 0.5 might mean 50\%. i and e are always numbers. Some right answers are
+refused: rounded ones, sentences, x<2 \text{ or } x>3 for a union of intervals, qp for pq (letters
+alone are words), and sets with an item that stands twice.
 
 As a script this is the server of math_answers.MathGrader.
 """

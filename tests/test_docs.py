@@ -105,7 +105,7 @@ def test_commands_have_flags_that_exist():
                 continue
             args = parse(GRPOConfig, command)
             assert args.dataset_name in DATASETS, (page.name, command)
-    assert num_commands > 10
+    assert num_commands > 5
 
 
 def requirements_in(name):
@@ -202,7 +202,7 @@ def test_the_examples_train(edited_copy):
 
 @pytest.mark.slow
 def test_the_snippet_that_compares_two_models_runs(tmp_path):
-    (code,) = python_blocks((ROOT / "docs" / "try.md").read_text("utf-8"))
+    (code,) = python_blocks((ROOT / "docs" / "metrics.md").read_text("utf-8"))
     models = re.search(r"in (\(.+?\)):", code)[1]
     (tmp_path / "snippet.py").write_text(code.replace(models, '("tiny/0.1m", "tiny/0.3m")'))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
