@@ -58,11 +58,10 @@ def draw_training() -> tuple[Figure, str]:
     for ax in (accuracy, reward, entropy, length):
         label_lines(ax)
     return figure, (
-        "*Only the reward for right answers makes accuracy rise to the end; all but the random "
-        "reward teach the format. Lines are means of three seeds and bands go from the lowest to "
-        "the highest; samples are smoothed by a running median of seven iterations. Each reward is "
-        "shown as a percentage of its maximum. Accuracy, and rewards drawn as circles, are of "
-        "greedy answers to 500 validation problems.*"
+        "*Rewarding right answers teaches far more than rewarding the format alone, and a random "
+        "reward teaches nothing. Lines are means of three seeds, bands their range; samples are "
+        "smoothed by running medians of seven iterations. Rewards are percentages of their "
+        "maximum. Panel (a) and the circles in (b) are greedy answers to 500 validation problems.*"
     )
 
 
@@ -76,10 +75,10 @@ def label_lines(ax: Axes) -> None:
 
 
 MEASURES_ON_TEST = {
-    "accuracy (%)": "accuracy",
-    "accuracy in any format (%)": "accuracy_flexible",
+    "accuracy on test (%)": "accuracy",
+    "the same in any format (%)": "accuracy_flexible",
     "answers with steps (%)": "with_steps",
-    "careful share of hard steps (%)": "careful_share",
+    "hard steps that are careful (%)": "careful_share",
     "length (tokens)": "tokens",
 }
 
@@ -105,36 +104,44 @@ def training_table() -> str:
         first = f"{curves['grpo'].head().mean().mean():.2f}"
         last = [mean_and_range(curve.tail().mean(), 2) for curve in curves.values()]
         rows.append([f"{measure} of samples (nats per token)", first, *last])
-    header = ["after training", "before", "GRPO", "format reward only", "random reward"]
+    header = ["measure", "before", "GRPO", "format reward only", "random reward"]
     return markdown.table(header, rows)
 
 
+STEPS = {
+    "hard steps that are careful": "careful_share",
+    "careful steps that are right": "careful_right",
+    "direct steps that are right": "direct_right",
+    "easy steps that are right": "easy_right",
+}
+
+
 def mechanism_table() -> str:
-    """How accuracy follows from the share of right steps, if each is right by itself."""
+    """The shares of right steps, and the accuracy if each step were right by itself."""
     before, after = demo_on_test()
     after = after["grpo"].mean(numeric_only=True)
     more_careful = before.copy()
     more_careful["careful_share"] = after["careful_share"]
-    columns = [before, more_careful, after]
+    columns = [
+        shares[list(STEPS.values())].astype(float) for shares in (before, more_careful, after)
+    ]
     rows = []
-    for name, measure in {
-        "hard steps that are careful": "careful_share",
-        "careful steps that are right": "careful_right",
-        "direct steps that are right": "direct_right",
-        "easy steps that are right": "easy_right",
-    }.items():
-        rows.append([name, *(f"{column[measure]:.1f}%" for column in columns)])
+    for name, column in STEPS.items():
+        rows.append([name, *(f"{shares[column]:.1f}%" for shares in columns)])
     num_hard = (after["careful"] + after["direct"]) / after["n"]
     num_easy = after["easy"] / after["n"]
-    expected = []
-    for column in columns:
-        careful = column["careful_share"] / 100
-        hard_right = careful * column["careful_right"] + (1 - careful) * column["direct_right"]
-        right = (hard_right / 100) ** num_hard * (column["easy_right"] / 100) ** num_easy
-        expected.append(f"{right:.1%}")
-    rows.append([f"answers with {num_hard:.2f} hard and {num_easy:.2f} easy steps that are right"])
-    rows[-1] += expected
-    return markdown.table(["", "before", "only more careful", "after"], rows)
+    expected = [expected_accuracy(shares / 100, num_hard, num_easy) for shares in columns]
+    name = f"{num_hard:.2f} hard and {num_easy:.2f} easy steps that are all right, expected"
+    rows.append([name, *(f"{share:.1%}" for share in expected)])
+    header = ["share", "before training", "before, but as careful as after", "after training"]
+    return markdown.table(header, rows)
+
+
+def expected_accuracy(shares: pd.Series, num_hard: float, num_easy: float) -> float:
+    """The chance that all steps of an answer are right, if they are independent."""
+    careful = shares["careful_share"]
+    hard_right = careful * shares["careful_right"] + (1 - careful) * shares["direct_right"]
+    return hard_right**num_hard * shares["easy_right"] ** num_easy
 
 
 # --- 3. Scaling -----------------------------------------------------------------------------------
@@ -169,8 +176,8 @@ class Size:
 
 # All are GRPO, so all are blue: the larger, the darker.
 SIZES = (
-    Size("0.1m", "scaling", "0.1m", "0.1m_before", "#9ecae1", 281),
-    Size("0.3m", "scaling", "0.3m", "0.3m_before", "#4a9fd0", 806),
+    Size("0.1m", "scaling", "0.1m", "0.1m_before", "#7ab8dc", 281),
+    Size("0.3m", "scaling", "0.3m", "0.3m_before", "#3d97cc", 806),
     Size("1m", "dynamics", "grpo", "before", COLORS["GRPO"], 1640),
     Size("3m", "scaling", "3m", "3m_before", "#00304d", 3840),
 )
@@ -183,18 +190,20 @@ def draw_scaling() -> tuple[Figure, str]:
     for size in SIZES:
         curves = size.validation()
         draw_mean_and_range(by_iteration, curves, size.color, marker="o", label=size.name)
-        num_parameters = size.num_parameters()
         seeds = size.test_after()
+        x = size.num_parameters()
         dot = {"marker": "o", "linestyle": "", "color": size.color}
-        by_size.plot(num_parameters, size.test_before(), **dot, markerfacecolor="white")
-        by_size.plot([num_parameters] * len(seeds), seeds, **dot)
+        by_size.plot(x, size.test_before(), **dot, markerfacecolor="white")
+        by_size.plot([x] * len(seeds), seeds, **dot)
     label_lines(by_iteration)
     by_iteration.set(xlabel="iteration", ylabel="accuracy on validation (%)", ylim=(-2, 102))
-    by_size.set(xlabel="parameters", ylabel="accuracy on test (%)", ylim=(-2, 102), xscale="log")
-    ticks = {size.num_parameters(): size for size in SIZES}
-    by_size.set_xticks(list(ticks), [f"{size.name}\n{x:,}" for x, size in ticks.items()])
+    by_size.set(ylabel="accuracy on test (%)", ylim=(-2, 102), xscale="log", xlim=(6e4, 4.5e6))
+    ticks = {size.num_parameters(): size.name for size in SIZES}
+    by_size.set_xticks(list(ticks), [f"{name}\n{x / 1e6:.2f}" for x, name in ticks.items()])
     by_size.set_xticks([], minor=True)
-    by_size.set_xlim(60_000, 4_500_000)
+    by_size.set_xlabel("model, and its parameters in millions")
+    by_size.text(1.7e6, 86, "after", ha="center", va="center")
+    by_size.text(1.7e6, 31, "before", ha="center", va="center")
     return figure, (
         "*1m and 3m learn the task, 0.1m and 0.3m hardly. (a) Accuracy on 500 validation problems: "
         "mean of three seeds, with a band from the lowest to the highest. 1m is the demo. "
@@ -233,7 +242,7 @@ def scaling_table(level: float = 80) -> str:
 
 
 def operands_table() -> str:
-    """Of the answers whose steps are all right, how many are wrong, and why: they invent numbers."""
+    """How many answers take numbers from nowhere, and how many are wrong for that alone."""
     header = ["after training, one seed", "answers", "with an invented number"]
     header += ["with every step right", "wrong all the same", "these with an invented number"]
     rows = []
@@ -282,9 +291,9 @@ def at_best_rates(study: str, log: str) -> pd.DataFrame:
     return table[table["rate"] == table["arm"].map(best_rates)]
 
 
-def sft_runs(log: str = "test.jsonl") -> pd.DataFrame:
-    """The last answers of SFT's runs, with the kind of their solutions and how many there were."""
-    table = kept_runs.last(at_best_rates("sft", log))
+def runs_on_solutions(study: str, log: str = "test.jsonl") -> pd.DataFrame:
+    """The last answers of runs that learnt from solutions, with their kind and number."""
+    table = kept_runs.last(at_best_rates(study, log))
     names = table["arm"].str.extract(r"(?P<kind>[a-z]+)(?P<solutions>\d+)")
     table = table.assign(kind=names["kind"], solutions=names["solutions"].astype(int))
     return table.sort_values(["kind", "solutions", "seed"], ascending=[False, True, True])
@@ -298,7 +307,7 @@ def baseline_on_test() -> pd.Series:
 def draw_sft() -> tuple[Figure, str]:
     figure, (ax,) = new_figure([""], (7, 4.4))
     color = COLORS["SFT"]
-    for kind, runs in sft_runs().groupby("kind"):
+    for kind, runs in runs_on_solutions("sft").groupby("kind"):
         marker, linestyle = {"careful": ("o", "-"), "direct": ("s", "--")}[kind]
         same_updates = runs[runs["solutions"] < MORE_UPDATES]
         more_updates = runs[runs["solutions"] >= MORE_UPDATES]
@@ -312,9 +321,9 @@ def draw_sft() -> tuple[Figure, str]:
         ax.axhspan(seeds.min(), seeds.max(), color=COLORS["GRPO"], alpha=0.2, linewidth=0)
     ax.axhline(before["accuracy"], color=COLORS["before training"], linestyle=":")
     for x, y, text, method in (
-        (25, 72, "SFT on careful solutions", "SFT"),
+        (25, 77, "SFT on careful solutions", "SFT"),
         (25, 45, "SFT on direct solutions", "SFT"),
-        (9_000, 52, "with five times the updates", "SFT"),
+        (8_300, 59.5, "five times the updates", "SFT"),
         (17_000, 95.5, "GRPO, the demo", "GRPO"),
         (17_000, 85.5, "GRPO, the baseline", "GRPO"),
         (17_000, 27, "before training", "before training"),
@@ -325,10 +334,10 @@ def draw_sft() -> tuple[Figure, str]:
     ax.set(xlabel="worked solutions", ylabel="accuracy on test (%)")
     ax.xaxis.set_major_formatter("{x:,.0f}")
     return figure, (
-        "*On careful solutions SFT ends where GRPO does, on direct ones far below it. Dots are "
+        "*SFT on careful solutions ends where GRPO does, on direct ones far below it. Dots are "
         "three seeds at the best learning rate of each set, lines their means, and bands GRPO's "
-        "seeds from the lowest to the highest. The run on 10,000 solutions has five times the "
-        "updates, and so is not joined to the others. Accuracy on 2,000 test problems.*"
+        "three seeds. The run on 10,000 solutions has five times the updates, and is not joined to "
+        "the others. Accuracy on 2,000 test problems.*"
     )
 
 
@@ -358,10 +367,10 @@ def grpo_with_more_evaluations() -> pd.DataFrame:
 
 
 def worth_of_solutions() -> dict[str, Worth]:
-    """{arm of SFT: its worth}"""
+    """{arm of SFT: its worth}."""
     curves = grpo_with_more_evaluations()
     worths = {}
-    for arm, runs in sft_runs("answers.jsonl").groupby("arm", sort=False):
+    for arm, runs in runs_on_solutions("sft", "answers.jsonl").groupby("arm", sort=False):
         accuracy = runs["accuracy"].mean()
         seeds = [iteration_that_reaches(accuracy, curve) for _, curve in curves.items()]
         mean = iteration_that_reaches(accuracy, curves.mean(axis="columns"))
@@ -376,10 +385,11 @@ def draw_exchange() -> tuple[Figure, str]:
     ax.set(xlim=(0, last_iteration), ylim=(20, 100))
     ax.set(xlabel="iteration of GRPO", ylabel="accuracy on validation (%)")
     draw_mean_and_range(ax, curves, COLORS["GRPO"], linewidth=2)
-    ax.text(33, 58, "GRPO, the baseline", color=COLORS["GRPO"])
+    ax.text(34, 53, "GRPO, the baseline", color=COLORS["GRPO"])
     color = COLORS["SFT"]
     labels = {}
-    for arm, worth in worth_of_solutions().items():
+    worths = worth_of_solutions()
+    for arm, worth in worths.items():
         kind, number = re.fullmatch(r"([a-z]+)(\d+)", arm).groups()
         linestyle = "-" if kind == "careful" else "--"
         ax.axhline(worth.accuracy, color=color, linestyle=linestyle, linewidth=0.8)
@@ -390,11 +400,14 @@ def draw_exchange() -> tuple[Figure, str]:
             ax.plot(worth.iterations, worth.accuracy, "o", color=color, markersize=6)
         labels[f"{int(number):,} {kind}: {worth.cell()}"] = color, worth.accuracy
     plotter.label_ends(ax, labels)
+    heading = "SFT on solutions:\nworth in iterations"
+    ax.text(1.02, 1.04, heading, transform=ax.transAxes, va="bottom")
     return figure, (
-        "*Ten careful solutions are worth 47 iterations of GRPO, a thousand direct ones fewer than "
-        "five. A horizontal line is where SFT ends, and a dot where GRPO's mean of three seeds "
-        "first gets there; the thick part and the brackets are the range of its seeds, and its "
-        "band goes from the lowest to the highest. Accuracy on 500 validation problems.*"
+        f"*Ten careful solutions are worth {worths['careful10'].iterations:.0f} iterations of "
+        "GRPO, a thousand direct ones fewer than five. A horizontal line is where SFT ends, and a "
+        "dot where the mean of GRPO's three seeds first gets there. Thick lines and brackets say "
+        "where single seeds do, and the band is their range. Accuracy on 500 validation "
+        "problems.*"
     )
 
 
@@ -403,21 +416,17 @@ def sft_table() -> str:
     header += ["minus the baseline", "verdict"]
     baseline = baseline_on_test()
     worths = worth_of_solutions()
-    then_grpo = at_best_rates("sft_then_grpo", "test.jsonl")
-    names = then_grpo["arm"].str.extract(r"(?P<kind>[a-z]+)(?P<solutions>\d+)")
-    then_grpo = then_grpo.assign(kind=names["kind"], solutions=names["solutions"].astype(int))
     rows = []
-    for table, method in ((sft_runs(), "SFT on {}"), (then_grpo, "SFT on {}, then GRPO")):
-        for arm, runs in table.groupby("arm", sort=False):
-            solutions = f"{runs['solutions'].iloc[0]:,} {runs['kind'].iloc[0]}"
+    for study, then in (("sft", ""), ("sft_then_grpo", ", then GRPO")):
+        for arm, runs in runs_on_solutions(study).groupby("arm", sort=False):
+            first = runs.iloc[0]
             seeds = runs.set_index("seed")["accuracy"]
+            row = [f"SFT on {first['solutions']:,} {first['kind']}{then}", rate_text(first["rate"])]
+            row += [mean_and_range(seeds), "" if then else worths[arm].cell()]
             difference = kept_runs.difference(seeds, baseline)
-            worth = worths[arm].cell() if table is not then_grpo else ""
-            row = [method.format(solutions), rate_text(runs["rate"].iloc[0])]
-            rows.append([*row, mean_and_range(seeds), worth, difference.mean_cell()])
-            rows[-1] += [difference.verdict]
-    rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", ""])
+            rows.append([*row, difference.mean_cell(), difference.verdict])
     _, demo = demo_on_test()
+    rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", ""])
     rows.append(["GRPO, the demo", "1e-4", mean_and_range(demo["grpo"]["accuracy"]), "", "", ""])
     return markdown.table(header, rows)
 
