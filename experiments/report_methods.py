@@ -25,7 +25,7 @@ from logs import jsonl, markdown
 REWARDS = {  # {arm of `dynamics`: (name, colour, maximum of the reward)}
     "grpo": ("GRPO", COLORS["GRPO"], 4),
     "format": ("format only", COLORS["format only"], 2),
-    "random": ("random", COLORS["random reward"], 1),
+    "random": ("random reward", COLORS["random reward"], 1),
 }
 
 
@@ -104,8 +104,8 @@ def training_table() -> str:
         first = f"{curves['grpo'].head().mean().mean():.2f}"
         last = [mean_and_range(curve.tail().mean(), 2) for curve in curves.values()]
         rows.append([f"{measure} of samples (nats per token)", first, *last])
-    header = ["measure", "before", "GRPO", "format reward only", "random reward"]
-    return markdown.table(header, rows)
+    names = [name for name, _, _ in REWARDS.values()]
+    return markdown.table(["measure", "before", *names], rows)
 
 
 STEPS = {
@@ -400,8 +400,7 @@ def draw_exchange() -> tuple[Figure, str]:
             ax.plot(worth.iterations, worth.accuracy, "o", color=color, markersize=6)
         labels[f"{int(number):,} {kind}: {worth.cell()}"] = color, worth.accuracy
     plotter.label_ends(ax, labels)
-    heading = "SFT on solutions:\nworth in iterations"
-    ax.text(1.02, 1.04, heading, transform=ax.transAxes, va="bottom")
+    ax.text(1.02, 1.03, "SFT on: worth in iterations", transform=ax.transAxes)
     return figure, (
         f"*Ten careful solutions are worth {worths['careful10'].iterations:.0f} iterations of "
         "GRPO, a thousand direct ones fewer than five. A horizontal line is where SFT ends, and a "
