@@ -25,7 +25,7 @@ import matplotlib  # noqa: E402
 from matplotlib.testing.compare import compare_images  # noqa: E402
 
 import plotter  # noqa: E402
-from experiments import public_runs, real_model  # noqa: E402
+from experiments import public_runs, real_model, report_choices  # noqa: E402
 
 FIGURES = ROOT / "experiments" / "figures"
 REPORT = "analysis.md"
@@ -64,6 +64,8 @@ ITEMS = [
     *(Table(name, make, REAL) for name, make in real_model.TABLES.items()),
     *(Table(name, of_public_runs(make), PUBLIC) for name, make in public_runs.TABLES.items()),
     Picture("carries_over", public_runs.draw_carries_over, PUBLIC),
+    *(Picture(name, draw) for name, draw in report_choices.FIGURES.items()),
+    *(Table(name, make) for name, make in report_choices.TABLES.items()),
 ]
 
 

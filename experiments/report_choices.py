@@ -4,7 +4,6 @@ They are those of sections 5, 7 and 8 of analysis.md and of its appendix, from t
 experiments/report.py writes them.
 """
 
-import html
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import plotter
-from experiments import kept_runs
+from experiments import archive, kept_runs
 from experiments.paired import Difference, judge, outcome_at_best_rate
 from experiments.report_style import COLORS, draw_mean_and_range, mean_and_range, new_figure
 from logs import jsonl, markdown
@@ -77,6 +76,12 @@ def accuracy_by_seed(study: str, arm: str) -> pd.Series:
     return runs[runs["arm"] == arm].set_index("seed")["accuracy"]
 
 
+def accuracy_on_validation(study: str) -> pd.Series:
+    """The last accuracy of each arm on validation, mean of its seeds."""
+    ends = kept_runs.last(at_best_rates(study, "answers.jsonl"))
+    return ends.groupby("arm")["accuracy"].mean()
+
+
 # --- 5. A judge -----------------------------------------------------------------------------------
 
 PENALTIES = {  # {arm of `judge`: (name, how it is drawn)}
@@ -101,36 +106,42 @@ def draw_judge() -> tuple[Figure, str]:
             curves = by_seed(log, measure, arm).apply(plotter.smooth)
             draw_mean_and_range(ax, curves, **style, label=name)
         ax.set(xlabel="iteration", ylabel=label)
+        if measure == "diversity":
+            ax.set_ylim(0, 100)
         label_lines(ax)
-    panels[0].set_ylim(0, 100)
     return figure, (
         "*With a light penalty the judge's reward rises because the stories become alike. Samples "
         "in training, smoothed by a running median of five iterations: lines are means of three "
-        "seeds, and bands go from the lowest to the highest. The reward is the mean log-likelihood "
-        "under a story model of 260,000 parameters, with a floor for texts that break the rules.*"
+        "seeds, bands go from the lowest to the highest. The reward is the mean log-likelihood "
+        "under a story model of 260,000 parameters, with a floor for texts that break rules.*"
     )
 
 
 def judge_table() -> str:
     """How well the judges tell stories from damaged copies of them."""
+    archive.unpack("judge")
     folder = STUDIES / "judge"
-    read("judge", "train_log.jsonl")  # unpacks it
     names = [f"likelihood_seed{seed}.json" for seed in JUDGED_SEEDS]
     reports = [json.loads((folder / name).read_text("utf-8")) for name in names]
     likelihood = pd.DataFrame(reports)
     rating = json.loads((folder / "rating.json").read_text("utf-8"))
     rows = []
-    for damage in ("shuffled words", "shuffled sentences", "cut", "repeated"):
+    for damage, name in {
+        "shuffled words": "shuffled words",
+        "shuffled sentences": "shuffled sentences",
+        "cut": "the second half cut off",
+        "repeated": "the first half twice",
+    }.items():
         ends = [f"{rating[f'{end}/{damage}']:.2f}" for end in ("auc", "auc_low", "auc_high")]
         cells = [mean_and_range(likelihood[f"auc/{damage}"], 2)]
         cells.append("{} [{}, {}]".format(*ends))
-        rows.append([f"AUC, intact against {damage}", *cells])
+        rows.append([f"AUC, {name}", *cells])
     for name, key in {
         "rank correlation with length": "length_correlation",
         "standard deviation within a group": "spread",
     }.items():
         rows.append([name, mean_and_range(likelihood[key], 2), f"{rating[key]:.2f}"])
-    return markdown.table(["", "likelihood judge", "rating judge"], rows)
+    return markdown.table(["intact against damaged", "likelihood judge", "rating judge"], rows)
 
 
 def judge_runs_table() -> str:
@@ -149,29 +160,10 @@ def judge_runs_table() -> str:
     return markdown.table(header, rows)
 
 
-def last_stories(run: str) -> pd.DataFrame:
-    return pd.DataFrame(jsonl.read(max((STUDIES / "judge" / run / "eval").glob("*.jsonl"))))
-
-
 def most_frequent_story(run: str) -> int:
     """How many of the stories of the last evaluation are the most frequent one."""
-    stories = Counter(last_stories(run)["completion"].str.strip())
-    return max(stories.values())
-
-
-def stories_table(opening: str = "creative/test/0", seed: int = 1) -> str:
-    """One seed's stories for one opening line."""
-    columns = {}
-    for arm, (name, _) in PENALTIES.items():
-        columns[name] = {}
-        for path in sorted((STUDIES / "judge" / f"{arm}_seed{seed}" / "eval").glob("*.jsonl")):
-            stories = {row["id"]: row["completion"] for row in jsonl.read(path)}
-            iteration = str(int(path.stem.removeprefix("step_")))
-            columns[name][iteration] = html.escape(stories[opening].strip(), quote=False)
-    rows = []
-    for iteration in columns["beta 0.04"]:
-        rows.append([iteration, *(stories[iteration] for stories in columns.values())])
-    return markdown.table(["iteration", *columns], rows)
+    last_evaluation = max((STUDIES / "judge" / run / "eval").glob("*.jsonl"))
+    return max(Counter(row["completion"].strip() for row in jsonl.read(last_evaluation)).values())
 
 
 # --- 7. The choices of a trainer ------------------------------------------------------------------
@@ -193,15 +185,14 @@ class Choice:
         return f"{self.name} - {REFERENCES[self.reference]}"
 
     @property
-    def pool(self) -> str:
-        """Variances are pooled over the comparisons with the same pool."""
+    def class_name(self) -> str:
         return "several updates" if self.arm.startswith("updates") else "one update"
 
 
 REFERENCES = {
     "base": "the baseline",
     "updates16": "clip, 16 updates",
-    "no_std": "group mean",
+    "no_std": "mean subtracted",
     "answer_reward": "reasoning_answer",
     "r1_zero": "r1_zero",
 }
@@ -284,7 +275,10 @@ def arm_at_best_rate(name: str) -> Arm:
 
 
 def judge_choices(outcome: Callable[[str], pd.Series]) -> list[Difference]:
-    """All choices by one rule: 97.5% intervals, variances pooled over all seeds of all of them.
+    """All choices by one rule: intervals of 97.5%, and variances pooled over all seeds.
+
+    They are pooled in two classes: comparisons of settings with one update for each batch, and
+    those in which a setting has several.
 
     Args:
         outcome: the outcomes of an arm by seed.
@@ -293,7 +287,7 @@ def judge_choices(outcome: Callable[[str], pd.Series]) -> list[Difference]:
     for choice in CHOICES:
         by_seed = outcome(choice.arm) - outcome(choice.reference)
         differences.append(by_seed.dropna().to_numpy())
-    return judge(differences, confidence=0.975, classes=[choice.pool for choice in CHOICES])
+    return judge(differences, confidence=0.975, classes=[choice.class_name for choice in CHOICES])
 
 
 @cache
@@ -301,14 +295,15 @@ def choices_over_the_run() -> list[Difference]:
     return judge_choices(lambda arm: arm_at_best_rate(arm).by_seed)
 
 
-def accuracy_at_the_end(arm: str) -> pd.Series:
-    """Accuracy on validation at iteration 60 of the first seeds, at the rate nearest to the best.
-
-    Here DAPO's sampler has seen more samples than the baseline.
-    """
+def curves_of(arm: str, column: str, log: str = "train_log.jsonl") -> pd.DataFrame:
+    """The first seeds of an arm at the rate nearest to its best one: a column for each seed."""
     rate = arm_at_best_rate(arm).nearest_rate
-    curves = 100 * by_seed(read("choices", "eval_log.jsonl"), "accuracy", arm, rate)
-    return curves.loc[60, FIRST_SEEDS]
+    return by_seed(read("choices", log), column, arm, rate)[FIRST_SEEDS]
+
+
+def accuracy_at_the_end(arm: str) -> pd.Series:
+    """The share of right answers on validation at iteration 60, by seed."""
+    return curves_of(arm, "accuracy", "eval_log.jsonl").loc[60]
 
 
 def draw_choices() -> tuple[Figure, str]:
@@ -322,7 +317,7 @@ def draw_choices() -> tuple[Figure, str]:
         "*The group's mean, the group size and the learning rate matter most. (a) Means of four "
         "seeds, from the lowest to the highest. (b) Accuracy averaged over iterations 10 to 60: "
         "difference from the baseline, or from what follows the minus, with 97.5% intervals; "
-        "filled is significant. Four or six seeds, variances pooled over all of them, 500 "
+        "filled: significant after correction. Four or six seeds, variances pooled over all, 500 "
         "validation problems.*"
     )
 
@@ -339,19 +334,11 @@ def draw_rates(ax: Axes) -> None:
     ax.set(xscale="log", xlabel="learning rate", ylabel="accuracy on validation (%)")
     ax.set_xticks(list(over_the_run), map(rate_text, over_the_run))
     ax.set_xticks([], minor=True)
-    middle = over_the_run.columns[1]
-    ax.annotate(
-        "at iteration 60", (middle, at_the_end[middle].max()), ha="center", va="bottom", color=color
-    )
-    ax.annotate(
-        "averaged over the run",
-        (middle, over_the_run[middle].min()),
-        xytext=(0, -4),
-        textcoords="offset points",
-        ha="center",
-        va="top",
-        color=color,
-    )
+    for text, x, y, side in (
+        ("at iteration 60", 2e-4, at_the_end.max().max(), "center"),
+        ("averaged\nover the run", 4e-4, over_the_run.min().max() - 2, "right"),
+    ):
+        ax.text(x, y, text, color=color, ha=side, va="bottom" if side == "center" else "top")
 
 
 def draw_forest(ax: Axes) -> None:
@@ -367,17 +354,19 @@ def draw_forest(ax: Axes) -> None:
     ax.set_ylim(-0.6, len(rows) - 0.4)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel("difference in accuracy (points)")
+    ax.set_xlabel("difference in accuracy averaged over the run (points)")
 
 
 def choices_table() -> str:
     header = ["choice", "compared with", "averaged over the run", "verdict", "at 60", "at 100"]
-    at_60 = judge_choices(accuracy_at_the_end)
+    at_60 = judge_choices(lambda arm: 100 * accuracy_at_the_end(arm))
     rows = []
     for choice, over_the_run, end in zip(CHOICES, choices_over_the_run(), at_60, strict=True):
         if choice.in_table:
             row = [choice.name, REFERENCES[choice.reference], over_the_run.mean_cell()]
-            row += [over_the_run.verdict, end.mean_cell(), after_100_iterations(choice)]
+            # DAPO's sampler has sampled more by then, at twice the baseline's rate.
+            at_end = "" if choice.arm == "dynamic_sampling" else end.mean_cell()
+            row += [over_the_run.verdict, at_end, after_100_iterations(choice)]
             rows.append((over_the_run.mean, row))
     rows.sort(key=lambda row: -row[0])
     return markdown.table(header, [row for _, row in rows])
@@ -427,6 +416,7 @@ def rates_table() -> str:
 EXPERT_ITERATION = re.compile(r"questions(\d+)_group(\d+)_epochs(\d+)")
 BASELINE_SAMPLES = 60 * 8 * 8
 NUM_SMALL_ROUNDS = 60
+MOST_SAMPLES_DRAWN = 96 * 16  # in a round; the rounds of 512 x 8 would need another axis
 
 
 @dataclass(frozen=True)
@@ -453,7 +443,7 @@ def settings_of_expert_iteration() -> list[Rounds]:
     """Every setting that has a run."""
     arms = at_best_rates("expert_iteration", "test.jsonl")["arm"].unique()
     settings = [Rounds(arm, *map(int, EXPERT_ITERATION.fullmatch(arm).groups())) for arm in arms]
-    return sorted(settings, key=lambda setting: (setting.samples, -setting.epochs))
+    return sorted(settings, key=lambda rounds: (rounds.samples, -rounds.group_size, -rounds.epochs))
 
 
 def expert_iteration_table() -> str:
@@ -479,8 +469,8 @@ def expert_iteration_table() -> str:
 
 
 @cache
-def samples_of_expert_iteration() -> pd.DataFrame:
-    """The evaluations on validation, by the number of samples that were drawn until then."""
+def evaluations_by_round() -> pd.DataFrame:
+    """The evaluations of expert iteration on validation, with `ei_step`, the round before them."""
     evaluations = at_best_rates("expert_iteration", "answers.jsonl")
     log = read("expert_iteration", "train_log.jsonl")
     rounds = log[["run", "step", "ei_step"]]
@@ -490,51 +480,55 @@ def samples_of_expert_iteration() -> pd.DataFrame:
 
 
 def draw_expert_iteration() -> tuple[Figure, str]:
-    titles = ["accuracy by samples", "entropy at all samples"]
+    titles = ["accuracy by samples", "entropy of the samples"]
     figure, (accuracy, entropy) = new_figure(titles, (9, 4))
+    draw_accuracy_by_samples(accuracy)
+    draw_entropy_by_samples(entropy)
+    return figure, (
+        "*Expert iteration in small rounds keeps up with GRPO, in large ones it does not. Green: "
+        "questions x samples of a round. Lines are means of three seeds (GRPO in (a), large "
+        "rounds) or four; bands go from the lowest seed to the highest. (a) 500 validation "
+        "problems; dots are rounds. (b) All samples, a running median of five iterations.*"
+    )
+
+
+def draw_accuracy_by_samples(ax: Axes) -> None:
     green = COLORS["expert iteration"]
-    blue = COLORS["GRPO"]
-    grpo = 100 * by_seed(read("exchange", "eval_log.jsonl"), "accuracy", "grpo")
-    small = arm_at_best_rate("expert_iteration").nearest_rate
-    evaluations = read("choices", "eval_log.jsonl")
-    small_rounds = 100 * by_seed(evaluations, "accuracy", "expert_iteration", small)[FIRST_SEEDS]
-    for curves, color, name in ((grpo, blue, "GRPO"), (small_rounds, green, "60 rounds of 8 x 8")):
-        curves.index *= 8 * 8
-        draw_mean_and_range(accuracy, curves, color, label=name)
-    styles = iter(("--", ":", "-.", (0, (1, 3)), (0, (5, 3))))
-    large_rounds = samples_of_expert_iteration()
+    grpo = by_seed(read("exchange", "eval_log.jsonl"), "accuracy", "grpo")
+    small_rounds = curves_of("expert_iteration", "accuracy", "eval_log.jsonl")
+    draw_mean_and_range(ax, 100 * by_samples(grpo), COLORS["GRPO"], label="GRPO")
+    draw_mean_and_range(ax, 100 * by_samples(small_rounds), green, label="8 x 8, 1 update")
+    large_rounds = evaluations_by_round()
+    linestyles = iter(("--", ":", "-.", (0, (1, 3)), (0, (5, 3))))
     for setting in settings_of_expert_iteration():
-        if setting.samples > 2 * 96 * 8:
+        if setting.samples > MOST_SAMPLES_DRAWN:
             continue
         runs = large_rounds[large_rounds["arm"] == setting.arm]
-        curves = runs.pivot(index="ei_step", columns="seed", values="accuracy")
-        curves.index *= setting.samples
-        mean = curves.mean(axis="columns")
-        label = f"5 rounds of {setting.name}"
-        accuracy.plot(mean, color=green, linestyle=next(styles), marker="o", label=label)
-    accuracy.set(xlabel="samples", ylabel="accuracy on validation (%)", ylim=(20, 100))
+        mean = runs.groupby("ei_step")["accuracy"].mean()
+        style = {"linestyle": next(linestyles), "marker": "o", "label": setting.name}
+        ax.plot(by_samples(mean, setting.samples), color=green, **style)
+    ax.set(xlabel="samples", ylabel="accuracy on validation (%)", ylim=(20, 100))
+    label_lines(ax)
 
-    training = read("choices", "train_log.jsonl")
+
+def draw_entropy_by_samples(ax: Axes) -> None:
     for arm, column, color, name in (
-        ("base", "entropy", blue, "GRPO"),
+        ("base", "entropy", COLORS["GRPO"], "GRPO"),
         ("updates16", "entropy", SETTINGS[3], "16 updates per batch"),
-        ("expert_iteration", "sample_entropy", green, "60 rounds of 8 x 8"),
+        ("expert_iteration", "sample_entropy", COLORS["expert iteration"], "8 x 8, 1 update"),
     ):
-        rate = arm_at_best_rate(arm).nearest_rate
-        curves = by_seed(training, column, arm, rate)[FIRST_SEEDS].apply(plotter.smooth)
-        curves.index *= 8 * 8
-        draw_mean_and_range(entropy, curves, color, label=name)
-    entropy.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log")
-    entropy.set_yticks([0.02, 0.05, 0.1, 0.2], ["0.02", "0.05", "0.1", "0.2"])
-    entropy.set_yticks([], minor=True)
-    label_lines(accuracy)
-    label_lines(entropy)
-    return figure, (
-        "*Expert iteration in sixty small rounds keeps up with GRPO, in five large ones it does "
-        "not. Lines are means: of three seeds for GRPO in (a) and for large rounds, of four "
-        "elsewhere. Bands go from the lowest seed to the highest; large rounds have none. "
-        "(a) 500 validation problems. (b) Smoothed by a running median of five iterations.*"
-    )
+        curves = by_samples(curves_of(arm, column).apply(plotter.smooth))
+        draw_mean_and_range(ax, curves, color, label=name)
+    ax.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log")
+    ticks = [0.02, 0.05, 0.1, 0.2]
+    ax.set_yticks(ticks, map(str, ticks))
+    ax.set_yticks([], minor=True)
+    label_lines(ax)
+
+
+def by_samples(curves: pd.DataFrame | pd.Series, samples: int = 8 * 8):
+    """The same curves over the number of samples, of which an iteration or round has so many."""
+    return curves.set_axis(curves.index * samples)
 
 
 FILTERED = {  # {arm of `filtered`: the samples of a teacher that SFT learns from}
@@ -548,6 +542,7 @@ FILTERED = {  # {arm of `filtered`: the samples of a teacher that SFT learns fro
 def filtered_table() -> str:
     runs = at_best_rates("filtered", "test.jsonl")
     on_all = accuracy_by_seed("filtered", "all")
+    ends = accuracy_on_validation("filtered")
     rows = []
     for arm, name in FILTERED.items():
         if arm not in set(runs["arm"]):
@@ -556,9 +551,9 @@ def filtered_table() -> str:
         run = runs.loc[runs["arm"] == arm, "run"].iloc[0]
         args = json.loads((STUDIES / "filtered" / run / "args.json").read_text("utf-8"))["args"]
         difference = kept_runs.difference(seeds, on_all).mean_cell()
-        row = [name, f"{args['num_examples']:,}", mean_and_range(seeds)]
+        row = [name, f"{args['num_examples']:,}", f"{ends[arm]:.1f}", mean_and_range(seeds)]
         rows.append([*row, "" if arm == "all" else difference])
-    header = ["SFT on a teacher's samples", "examples", "accuracy on test (%)"]
+    header = ["SFT on a teacher's samples", "examples", "validation (%)", "test (%)"]
     return markdown.table([*header, "difference from all"], rows)
 
 
@@ -581,22 +576,64 @@ def zero_shot_table() -> str:
     return markdown.table([*header, "right in any format"], rows)
 
 
+def sft_sizes_table() -> str:
+    """Accuracy on validation after SFT on more and more solutions."""
+    ends = accuracy_on_validation("sft")
+    names = ends.index.str.extract(r"([a-z]+)(\d+)")
+    table = pd.DataFrame({"kind": names[0], "size": names[1].astype(int), "end": ends.to_numpy()})
+    table = table.pivot(index="kind", columns="size", values="end")
+    rows = []
+    for kind in ("direct", "careful"):
+        rows.append([kind, *("" if np.isnan(end) else f"{end:.1f}" for end in table.loc[kind])])
+    sizes = [f"{size:,}" for size in table]
+    return markdown.table(["validation (%) after SFT on so many solutions", *sizes], rows)
+
+
+def rounds_table(arm: str = "questions96_group8_epochs4") -> str:
+    """Five rounds of expert iteration, means of three seeds on validation."""
+    evaluations = evaluations_by_round()
+    evaluations = evaluations[evaluations["arm"] == arm].groupby("ei_step")
+    log = read("expert_iteration", "train_log.jsonl")
+    log = log[log["run"].isin(at_best_rates("expert_iteration", "test.jsonl")["run"])]
+    first_updates = log[log["arm"] == arm].groupby(["run", "ei_step"])["entropy"].first()
+    entropy = first_updates.groupby("ei_step").mean()
+    rows = [
+        ["accuracy (%)", *(f"{value:.1f}" for value in evaluations["accuracy"].mean())],
+        ["careful hard steps (%)", *(f"{x:.1f}" for x in evaluations["careful_share"].mean())],
+        ["entropy of right samples (nats)", "", *(f"{value:.3f}" for value in entropy)],
+    ]
+    header = [f"{int(round_)}" for round_ in evaluations.groups]
+    return markdown.table(["after round", *header], rows)
+
+
+def reward_table() -> str:
+    """The mean reward of greedy answers on validation, of at most 4."""
+    curves = {"the demo": by_seed(read("dynamics", "eval_log.jsonl"), "reward", "grpo")}
+    baseline = by_seed(read("rates", "eval_log.jsonl"), "reward", "base", BASELINE_RATE)
+    curves["the baseline"] = baseline
+    table = pd.DataFrame({name: curve.mean(axis="columns") for name, curve in curves.items()})
+    rows = []
+    for name, rewards in table.items():
+        rows.append([name, *("" if np.isnan(reward) else f"{reward:.2f}" for reward in rewards)])
+    return markdown.table(
+        ["reward on validation, of 4, at iteration", *map(str, table.index)], rows
+    )
+
+
 def metrics_table(heading: str, names: dict[str, str]) -> str:
     """Settings of the study `choices`, each at the rate nearest to its best.
 
     Args:
         names: {arm: its name}.
     """
-    training = read("choices", "train_log.jsonl")
+    decimals = {"entropy": 3, "kl": 2, "grad_norm": 2, "response_length": 0}
     rows = []
     for arm, name in names.items():
         best = arm_at_best_rate(arm)
-        rate = best.nearest_rate
-        row = [name, rate_text(rate), f"{best.rates.loc[FIRST_SEEDS, rate].mean():.1f}"]
-        row.append(f"{accuracy_at_the_end(arm).mean():.1f}")
-        for column, decimals in (("entropy", 3), ("kl", 2), ("grad_norm", 2)):
-            row.append(change(by_seed(training, column, arm, rate)[FIRST_SEEDS], decimals))
-        row.append(change(by_seed(training, "response_length", arm, rate)[FIRST_SEEDS], 0))
+        over_the_run = best.rates.loc[FIRST_SEEDS, best.nearest_rate].mean()
+        row = [name, rate_text(best.nearest_rate), f"{over_the_run:.1f}"]
+        row.append(f"{100 * accuracy_at_the_end(arm).mean():.1f}")
+        row += [change(curves_of(arm, column), digits) for column, digits in decimals.items()]
         rows.append(row)
     header = [heading, "rate", "over the run (%)", "at 60 (%)", "entropy", "KL", "gradient norm"]
     return markdown.table([*header, "length"], rows)
@@ -652,29 +689,20 @@ def sweep_table() -> str:
 
 def entropy_table() -> str:
     """The entropy in the first five and in the last five iterations."""
-    training = read("choices", "train_log.jsonl")
     rows = []
     for name, arm, column in (
         ("GRPO", "base", "entropy"),
         ("GRPO, 16 updates per batch", "updates16", "entropy"),
         ("expert iteration, 60 rounds of 8 x 8", "expert_iteration", "sample_entropy"),
     ):
-        rate = arm_at_best_rate(arm).nearest_rate
-        curves = by_seed(training, column, arm, rate)[FIRST_SEEDS]
-        rows.append([name, "all", change(curves, 3)])
-    log = read("expert_iteration", "train_log.jsonl")
-    runs = at_best_rates("expert_iteration", "test.jsonl")
-    runs = runs[runs["arm"] == "questions96_group8_epochs4"]["run"]
-    first_updates = log[log["run"].isin(runs)].groupby(["run", "ei_step"])["entropy"].first()
-    rounds = first_updates.groupby("ei_step").mean()
-    cell = f"{rounds.iloc[0]:.3f} → {rounds.iloc[-1]:.3f}"
-    rows.append(["expert iteration, 5 rounds of 96 x 8", "right ones", cell])
-    return markdown.table(["method", "samples", "entropy (nats per token)"], rows)
+        rows.append([name, change(curves_of(arm, column), 3)])
+    return markdown.table(["method", "entropy of all samples (nats per token)"], rows)
 
 
 def draw_curves() -> tuple[Figure, str]:
-    titles = ["learning rate", "advantage", "length", "updates per batch", "16 updates per batch"]
-    figure, panels = new_figure([*titles, "prompt"], (9, 6.2), num_rows=2)
+    titles = ["learning rate", "advantage", "length normalisation", "updates per batch"]
+    titles += ["clip, 16 updates", "prompt"]
+    figure, panels = new_figure(titles, (9, 6.2), num_rows=2)
     draw_reward(panels[0])
     arms_of_panels = [
         {"base": "the baseline", "no_std": "no std", "no_baseline": "raw rewards"},
@@ -692,30 +720,37 @@ def draw_curves() -> tuple[Figure, str]:
             "question_only": "question_only",
         },
     ]
-    evaluations = read("choices", "eval_log.jsonl")
     for ax, names in zip(panels[1:], arms_of_panels, strict=True):
-        for color, (arm, name) in zip(SETTINGS, names.items(), strict=False):
-            rate = arm_at_best_rate(arm).nearest_rate
-            curves = 100 * by_seed(evaluations, "accuracy", arm, rate)[FIRST_SEEDS]
-            draw_mean_and_range(ax, curves, color, label=name)
+        curves = {}
+        for arm, name in names.items():
+            curves[name] = 100 * curves_of(arm, "accuracy", "eval_log.jsonl")
+        draw_settings(ax, curves)
         ax.set(xlabel="iteration", ylabel="accuracy on validation (%)", ylim=(20, 100))
         label_lines(ax)
     return figure, (
-        "*Rewards and accuracy on validation rise under all settings but the highest learning rate "
-        "and raw rewards. Each setting is at the rate nearest to its best. Lines are means of four "
-        "seeds, in (a) of three, with one at 1e-3; bands go from the lowest to the highest. Greedy "
-        "answers to 500 problems.*"
+        "*Reward and accuracy rise under all settings but the highest learning rate and raw "
+        "rewards. Each setting is at the rate nearest to its best. Lines are means of four seeds, "
+        "in (a) of three, with one at 1e-3; the band is the range of the usual setting's seeds. "
+        "Greedy answers to 500 validation problems.*"
     )
 
 
 def draw_reward(ax: Axes) -> None:
     """The reward on validation, by learning rate."""
     evaluations = read("rates", "eval_log.jsonl")
-    for rate, color in zip((2e-4, 1e-4, 4e-4, 1e-3), SETTINGS, strict=True):
-        curves = by_seed(evaluations, "reward", "base", rate)
-        draw_mean_and_range(ax, curves, color, marker="o", label=rate_text(rate))
+    rates = (BASELINE_RATE, 1e-4, 4e-4, 1e-3)
+    curves = {rate_text(rate): by_seed(evaluations, "reward", "base", rate) for rate in rates}
+    draw_settings(ax, curves)
     ax.set(xlabel="iteration", ylabel="reward on validation, of 4", ylim=(0, 4))
     label_lines(ax)
+
+
+def draw_settings(ax: Axes, curves: dict[str, pd.DataFrame]) -> None:
+    """Draw the mean of each setting, and the range of the first one, which is the usual one."""
+    (usual, usual_curves), *others = curves.items()
+    draw_mean_and_range(ax, usual_curves, SETTINGS[0], label=usual)
+    for color, (name, seeds) in zip(SETTINGS[1:], others, strict=False):
+        ax.plot(seeds.mean(axis="columns"), color=color, label=name)
 
 
 # --- Beyond the tasks -----------------------------------------------------------------------------
@@ -745,7 +780,7 @@ def rewards_table() -> str:
         averages = 100 * after_start.groupby(["arm", "seed"])["accuracy"].mean().unstack("seed")
         usual, *_ = names
         others = averages.drop(usual)
-        differences = judge([(seeds - averages.loc[usual]).to_numpy() for _, seeds in others.iterrows()])
+        differences = judge(list((others - averages.loc[usual]).to_numpy()))
         cells = dict(zip(others.index, differences, strict=True))
         for arm, name in names.items():
             row = [name, mean_and_range(averages.loc[arm])]
@@ -763,8 +798,9 @@ def rare_table() -> str:
         before = models[models["run"] == f"{model}_before"].iloc[0]
         after = kept_runs.last(models[models["arm"] == f"{model}_group8"])
         shares = [before["careful_share"], before["careful_right"], before["direct_right"]]
-        shares += [after["careful_share"].mean(), after["accuracy"].mean()]
-        rows.append([name, *(f"{share:.1f}" for share in shares)])
+        row = [name, *(f"{share:.1f}" for share in shares)]
+        row += [mean_and_range(after["careful_share"]), mean_and_range(after["accuracy"])]
+        rows.append(row)
     header = ["model", "careful samples (%)", "careful steps right (%)", "direct steps right (%)"]
     return markdown.table([*header, "careful after GRPO (%)", "accuracy (%)"], rows)
 
@@ -778,12 +814,14 @@ FIGURES = {
 TABLES = {
     "judge": judge_table,
     "judge_runs": judge_runs_table,
-    "stories": stories_table,
     "choices": choices_table,
     "rates": rates_table,
     "expert_iteration": expert_iteration_table,
     "filtered": filtered_table,
     "zero_shot": zero_shot_table,
+    "sft_sizes": sft_sizes_table,
+    "rounds": rounds_table,
+    "reward": reward_table,
     "losses": losses_table,
     "updates": updates_table,
     "prompts": prompts_table,

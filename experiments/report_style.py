@@ -46,7 +46,8 @@ def draw_mean_and_range(ax: Axes, curves: pd.DataFrame, color: str, **style) -> 
 
 def mean_and_range(values: pd.Series, decimals: int = 1) -> str:
     """A cell such as `93.0 (92.5 to 93.7)`: the mean over seeds, the lowest and the highest."""
-    mean = f"{values.mean():.{decimals}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({values.min():.{decimals}f} to {values.max():.{decimals}f})"
+    # Means of three seeds are often ties, such as 92.95, which the last bit shall not decide.
+    mean = f"{values.mean() + 1e-9:.{decimals}f}"
+    low = f"{values.min():.{decimals}f}"
+    high = f"{values.max():.{decimals}f}"
+    return mean if low == high else f"{mean} ({low} to {high})"
