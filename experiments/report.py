@@ -25,7 +25,7 @@ import matplotlib  # noqa: E402
 from matplotlib.testing.compare import compare_images  # noqa: E402
 
 import plotter  # noqa: E402
-from experiments import public_runs, real_model, report_methods  # noqa: E402
+from experiments import public_runs, real_model, report_choices, report_methods  # noqa: E402
 
 FIGURES = ROOT / "experiments" / "figures"
 REPORT = "analysis.md"
@@ -66,6 +66,8 @@ ITEMS = [
     Picture("carries_over", public_runs.draw_carries_over, PUBLIC),
     *(Picture(name, draw) for name, draw in report_methods.FIGURES.items()),
     *(Table(name, make) for name, make in report_methods.TABLES.items()),
+    *(Picture(name, draw) for name, draw in report_choices.FIGURES.items()),
+    *(Table(name, make) for name, make in report_choices.TABLES.items()),
 ]
 
 

@@ -1,0 +1,832 @@
+"""The judge, the choices of a trainer, expert iteration and CS336: figures and tables.
+
+They are those of sections 5, 7 and 8 of analysis.md and of its appendix, from the kept logs.
+experiments/report.py writes them.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import plotter
+from experiments import archive, kept_runs
+from experiments.paired import Difference, judge, outcome_at_best_rate
+from experiments.report_style import COLORS, draw_mean_and_range, mean_and_range, new_figure
+from logs import jsonl, markdown
+
+STUDIES = kept_runs.STUDIES
+read = cache(kept_runs.read)
+# Settings of GRPO that are compared within a panel; the first one is the usual one.
+SETTINGS = (COLORS["GRPO"], "#000000", "#56B4E9", "#882255")
+
+
+def by_seed(table: pd.DataFrame, column: str, arm: str, rate: float | None = None) -> pd.DataFrame:
+    """A column of an arm's log: a row for each iteration, a column for each seed."""
+    runs = table[table["arm"] == arm]
+    if rate is not None:
+        runs = runs[runs["rate"] == rate]
+    return runs.pivot(index="step", columns="seed", values=column)
+
+
+def label_lines(ax: Axes) -> None:
+    """Write the label of each line where it ends."""
+    ends = {}
+    for line in ax.lines:
+        if not line.get_label().startswith("_"):
+            ends[line.get_label()] = line.get_color(), line.get_ydata()[-1]
+    plotter.label_ends(ax, ends)
+
+
+def change(curves: pd.DataFrame, decimals: int) -> str:
+    """A cell such as `0.17 → 0.03`: the first five iterations and the last five, mean of seeds."""
+    first = curves.head().mean().mean()
+    last = curves.tail().mean().mean()
+    return f"{first:.{decimals}f} → {last:.{decimals}f}"
+
+
+def rate_text(learning_rate: float) -> str:
+    return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
+
+
+@cache
+def at_best_rates(study: str, log: str) -> pd.DataFrame:
+    """The answers of a study at the learning rate at which each arm ends best on validation.
+
+    The rates are compared with seed 0; of equal ones the lowest is taken.
+    """
+    ends = kept_runs.last(kept_runs.answers(study))
+    ends = ends[ends["seed"] == 0].sort_values(["accuracy", "rate"], ascending=[False, True])
+    best_rates = ends.groupby("arm")["rate"].first()
+    table = kept_runs.answers(study, log)
+    return table[table["rate"] == table["arm"].map(best_rates)]
+
+
+def accuracy_by_seed(study: str, arm: str) -> pd.Series:
+    """The accuracy of an arm on test, by seed."""
+    runs = at_best_rates(study, "test.jsonl")
+    return runs[runs["arm"] == arm].set_index("seed")["accuracy"]
+
+
+def accuracy_on_validation(study: str) -> pd.Series:
+    """The last accuracy of each arm on validation, mean of its seeds."""
+    ends = kept_runs.last(at_best_rates(study, "answers.jsonl"))
+    return ends.groupby("arm")["accuracy"].mean()
+
+
+# --- 5. A judge -----------------------------------------------------------------------------------
+
+PENALTIES = {  # {arm of `judge`: (name, how it is drawn)}
+    "beta0.04": ("beta 0.04", {"color": COLORS["GRPO"]}),
+    "beta0.4": ("beta 0.4", {"color": "#56B4E9", "linestyle": "--"}),
+}
+JUDGED_SEEDS = range(3)
+
+
+def draw_judge() -> tuple[Figure, str]:
+    log = read("judge", "train_log.jsonl")
+    log = log.assign(diversity=100 * log["distinct_2_batch"])
+    measures = {
+        "diversity": "distinct word pairs in a batch (%)",
+        "reward": "reward (nats per token)",
+        "kl": "KL divergence (nats per token)",
+    }
+    titles = ["diversity of the stories", "the judge's reward", "distance from the start"]
+    figure, panels = new_figure(titles, (9, 3.2))
+    for ax, (measure, label) in zip(panels, measures.items(), strict=True):
+        for arm, (name, style) in PENALTIES.items():
+            curves = by_seed(log, measure, arm).apply(plotter.smooth)
+            draw_mean_and_range(ax, curves, **style, label=name)
+        ax.set(xlabel="iteration", ylabel=label)
+        if measure == "diversity":
+            ax.set_ylim(0, 100)
+        label_lines(ax)
+    return figure, (
+        "*With a light penalty the judge's reward rises because the stories become alike. Samples "
+        "in training, smoothed by a running median of five iterations: lines are means of three "
+        "seeds, bands go from the lowest to the highest. The reward is the mean log-likelihood "
+        "under a story model of 260,000 parameters, with a floor for texts that break rules.*"
+    )
+
+
+def judge_table() -> str:
+    """How well the judges tell stories from damaged copies of them."""
+    archive.unpack("judge")
+    folder = STUDIES / "judge"
+    names = [f"likelihood_seed{seed}.json" for seed in JUDGED_SEEDS]
+    reports = [json.loads((folder / name).read_text("utf-8")) for name in names]
+    likelihood = pd.DataFrame(reports)
+    rating = json.loads((folder / "rating.json").read_text("utf-8"))
+    rows = []
+    for damage, name in {
+        "shuffled words": "shuffled words",
+        "shuffled sentences": "shuffled sentences",
+        "cut": "the second half cut off",
+        "repeated": "the first half twice",
+    }.items():
+        ends = [f"{rating[f'{end}/{damage}']:.2f}" for end in ("auc", "auc_low", "auc_high")]
+        cells = [mean_and_range(likelihood[f"auc/{damage}"], 2)]
+        cells.append("{} [{}, {}]".format(*ends))
+        rows.append([f"AUC, {name}", *cells])
+    for name, key in {
+        "rank correlation with length": "length_correlation",
+        "standard deviation within a group": "spread",
+    }.items():
+        rows.append([name, mean_and_range(likelihood[key], 2), f"{rating[key]:.2f}"])
+    return markdown.table(["intact against damaged", "likelihood judge", "rating judge"], rows)
+
+
+def judge_runs_table() -> str:
+    """What training on the likelihood does."""
+    log = read("judge", "train_log.jsonl")
+    log = log.assign(diversity=100 * log["distinct_2_batch"])
+    rows = []
+    for arm, (name, _) in PENALTIES.items():
+        cells = []
+        for measure, decimals in (("diversity", 0), ("reward", 2), ("response_length", 0)):
+            cells.append(change(by_seed(log, measure, arm), decimals))
+        counts = [most_frequent_story(f"{arm}_seed{seed}") for seed in JUDGED_SEEDS]
+        rows.append([name, *cells, ", ".join(map(str, counts))])
+    header = ["penalty", "distinct word pairs (%)", "reward (nats per token)", "length (tokens)"]
+    header.append("the most frequent of 20 stories, each seed")
+    return markdown.table(header, rows)
+
+
+def most_frequent_story(run: str) -> int:
+    """How many of the stories of the last evaluation are the most frequent one."""
+    last_evaluation = max((STUDIES / "judge" / run / "eval").glob("*.jsonl"))
+    return max(Counter(row["completion"].strip() for row in jsonl.read(last_evaluation)).values())
+
+
+# --- 7. The choices of a trainer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting of the study `choices`, and the one that it is compared with."""
+
+    name: str
+    arm: str
+    reference: str = "base"
+    in_table: bool = True
+
+    @property
+    def label(self) -> str:
+        if self.reference == "base":
+            return self.name
+        return f"{self.name} - {REFERENCES[self.reference]}"
+
+    @property
+    def class_name(self) -> str:
+        return "several updates" if self.arm.startswith("updates") else "one update"
+
+
+REFERENCES = {
+    "base": "the baseline",
+    "updates16": "clip, 16 updates",
+    "no_std": "mean subtracted",
+    "answer_reward": "reasoning_answer",
+    "r1_zero": "r1_zero",
+}
+CHOICES = (
+    Choice("raw rewards", "no_baseline"),
+    Choice("raw rewards", "no_baseline", "no_std", in_table=False),
+    Choice("no division by the std", "no_std"),
+    Choice("mean over all tokens", "token_mean"),
+    Choice("sum divided by a constant", "masked_normalize"),
+    Choice("Dr. GRPO", "dr_grpo"),
+    Choice("beta 0", "beta0"),
+    Choice("32 prompts x 2 samples", "group2"),
+    Choice("2 prompts x 32 samples", "group32"),
+    Choice("DAPO's sampler", "dynamic_sampling"),
+    Choice("reward for the answer alone", "answer_reward"),
+    Choice("expert iteration, 60 rounds", "expert_iteration", in_table=False),
+    Choice("r1_zero", "r1_zero", "answer_reward", in_table=False),
+    Choice("question_only", "question_only", "answer_reward", in_table=False),
+    Choice("question_only", "question_only", "r1_zero", in_table=False),
+    Choice("2 updates per batch", "updates2"),
+    Choice("4 updates per batch", "updates4"),
+    Choice("16 updates per batch", "updates16"),
+    Choice("no clip", "updates16_no_clip", "updates16"),
+    Choice("CISPO", "updates16_cispo", "updates16"),
+    Choice("REINFORCE", "updates16_reinforce", "updates16"),
+    Choice("clip-higher", "updates16_clip_higher", "updates16", in_table=False),
+    Choice("GSPO", "updates16_gspo", "updates16", in_table=False),
+)
+FIRST_SEEDS = [3, 4, 5, 6]  # They have three learning rates; seeds 7 and 8 have two of them.
+
+
+@cache
+def accuracy_over_the_run() -> pd.Series:
+    """The mean accuracy after iteration 0 on validation, in %: indexed by arm, rate and seed."""
+    evaluations = read("choices", "eval_log.jsonl")
+    runs = {}
+    for name, run in evaluations.groupby(["arm", "rate", "seed"]):
+        runs[name] = run
+    outcomes = {}
+    for (arm, rate, seed), run in runs.items():
+        accuracies = run["accuracy"].iloc[1:]
+        if arm == "dynamic_sampling":  # It samples more in an iteration: compare at equal tokens.
+            tokens = runs["base", rate, seed]["total_tokens"].iloc[1:]
+            accuracies = np.interp(tokens, run["total_tokens"], run["accuracy"])
+        outcomes[arm, rate, seed] = 100 * accuracies.mean()
+    return pd.Series(outcomes)
+
+
+@dataclass(frozen=True)
+class Arm:
+    rates: pd.DataFrame  # the outcome of each seed (rows) at each learning rate (columns)
+    best_rate: float  # estimated
+    by_seed: pd.Series  # the outcome of each seed there
+
+    @property
+    def nearest_rate(self) -> float:
+        """Of the rates that were run, the one nearest to the best."""
+        return min(self.rates, key=lambda rate: abs(math.log(rate / self.best_rate)))
+
+
+@cache
+def arm_at_best_rate(name: str) -> Arm:
+    """The accuracy of an arm averaged over the run, at the learning rate that suits it best.
+
+    Seeds 7 and 8 have only the two rates around the best one. Their outcome there is read from the
+    straight line between the two, raised as far as the curve of the first seeds lies above theirs.
+    """
+    rates = accuracy_over_the_run()[name].unstack(level=0)
+    first = rates.loc[FIRST_SEEDS]
+    best_rate, outcomes = outcome_at_best_rate({rate: first[rate].to_numpy() for rate in first})
+    by_seed = pd.Series(outcomes, FIRST_SEEDS)
+    later = rates.drop(FIRST_SEEDS).dropna(axis="columns")
+    if not later.empty:
+        low, high = later.columns
+        weight = math.log(best_rate / low) / math.log(high / low)
+        line = (1 - weight) * rates[low] + weight * rates[high]
+        height = by_seed.mean() - line[FIRST_SEEDS].mean()
+        by_seed = pd.concat([by_seed, line[later.index] + height])
+    return Arm(rates, best_rate, by_seed)
+
+
+def judge_choices(outcome: Callable[[str], pd.Series]) -> list[Difference]:
+    """All choices by one rule: intervals of 97.5%, and variances pooled over all seeds.
+
+    They are pooled in two classes: comparisons of settings with one update for each batch, and
+    those in which a setting has several.
+
+    Args:
+        outcome: the outcomes of an arm by seed.
+    """
+    differences = []
+    for choice in CHOICES:
+        by_seed = outcome(choice.arm) - outcome(choice.reference)
+        differences.append(by_seed.dropna().to_numpy())
+    return judge(differences, confidence=0.975, classes=[choice.class_name for choice in CHOICES])
+
+
+@cache
+def choices_over_the_run() -> list[Difference]:
+    return judge_choices(lambda arm: arm_at_best_rate(arm).by_seed)
+
+
+def curves_of(arm: str, column: str, log: str = "train_log.jsonl") -> pd.DataFrame:
+    """The first seeds of an arm at the rate nearest to its best one: a column for each seed."""
+    rate = arm_at_best_rate(arm).nearest_rate
+    return by_seed(read("choices", log), column, arm, rate)[FIRST_SEEDS]
+
+
+def accuracy_at_the_end(arm: str) -> pd.Series:
+    """The share of right answers on validation at iteration 60, by seed."""
+    return curves_of(arm, "accuracy", "eval_log.jsonl").loc[60]
+
+
+def draw_choices() -> tuple[Figure, str]:
+    figure = Figure((9, 5.6), layout="constrained")
+    rates, forest = figure.subplots(1, 2, width_ratios=[1, 1.6])
+    rates.set_title("(a) the baseline by learning rate", loc="left")
+    forest.set_title("(b) each choice at its best rate", loc="left")
+    draw_rates(rates)
+    draw_forest(forest)
+    return figure, (
+        "*The group's mean, the group size and the learning rate matter most. (a) Means of four "
+        "seeds, from the lowest to the highest. (b) Accuracy averaged over iterations 10 to 60: "
+        "difference from the baseline, or from what follows the minus, with 97.5% intervals; "
+        "filled: significant after correction. Four or six seeds, variances pooled over all, 500 "
+        "validation problems.*"
+    )
+
+
+def draw_rates(ax: Axes) -> None:
+    over_the_run = arm_at_best_rate("base").rates.loc[FIRST_SEEDS]
+    log = read("choices", "eval_log.jsonl")
+    at_the_end = pd.DataFrame(
+        {rate: 100 * by_seed(log, "accuracy", "base", rate).loc[60] for rate in over_the_run}
+    ).loc[FIRST_SEEDS]
+    color = COLORS["GRPO"]
+    draw_mean_and_range(ax, at_the_end.T, color, linestyle="--", marker="o", markerfacecolor="w")
+    draw_mean_and_range(ax, over_the_run.T, color, marker="o")
+    ax.set(xscale="log", xlabel="learning rate", ylabel="accuracy on validation (%)")
+    ax.set_xticks(list(over_the_run), map(rate_text, over_the_run))
+    ax.set_xticks([], minor=True)
+    for text, x, y, side in (
+        ("at iteration 60", 2e-4, at_the_end.max().max(), "center"),
+        ("averaged\nover the run", 4e-4, over_the_run.min().max() - 2, "right"),
+    ):
+        ax.text(x, y, text, color=color, ha=side, va="bottom" if side == "center" else "top")
+
+
+def draw_forest(ax: Axes) -> None:
+    """A row for each choice, the best one on top."""
+    rows = sorted(zip(choices_over_the_run(), CHOICES, strict=True), key=lambda row: row[0].mean)
+    ax.axvline(0, color="0.4", linewidth=0.8)
+    for y, (difference, _) in enumerate(rows):
+        color = "0.1" if difference.verdict == "significant" else "0.5"
+        fill = color if difference.verdict == "significant" else "white"
+        ax.plot([difference.low, difference.high], [y, y], color=color, linewidth=1.5)
+        ax.plot(difference.mean, y, "o", color=color, markerfacecolor=fill, markersize=5)
+    ax.set_yticks(range(len(rows)), [choice.label for _, choice in rows])
+    ax.set_ylim(-0.6, len(rows) - 0.4)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("difference in accuracy averaged over the run (points)")
+
+
+def choices_table() -> str:
+    header = ["choice", "compared with", "averaged over the run", "verdict", "at 60", "at 100"]
+    at_60 = judge_choices(lambda arm: 100 * accuracy_at_the_end(arm))
+    rows = []
+    for choice, over_the_run, end in zip(CHOICES, choices_over_the_run(), at_60, strict=True):
+        if choice.in_table:
+            row = [choice.name, REFERENCES[choice.reference], over_the_run.mean_cell()]
+            # DAPO's sampler has sampled more by then, at twice the baseline's rate.
+            at_end = "" if choice.arm == "dynamic_sampling" else end.mean_cell()
+            row += [over_the_run.verdict, at_end, after_100_iterations(choice)]
+            rows.append((over_the_run.mean, row))
+    rows.sort(key=lambda row: -row[0])
+    return markdown.table(header, [row for _, row in rows])
+
+
+def after_100_iterations(choice: Choice) -> str:
+    """The difference on test, where both settings were run for 100 iterations."""
+    runs = kept_runs.answers("choices", "test.jsonl")
+    ends = runs.pivot(index="seed", columns="arm", values="accuracy")
+    arm = f"{choice.arm}_100"
+    reference = f"{choice.reference}_100"
+    if not {arm, reference} <= set(ends):
+        return ""
+    return kept_runs.difference(ends[arm], ends[reference]).mean_cell()
+
+
+BASELINE_RATE = 2e-4
+
+
+def rates_table() -> str:
+    validation = kept_runs.last(kept_runs.answers("rates"))
+    test = kept_runs.answers("rates", "test.jsonl")
+    training = read("rates", "train_log.jsonl")
+    baseline = accuracy_by_seed("rates", "base")
+    rows = []
+    for rate, seeds in validation.groupby("rate"):
+        row = [rate_text(rate), mean_and_range(seeds["accuracy"])]
+        on_test = test[test["rate"] == rate].set_index("seed")
+        if on_test.empty:  # one seed, which was not tested
+            row += ["", "", ""]
+        else:
+            difference = kept_runs.difference(on_test["accuracy"], baseline).mean_cell()
+            row += [mean_and_range(on_test["accuracy"])]
+            row += ["" if rate == BASELINE_RATE else difference]
+            row += [f"{on_test['careful_share'].mean():.1f}"]
+        for measure, decimals in (("entropy", 3), ("kl", 2)):
+            curves = by_seed(training, measure, "base", rate)
+            row.append(f"{curves.tail().mean().mean():.{decimals}f}")
+        rows.append(row)
+    header = ["learning rate", "validation at 60 (%)", "test (%)", "difference from 2e-4"]
+    header += ["careful share of hard steps (%)", "entropy (nats)", "KL (nats)"]
+    return markdown.table(header, rows)
+
+
+# --- 8. Expert iteration and filtered SFT ---------------------------------------------------------
+
+EXPERT_ITERATION = re.compile(r"questions(\d+)_group(\d+)_epochs(\d+)")
+BASELINE_SAMPLES = 60 * 8 * 8
+NUM_SMALL_ROUNDS = 60
+MOST_SAMPLES_DRAWN = 96 * 16  # in a round; the rounds of 512 x 8 would need another axis
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A setting of expert iteration in large rounds."""
+
+    arm: str
+    num_questions: int
+    group_size: int
+    epochs: int
+
+    @property
+    def name(self) -> str:
+        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        return f"{self.num_questions} x {self.group_size}, {epochs}"
+
+    @property
+    def samples(self) -> int:
+        """Of one round."""
+        return self.num_questions * self.group_size
+
+
+def settings_of_expert_iteration() -> list[Rounds]:
+    """Every setting that has a run."""
+    arms = at_best_rates("expert_iteration", "test.jsonl")["arm"].unique()
+    settings = [Rounds(arm, *map(int, EXPERT_ITERATION.fullmatch(arm).groups())) for arm in arms]
+    return sorted(settings, key=lambda rounds: (rounds.samples, -rounds.group_size, -rounds.epochs))
+
+
+def expert_iteration_table() -> str:
+    header = ["method", "questions x samples", "rounds", "samples", "accuracy on test (%)"]
+    header.append("difference from GRPO")
+    grpo = accuracy_by_seed("rates", "base")
+    num_rounds = read("expert_iteration", "train_log.jsonl").groupby("arm")["ei_step"].max()
+    rows = [["GRPO", "8 x 8", "60", f"{BASELINE_SAMPLES:,}", mean_and_range(grpo), ""]]
+    for setting in settings_of_expert_iteration():
+        seeds = accuracy_by_seed("expert_iteration", setting.arm)
+        rounds = num_rounds[setting.arm]
+        row = ["expert iteration", setting.name, str(rounds), f"{rounds * setting.samples:,}"]
+        row += [mean_and_range(seeds), kept_runs.difference(seeds, grpo).mean_cell()]
+        rows.append(row)
+    (small_rounds,) = [
+        difference.mean_cell()
+        for difference, choice in zip(choices_over_the_run(), CHOICES, strict=True)
+        if choice.arm == "expert_iteration"
+    ]
+    row = ["expert iteration", "8 x 8, 1 update", str(NUM_SMALL_ROUNDS), f"{BASELINE_SAMPLES:,}"]
+    rows.append([*row, "not tested", f"{small_rounds} over the run, on validation"])
+    return markdown.table(header, rows)
+
+
+@cache
+def evaluations_by_round() -> pd.DataFrame:
+    """The evaluations of expert iteration on validation, with `ei_step`, the round before them."""
+    evaluations = at_best_rates("expert_iteration", "answers.jsonl")
+    log = read("expert_iteration", "train_log.jsonl")
+    rounds = log[["run", "step", "ei_step"]]
+    evaluations = evaluations.merge(rounds, how="left", on=["run", "step"])
+    evaluations["ei_step"] = evaluations["ei_step"].fillna(0)
+    return evaluations
+
+
+def draw_expert_iteration() -> tuple[Figure, str]:
+    titles = ["accuracy by samples", "entropy of the samples"]
+    figure, (accuracy, entropy) = new_figure(titles, (9, 4))
+    draw_accuracy_by_samples(accuracy)
+    draw_entropy_by_samples(entropy)
+    return figure, (
+        "*Five large rounds of expert iteration stay behind GRPO, sixty small ones do not. Green: "
+        "questions x samples of a round. Lines are means of three seeds (GRPO in (a), large "
+        "rounds) or four; bands go from the lowest seed to the highest. (a) 500 validation "
+        "problems; dots are rounds. (b) All samples, a running median of five iterations.*"
+    )
+
+
+def draw_accuracy_by_samples(ax: Axes) -> None:
+    green = COLORS["expert iteration"]
+    grpo = by_seed(read("exchange", "eval_log.jsonl"), "accuracy", "grpo")
+    small_rounds = curves_of("expert_iteration", "accuracy", "eval_log.jsonl")
+    draw_mean_and_range(ax, 100 * by_samples(grpo), COLORS["GRPO"], label="GRPO")
+    draw_mean_and_range(ax, 100 * by_samples(small_rounds), green, label="8 x 8, 1 update")
+    large_rounds = evaluations_by_round()
+    linestyles = iter(("--", ":", "-.", (0, (1, 3)), (0, (5, 3))))
+    for setting in settings_of_expert_iteration():
+        if setting.samples > MOST_SAMPLES_DRAWN:
+            continue
+        runs = large_rounds[large_rounds["arm"] == setting.arm]
+        mean = runs.groupby("ei_step")["accuracy"].mean()
+        style = {"linestyle": next(linestyles), "marker": "o", "label": setting.name}
+        ax.plot(by_samples(mean, setting.samples), color=green, **style)
+    ax.set(xlabel="samples", ylabel="accuracy on validation (%)", ylim=(20, 100))
+    label_lines(ax)
+
+
+def draw_entropy_by_samples(ax: Axes) -> None:
+    for arm, column, color, name in (
+        ("base", "entropy", COLORS["GRPO"], "GRPO"),
+        ("updates16", "entropy", SETTINGS[3], "16 updates per batch"),
+        ("expert_iteration", "sample_entropy", COLORS["expert iteration"], "8 x 8, 1 update"),
+    ):
+        curves = by_samples(curves_of(arm, column).apply(plotter.smooth))
+        draw_mean_and_range(ax, curves, color, label=name)
+    ax.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log")
+    ticks = [0.02, 0.05, 0.1, 0.2]
+    ax.set_yticks(ticks, map(str, ticks))
+    ax.set_yticks([], minor=True)
+    label_lines(ax)
+
+
+def by_samples(curves: pd.DataFrame | pd.Series, samples: int = 8 * 8):
+    """The same curves over the number of samples, of which an iteration or round has so many."""
+    return curves.set_axis(curves.index * samples)
+
+
+FILTERED = {  # {arm of `filtered`: the samples of a teacher that SFT learns from}
+    "all": "all samples",
+    "as_many": "as many, drawn blindly",
+    "right": "the right ones",
+    "wrong": "wrong ones in the format",
+}
+
+
+def filtered_table() -> str:
+    runs = at_best_rates("filtered", "test.jsonl")
+    on_all = accuracy_by_seed("filtered", "all")
+    ends = accuracy_on_validation("filtered")
+    rows = []
+    for arm, name in FILTERED.items():
+        if arm not in set(runs["arm"]):
+            continue
+        seeds = accuracy_by_seed("filtered", arm)
+        run = runs.loc[runs["arm"] == arm, "run"].iloc[0]
+        args = json.loads((STUDIES / "filtered" / run / "args.json").read_text("utf-8"))["args"]
+        difference = kept_runs.difference(seeds, on_all).mean_cell()
+        row = [name, f"{args['num_examples']:,}", f"{ends[arm]:.1f}", mean_and_range(seeds)]
+        rows.append([*row, "" if arm == "all" else difference])
+    header = ["SFT on a teacher's samples", "examples", "validation (%)", "test (%)"]
+    return markdown.table([*header, "difference from all"], rows)
+
+
+# --- The appendix: CS336 --------------------------------------------------------------------------
+
+PROMPTS = ("r1_zero", "question_only", "reasoning_answer")
+
+
+def zero_shot_table() -> str:
+    """The categories of CS336: one sample for each test problem, before training."""
+    categories = ["format1_answer1", "format1_answer0", "format0_answer0"]
+    evaluations = read("zero_shot", "eval_log.jsonl").set_index("run")
+    rows = []
+    for prompt in PROMPTS:
+        row = evaluations.loc[f"{prompt}_1m"]
+        counts = [int(row[f"count/{category}"]) for category in categories]
+        cells = [f"{count:,} ({100 * count / row['n']:.1f}%)" for count in counts]
+        rows.append([prompt, *cells, f"{100 * row['accuracy_flexible']:.1f}%"])
+    header = ["prompt", "format and answer right", "format right, answer wrong", "no format"]
+    return markdown.table([*header, "right in any format"], rows)
+
+
+def sft_sizes_table() -> str:
+    """Accuracy on validation after SFT on more and more solutions."""
+    ends = accuracy_on_validation("sft")
+    names = ends.index.str.extract(r"([a-z]+)(\d+)")
+    table = pd.DataFrame({"kind": names[0], "size": names[1].astype(int), "end": ends.to_numpy()})
+    table = table.pivot(index="kind", columns="size", values="end")
+    rows = []
+    for kind in ("direct", "careful"):
+        rows.append([kind, *("" if np.isnan(end) else f"{end:.1f}" for end in table.loc[kind])])
+    sizes = [f"{size:,}" for size in table]
+    return markdown.table(["validation (%) after SFT on so many solutions", *sizes], rows)
+
+
+def rounds_table(arm: str = "questions96_group8_epochs4") -> str:
+    """Five rounds of expert iteration, means of three seeds on validation."""
+    evaluations = evaluations_by_round()
+    evaluations = evaluations[evaluations["arm"] == arm].groupby("ei_step")
+    log = read("expert_iteration", "train_log.jsonl")
+    log = log[log["run"].isin(at_best_rates("expert_iteration", "test.jsonl")["run"])]
+    first_updates = log[log["arm"] == arm].groupby(["run", "ei_step"])["entropy"].first()
+    entropy = first_updates.groupby("ei_step").mean()
+    rows = [
+        ["accuracy (%)", *(f"{value:.1f}" for value in evaluations["accuracy"].mean())],
+        ["careful hard steps (%)", *(f"{x:.1f}" for x in evaluations["careful_share"].mean())],
+        ["entropy of right samples (nats)", "", *(f"{value:.3f}" for value in entropy)],
+    ]
+    header = [f"{int(round_)}" for round_ in evaluations.groups]
+    return markdown.table(["after round", *header], rows)
+
+
+def reward_table() -> str:
+    """The mean reward of greedy answers on validation, of at most 4."""
+    curves = {"the demo": by_seed(read("dynamics", "eval_log.jsonl"), "reward", "grpo")}
+    baseline = by_seed(read("rates", "eval_log.jsonl"), "reward", "base", BASELINE_RATE)
+    curves["the baseline"] = baseline
+    table = pd.DataFrame({name: curve.mean(axis="columns") for name, curve in curves.items()})
+    rows = []
+    for name, rewards in table.items():
+        rows.append([name, *("" if np.isnan(reward) else f"{reward:.2f}" for reward in rewards)])
+    return markdown.table(
+        ["reward on validation, of 4, at iteration", *map(str, table.index)], rows
+    )
+
+
+def metrics_table(heading: str, names: dict[str, str]) -> str:
+    """Settings of the study `choices`, each at the rate nearest to its best.
+
+    Args:
+        names: {arm: its name}.
+    """
+    decimals = {"entropy": 3, "kl": 2, "grad_norm": 2, "response_length": 0}
+    rows = []
+    for arm, name in names.items():
+        best = arm_at_best_rate(arm)
+        over_the_run = best.rates.loc[FIRST_SEEDS, best.nearest_rate].mean()
+        row = [name, rate_text(best.nearest_rate), f"{over_the_run:.1f}"]
+        row.append(f"{100 * accuracy_at_the_end(arm).mean():.1f}")
+        row += [change(curves_of(arm, column), digits) for column, digits in decimals.items()]
+        rows.append(row)
+    header = [heading, "rate", "over the run (%)", "at 60 (%)", "entropy", "KL", "gradient norm"]
+    return markdown.table([*header, "length"], rows)
+
+
+def losses_table() -> str:
+    names = {
+        "base": "the baseline",
+        "no_baseline": "raw rewards",
+        "no_std": "no division by the std",
+        "token_mean": "mean over all tokens",
+        "masked_normalize": "sum divided by a constant",
+        "dr_grpo": "Dr. GRPO",
+    }
+    return metrics_table("advantage and length", names)
+
+
+def updates_table() -> str:
+    names = {
+        "base": "1",
+        "updates2": "2",
+        "updates4": "4",
+        "updates16": "16",
+        "updates16_no_clip": "16, no clip",
+        "updates16_cispo": "16, CISPO",
+        "updates16_reinforce": "16, REINFORCE",
+    }
+    return metrics_table("updates per batch", names)
+
+
+def prompts_table() -> str:
+    names = {
+        "base": "reasoning_answer, five rewards",
+        "answer_reward": "reasoning_answer",
+        "r1_zero": "r1_zero",
+        "question_only": "question_only",
+    }
+    return metrics_table("prompt, reward for the answer", names)
+
+
+def sweep_table() -> str:
+    """The broad search over updates and learning rates: seed 0, validation at iteration 60."""
+    names = {"epochs1_batch32": "2 (1 x 2)", "epochs2_batch32": "4 (2 x 2)"}
+    names["epochs4_batch16"] = "16 (4 x 4)"
+    ends = kept_runs.last(read("three_seeds", "eval_log.jsonl"))
+    ends = ends[(ends["seed"] == 0) & ends["arm"].isin(names)]
+    table = 100 * ends.pivot(index="arm", columns="rate", values="accuracy")
+    rows = []
+    for arm, name in names.items():
+        rows.append([name, *("" if np.isnan(x) else f"{x:.1f}" for x in table.loc[arm])])
+    return markdown.table(["updates (epochs x mini-batches)", *map(rate_text, table)], rows)
+
+
+def entropy_table() -> str:
+    """The entropy in the first five and in the last five iterations."""
+    rows = []
+    for name, arm, column in (
+        ("GRPO", "base", "entropy"),
+        ("GRPO, 16 updates per batch", "updates16", "entropy"),
+        ("expert iteration, 60 rounds of 8 x 8", "expert_iteration", "sample_entropy"),
+    ):
+        rows.append([name, change(curves_of(arm, column), 3)])
+    return markdown.table(["method", "entropy of all samples (nats per token)"], rows)
+
+
+def draw_curves() -> tuple[Figure, str]:
+    titles = ["learning rate", "advantage", "length normalisation", "updates per batch"]
+    titles += ["clip, 16 updates", "prompt"]
+    figure, panels = new_figure(titles, (9, 6.2), num_rows=2)
+    draw_reward(panels[0])
+    arms_of_panels = [
+        {"base": "the baseline", "no_std": "no std", "no_baseline": "raw rewards"},
+        {"base": "own length", "token_mean": "all tokens", "masked_normalize": "constant"},
+        {"base": "1", "updates2": "2", "updates4": "4", "updates16": "16"},
+        {
+            "updates16": "clip",
+            "updates16_no_clip": "no clip",
+            "updates16_cispo": "CISPO",
+            "updates16_reinforce": "REINFORCE",
+        },
+        {
+            "answer_reward": "reasoning_answer",
+            "r1_zero": "r1_zero",
+            "question_only": "question_only",
+        },
+    ]
+    for ax, names in zip(panels[1:], arms_of_panels, strict=True):
+        curves = {}
+        for arm, name in names.items():
+            curves[name] = 100 * curves_of(arm, "accuracy", "eval_log.jsonl")
+        draw_settings(ax, curves)
+        ax.set(xlabel="iteration", ylabel="accuracy on validation (%)", ylim=(20, 100))
+        label_lines(ax)
+    return figure, (
+        "*Reward and accuracy rise, but fall again at the highest learning rate and stop early "
+        "with raw rewards. Each setting is at the rate nearest to its best. Lines are means of "
+        "four seeds, in (a) of three, with one at 1e-3; the band is the range of the usual "
+        "setting's seeds. Greedy answers to 500 validation problems.*"
+    )
+
+
+def draw_reward(ax: Axes) -> None:
+    """The reward on validation, by learning rate."""
+    evaluations = read("rates", "eval_log.jsonl")
+    rates = (BASELINE_RATE, 1e-4, 4e-4, 1e-3)
+    curves = {rate_text(rate): by_seed(evaluations, "reward", "base", rate) for rate in rates}
+    draw_settings(ax, curves)
+    ax.set(xlabel="iteration", ylabel="reward on validation, of 4", ylim=(0, 4))
+    label_lines(ax)
+
+
+def draw_settings(ax: Axes, curves: dict[str, pd.DataFrame]) -> None:
+    """Draw the mean of each setting, and the range of the first one, which is the usual one."""
+    (usual, usual_curves), *others = curves.items()
+    draw_mean_and_range(ax, usual_curves, SETTINGS[0], label=usual)
+    for color, (name, seeds) in zip(SETTINGS[1:], others, strict=False):
+        ax.plot(seeds.mean(axis="columns"), color=color, label=name)
+
+
+# --- Beyond the tasks -----------------------------------------------------------------------------
+
+REWARDS = {  # {study: {arm: the reward}}; the first one has the usual reward
+    "noise": {
+        "no_errors": "the usual one",
+        "noise0.1": "10% flipped",
+        "noise0.2": "20% flipped",
+        "noise0.4": "40% flipped",
+    },
+    "hacks": {
+        "usual": "the usual one, run again",
+        "answer_anywhere": "answer anywhere in the text",
+        "bonus_for_steps": "bonus for steps",
+        "bonus_for_length": "bonus for length",
+    },
+}
+
+
+def rewards_table() -> str:
+    """Rewards that err, and rewards that could be hacked."""
+    rows = []
+    for study, names in REWARDS.items():
+        evaluations = read(study, "eval_log.jsonl")
+        after_start = evaluations[evaluations["step"] > 0]
+        averages = 100 * after_start.groupby(["arm", "seed"])["accuracy"].mean().unstack("seed")
+        usual, *_ = names
+        others = averages.drop(usual)
+        differences = judge(list((others - averages.loc[usual]).to_numpy()))
+        cells = dict(zip(others.index, differences, strict=True))
+        for arm, name in names.items():
+            row = [name, mean_and_range(averages.loc[arm])]
+            row += ["", ""] if arm == usual else [cells[arm].mean_cell(), cells[arm].verdict]
+            rows.append(row)
+    header = ["reward", "accuracy averaged over the run (%)", "difference", "verdict"]
+    return markdown.table(header, rows)
+
+
+def rare_table() -> str:
+    """Two models in which careful steps are rare before training."""
+    models = kept_runs.answers("rare")
+    rows = []
+    for name, model in (("first", "careful0"), ("second", "drills0.12")):
+        before = models[models["run"] == f"{model}_before"].iloc[0]
+        after = kept_runs.last(models[models["arm"] == f"{model}_group8"])
+        shares = [before["careful_share"], before["careful_right"], before["direct_right"]]
+        row = [name, *(f"{share:.1f}" for share in shares)]
+        row += [mean_and_range(after["careful_share"]), mean_and_range(after["accuracy"])]
+        rows.append(row)
+    header = ["model", "careful samples (%)", "careful steps right (%)", "direct steps right (%)"]
+    return markdown.table([*header, "careful after GRPO (%)", "accuracy (%)"], rows)
+
+
+FIGURES = {
+    "judge": draw_judge,
+    "choices": draw_choices,
+    "expert_iteration": draw_expert_iteration,
+    "curves": draw_curves,
+}
+TABLES = {
+    "judge": judge_table,
+    "judge_runs": judge_runs_table,
+    "choices": choices_table,
+    "rates": rates_table,
+    "expert_iteration": expert_iteration_table,
+    "filtered": filtered_table,
+    "zero_shot": zero_shot_table,
+    "sft_sizes": sft_sizes_table,
+    "rounds": rounds_table,
+    "reward": reward_table,
+    "losses": losses_table,
+    "updates": updates_table,
+    "prompts": prompts_table,
+    "sweep": sweep_table,
+    "entropy": entropy_table,
+    "rewards": rewards_table,
+    "rare": rare_table,
+}
