@@ -655,6 +655,7 @@ def qwen2(data_folder):
     return PreTrainedTokenizerFast.from_pretrained(data_folder / "models" / "qwen2")
 
 
+@pytest.mark.slow
 def test_real_gsm8k(qwen2, data_folder):
     folder = data_folder / "data" / "gsm8k"
     train_loader, test_loader = get_dataloaders(
