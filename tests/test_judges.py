@@ -904,11 +904,12 @@ def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothi
 
     The resumed run ends as one that was never stopped.
     """
+    flags = dict(num_train_iters=4, rollout_batch_size=8)
     with FakeOpenAIServer(likes_vowels) as server:
-        assert train(model_folder, tmp_path / "whole", server, num_train_iters=4) == 0
+        assert train(model_folder, tmp_path / "whole", server, **flags) == 0
         stories = [rating.sanitize(row["completion"]) for row in transcript(tmp_path / "whole")]
-        stories_of_step_3 = stories[2 * 16 : 3 * 16]
-        failing_stories = set(stories_of_step_3[4:]) - set(stories[: 2 * 16])
+        stories_of_step_3 = stories[2 * 8 : 3 * 8]
+        failing_stories = set(stories_of_step_3[2:]) - set(stories[: 2 * 8])
 
         def fail_in_step_3(request):
             if story_in(request) in failing_stories:
@@ -916,7 +917,7 @@ def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothi
             return likes_vowels(request)
 
         server.behaviour = fail_in_step_3
-        flags = dict(num_train_iters=4, max_judge_failures=0.3, save_iterations=2)
+        flags |= dict(max_judge_failures=0.3, save_iterations=2)
         capsys.readouterr()
         assert train(model_folder, tmp_path / "run", server, **flags) == 1
         error = capsys.readouterr().err.strip().splitlines()[-1]
