@@ -36,7 +36,8 @@ from rl_datasets import PROMPTS, ArithmeticLoader
 from sampling.rollout import Rollout, as_rollout, left_pad
 from training import completions
 
-ArithmeticLoader.sizes["train"] = 200  # of 10,000, whose making takes longer than most tests
+# Of 10,000 and 2,000 problems, whose making in every run takes longer than most tests.
+ArithmeticLoader.sizes |= {"train": 200, "validation": 200}
 # Subprocesses have one thread as well. What is compared bit by bit must be added up in one order.
 torch.set_num_threads(1)
 # nohup ignores SIGHUP, and a training run would rightly ignore it as well.

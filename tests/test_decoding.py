@@ -382,6 +382,7 @@ def test_the_least_recently_used_graph_makes_room(model, tokenizer, monkeypatch)
     assert [R for R, _ in sizes] == [1, 2, 3, 2]
 
 
+@pytest.mark.slow
 def test_few_graphs_are_captured_while_lengths_drift(monkeypatch):
     """Graphs ran out, and steps without one took two to four times as long.
 

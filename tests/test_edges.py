@@ -2,12 +2,12 @@
 
 import os
 import re
+import shutil
 import signal
 
 import pytest
 import torch
 from conftest import (
-    ROOT,
     VOCAB,
     LettersEvaluator,
     as_flags,
@@ -31,8 +31,7 @@ import main
 import sft
 import signals
 import utils
-from config import FineTuningConfig, GRPOConfig, SFTConfig, parse
-from grading.extraction import only_number
+from config import FineTuningConfig, GRPOConfig, parse
 from logs import jsonl
 from losses import LENGTH_NORMALIZATIONS
 from sampling import generation
@@ -195,44 +194,6 @@ def test_the_guard_reads_nats_whatever_the_length_normalization(model, base_mode
         guard.check({"kl": 0.1, "kl_per_token": 1.1, "skipped_updates": 0})
 
 
-def test_what_is_written_beside_a_number_can_change_it():
-    """All of the first texts were taken for 72, and so were full-width digits."""
-    for text in (
-        "72²",
-        "√72",
-        "72!",
-        "72k",
-        "７２",
-        "7２",
-        "72½",
-        "72e3",
-        "x72",
-        "72^",
-        "~72",
-        "minus 72",
-        "72 thousand",
-        "half of 72",
-        "two dozen 72",
-        "72 squared",
-    ):
-        assert only_number(text) is None, text
-    for text in (
-        "72",
-        "$72",
-        "72 eggs",
-        "72 eggs.",
-        "72.",
-        "**72**",
-        "The answer is 72",
-        "x = 72",
-        "72 or so",
-        "\\$72",
-    ):
-        assert only_number(text) == 72, text
-    assert only_number("1,234.50") == 1234.5
-    assert only_number("-$5") == -5
-
-
 def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypatch):
     """A bound of 3 was ignored where a group has 8: all were sampled at once.
 
@@ -276,57 +237,6 @@ def test_several_samples_are_not_one_greedy_answer_several_times(eval_flags, exp
     assert args.eval_temperature == expected
 
 
-def give_infinite_reward(rewards):
-    rewards.per_function[1, 0] = torch.inf
-
-
-def leave_out_a_reward(rewards):
-    rewards.per_function = rewards.per_function[:, :1]
-
-
-def give_integers(rewards):
-    rewards.per_function = rewards.per_function.long()
-
-
-def leave_out_details(rewards):
-    rewards.details.pop()
-
-
-def leave_out_format(rewards):
-    rewards.details[0].pop("format")
-
-
-def give_a_tensor_for_a_bool(rewards):
-    rewards.details[0]["correct_strict"] = torch.tensor(True)
-
-
-@pytest.mark.parametrize(
-    "spoil, words",
-    [
-        (give_infinite_reward, ["vowels", "is inf", "completion 1"]),
-        (leave_out_a_reward, ["per_function", "floats (2, 2)"]),
-        (give_integers, ["per_function", "floats"]),
-        (leave_out_details, ["details", "2 dicts"]),
-        (leave_out_format, ["details['format']", "True or False", "None"]),
-        (give_a_tensor_for_a_bool, ["details['correct_strict']", "True"]),
-    ],
-)
-def test_an_evaluator_is_held_to_its_contract(spoil, words):
-    """An infinite reward was trained on, and other slips ended in a traceback far away."""
-
-    class SpoiltEvaluator(LettersEvaluator):
-        def compute_rewards(self, prompts, completions, answers):
-            rewards = super().compute_rewards(prompts, completions, answers)
-            spoil(rewards)
-            return rewards
-
-    examples = [{"question": "", "answer": ""}] * 2
-    with pytest.raises(ValueError) as error:
-        SpoiltEvaluator().compute_checked_rewards(examples, ["ab", "cd"])
-    for word in ["SpoiltEvaluator", *words]:
-        assert word in str(error.value)
-
-
 # --- Nothing lost ---------------------------------------------------------------------------------
 
 
@@ -350,7 +260,7 @@ def test_two_processes_cannot_share_an_output_directory(script, model_folder, tm
     folder = tmp_path / "run"
     gold_file = tmp_path / "gold.jsonl"
     jsonl.write(gold_file, [{"question": "a", "completion": "b", "answer": "1"}])
-    command = run_flags(model_folder, folder)
+    command = run_flags(model_folder, folder, num_train_iters=1)
     if script is sft:
         command = sft_flags(model_folder, folder, gold_file)
     folder.mkdir()
@@ -364,25 +274,25 @@ def test_two_processes_cannot_share_an_output_directory(script, model_folder, tm
 
 
 class FailingEvaluator(LettersEvaluator):
-    """Raises when it is called for the fourth time."""
+    """Raises when it is called for the fifth time: in iteration 3, after two evaluations."""
 
     num_calls = 0
 
     def compute_rewards(self, prompts, completions, answers):
         type(self).num_calls += 1
-        if self.num_calls == 4:
+        if self.num_calls == 5:
             raise ZeroDivisionError("a bug of this evaluator")
         return super().compute_rewards(prompts, completions, answers)
 
 
-def test_an_exception_leaves_the_newest_checkpoint(model_folder, tmp_path, capsys, monkeypatch):
+def test_an_exception_leaves_the_newest_checkpoint(
+    whole_run, model_folder, tmp_path, capsys, monkeypatch
+):
     """A traceback filled the screen, and nothing said how to go on."""
     monkeypatch.setitem(evaluator.EVALUATORS, "letters", FailingEvaluator)
     monkeypatch.setattr(FailingEvaluator, "num_calls", 0)
     folder = tmp_path / "run"
-    settings = dict(num_train_iters=4, eval_iterations=9, save_iterations=2)
-    command = run_flags(model_folder, folder, **settings)
-    assert main.main(command) == 1  # call 1 is the evaluation, so call 4 is in iteration 3
+    assert main.main(run_flags(model_folder, folder)) == 1
     error = only_error(capsys)
     assert "ZeroDivisionError: a bug of this evaluator" in error
     checkpoint = folder / "checkpoints" / "step_000002"
@@ -392,29 +302,7 @@ def test_an_exception_leaves_the_newest_checkpoint(model_folder, tmp_path, capsy
     monkeypatch.undo()
     # Every flag but these two comes from args.json.
     assert main.main(["--resume", "--output_dir", str(folder)]) == 0
-    assert main.main(run_flags(model_folder, tmp_path / "undisturbed", **settings)) == 0
-    assert_same_run(folder, tmp_path / "undisturbed")
-
-
-def test_a_gold_answer_that_cannot_be_read_is_found_at_the_start(model_folder, tmp_path, capsys):
-    """A non-numeric gold in row 201 ended the run when its turn came."""
-    rows = [{"question": f"{n}?", "answer": f"so #### {n}"} for n in range(6)]
-    jsonl.write(tmp_path / "data" / "test.jsonl", rows)
-    jsonl.write(
-        tmp_path / "data" / "train.jsonl", [*rows, {"question": "x?", "answer": "so #### many"}]
-    )
-    command = run_flags(
-        model_folder,
-        tmp_path / "run",
-        dataset_name="gsm8k",
-        dataset_path=tmp_path / "data",
-        evaluator="gsm8k",
-    )
-    assert main.main(command) == 2
-    error = only_error(capsys)
-    for word in ("train.jsonl, row 7", "'many'"):
-        assert word in error
-    assert not (tmp_path / "run").exists()
+    assert_same_run(folder, whole_run)
 
 
 def test_a_closed_terminal_stops_a_run_unless_nohup_has_started_it():
@@ -441,46 +329,28 @@ def test_a_signal_while_loading_is_one_line(number, model_folder, tmp_path, caps
 
 
 def test_checkpoints_that_cannot_be_read_stop_nothing_until_none_is_left(
-    model_folder, tmp_path, capsys
+    whole_run, tmp_path, capsys
 ):
-    """A damaged checkpoint ended every attempt to resume."""
-    folder = tmp_path / "run"
-    command = run_flags(
-        model_folder, folder, num_train_iters=4, save_iterations=1, keep_checkpoints=3
-    )
-    assert main.main(command) == 0
+    """A damaged checkpoint ended every attempt to resume.
+
+    Lines and transcripts that are later than the checkpoint are removed, and made again.
+    """
+    folder = shutil.copytree(whole_run, tmp_path / "run")
     newest_weights = folder / "checkpoints" / "step_000004" / "model.safetensors"
-    weights = newest_weights.read_bytes()
     newest_weights.write_bytes(b"x")
-    (folder / "checkpoints" / "step_000002" / "trainer.pt").write_text("[]")
+    (folder / "rollouts" / "step_000005.jsonl").write_text("")  # as after a kill
     (folder / "rollouts" / "step_000003.jsonl.bak").write_text("a file of somebody else's")
     assert main.main(["--resume", "--output_dir", str(folder)]) == 0
-    assert newest_weights.read_bytes() == weights
+    assert_same_run(folder, whole_run)
     capsys.readouterr()
-    for path in checkpoints.finished(folder).values():
-        (path / "model.safetensors").write_bytes(b"x")
+    newest_weights.write_bytes(b"x")
+    (folder / "checkpoints" / "step_000002" / "trainer.pt").write_text("[]")
     log_before = (folder / "train_log.jsonl").read_bytes()
     assert main.main(["--resume", "--output_dir", str(folder)]) == 2
     error = only_error(capsys)
     assert f"no checkpoint in {folder} can be read" in error
     assert "--output_dir" in error
     assert (folder / "train_log.jsonl").read_bytes() == log_before
-
-
-@pytest.mark.parametrize("name", ["train_log.jsonl", "checkpoints"])
-def test_what_an_unknown_run_has_left_is_not_touched(name, model_folder, tmp_path, capsys):
-    """Logs and checkpoints without args.json were mixed with those of the new run."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    if name == "checkpoints":
-        (folder / name).mkdir()
-    else:
-        (folder / name).write_text("{}\n")
-    assert main.main(run_flags(model_folder, folder)) == 2
-    error = only_error(capsys)
-    for word in (f"--output_dir {folder}", name, "args.json", "name another"):
-        assert word in error
-    assert [path.name for path in folder.iterdir()] == [name]
 
 
 def test_an_evaluation_claims_no_training_directory(model_folder, tmp_path, capsys):
@@ -524,47 +394,6 @@ def test_a_model_directory_without_a_tokenizer(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mistake, words",
-    [
-        (dict(model_name="tests/typo"), ["--model_name tests/typo", "no such directory"]),
-        (dict(evaluator="gsm8k", prompt="r1_zero"), ["gsm8k", "r1_zero", "reasoning_answer"]),
-        (
-            dict(dataset_name="gsm8k", evaluator="gsm8k", dataset_path="nowhere"),
-            ["--dataset_path nowhere", "not a folder"],
-        ),
-        (dict(device="mps"), ["--device mps", "use cpu"]),
-        (
-            dict(dataset_name="creative", evaluator="creative", judge_type="local"),
-            ["--judge_type local", "--judge_model"],
-        ),
-        (
-            dict(rollout_batch_size=100_004, group_size=8),
-            ["--rollout_batch_size 100004", "--group_size 8", "100000 or 100008"],
-        ),
-        (
-            dict(rollout_batch_size=4, group_size=8),
-            ["--rollout_batch_size 4", "--group_size 8", "use 8"],
-        ),
-    ],
-)
-def test_what_flags_alone_tell_is_said_before_anything_is_loaded(
-    mistake, words, tmp_path, capsys, monkeypatch
-):
-    """A model was loaded, or a hub asked, before a wrong name was refused."""
-
-    def fail(*args, **kwargs):
-        pytest.fail("a model was asked for")
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(llms.AutoConfig, "from_pretrained", fail)
-    assert main.main(run_flags("unused-model", tmp_path / "run", **mistake)) == 2
-    error = only_error(capsys)
-    for word in words:
-        assert word in error
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
     "num_processes, rank, num_lines", [("2", "0", 1), ("2", "1", 0), ("", "1", 1)]
 )
 def test_under_torchrun_a_wrong_flag_is_said_once(
@@ -605,12 +434,3 @@ def test_a_resumed_run_can_leave_out_what_it_had(tmp_path):
     assert not config.gradient_checkpointing
     assert config.report_to == "none"
     assert config.beta == 0.1
-
-
-@pytest.mark.parametrize("config_type", [GRPOConfig, SFTConfig])
-def test_a_damaged_args_json_is_one_line(config_type, tmp_path, capsys):
-    (tmp_path / "args.json").write_text("{")
-    with pytest.raises(SystemExit) as system_exit:
-        parse(config_type, ["--resume", "--output_dir", str(tmp_path)])
-    assert system_exit.value.code == 2
-    assert str(tmp_path / "args.json") in only_error(capsys)

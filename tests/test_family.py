@@ -798,13 +798,11 @@ def test_a_schedule_counts_optimiser_steps(model_folder, tmp_path):
     assert logged == pytest.approx([1e-3 * first, 1e-3 * second])
 
 
-@pytest.mark.parametrize(("schedule", "is_refused"), [("cosine", True), ("constant", False)])
-def test_the_end_of_a_decay_may_not_move(schedule, is_refused, model_folder, tmp_path, capsys):
-    flags = run_flags(model_folder, tmp_path, num_train_iters=1, lr_schedule=schedule)
+def test_the_end_of_a_decay_may_not_move(model_folder, tmp_path, capsys):
+    flags = run_flags(model_folder, tmp_path, num_train_iters=1, lr_schedule="cosine")
     assert main.main(flags) == 0
-    code = main.main(["--output_dir", str(tmp_path), "--resume", "--num_train_iters", "2"])
-    assert code == (2 if is_refused else 0)
-    assert ("--num_train_iters was 1, not 2" in capsys.readouterr().err) == is_refused
+    assert main.main(["--output_dir", str(tmp_path), "--resume", "--num_train_iters", "2"]) == 2
+    assert "--num_train_iters was 1, not 2" in capsys.readouterr().err
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -134,27 +134,19 @@ def one_line(capsys):
 # --- The data set's own solutions -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("prompt", "completion"),
-    [
-        ("reasoning_answer", "<reasoning>\nIt is 4.\n</reasoning>\n<answer>\n4\n</answer>"),
-        ("r1_zero", "\nIt is 4.\n</think> <answer>4</answer>"),
-        ("question_only", "It is 4.\nThe answer is \\boxed{4}."),
-    ],
-)
-def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys, prompt, completion):
-    assert run_gold(folder, "--from_reference", "--prompt", prompt, "--evaluator", "math") == 0
+def test_reference_solutions_are_put_into_the_form_and_verified(folder, capsys):
+    assert run_gold(folder, "--from_reference", "--prompt", "r1_zero", "--evaluator", "math") == 0
     rows = sorted(rows_in(folder), key=lambda row: int(row["answer"]))
     assert [list(row) for row in rows] == [COLUMNS] * 12
     assert rows[3] == {
         "id": "gsm8k/train/3",
         "question": "What is {3} + 1?",
-        "completion": completion,
+        "completion": "\nIt is 4.\n</think> <answer>4</answer>",
         "answer": "4",
         "source": "reference",
         "attempt": 1,
         "correct": True,
-        "prompt_name": prompt,
+        "prompt_name": "r1_zero",
     }
     assert reported(capsys.readouterr().out) == [12, 0, 0, 0]
 
@@ -392,13 +384,13 @@ def test_an_endpoint_that_is_gone_ends_the_run(tmp_path, capsys, monkeypatch):
 
 
 def test_failures_with_replies_between_end_no_run(tmp_path, capsys, monkeypatch):
-    """Every 15th of the 45 requests gets a reply."""
+    """Every 15th of the 30 requests gets a reply."""
     monkeypatch.setattr(endpoint, "MAX_RETRIES", 0)
-    folder = write_problems(tmp_path / "data", [f"{{{i}}}?" for i in range(45)])
-    replies = ([status(500)] * 14 + [ok("x")]) * 3
+    folder = write_problems(tmp_path / "data", [f"{{{i}}}?" for i in range(30)])
+    replies = ([status(500)] * 14 + [ok("x")]) * 2
     with FakeOpenAIServer(replies) as server:
         assert run_gold_with(server, folder, "--concurrency", 1) == 0
-    assert reported(capsys.readouterr().out) == [0, 3, 0, 42]
+    assert reported(capsys.readouterr().out) == [0, 2, 0, 28]
 
 
 @pytest.mark.parametrize("refused_request", ["list of models", "completion"])
@@ -473,7 +465,7 @@ def test_a_second_start_asks_nothing_of_finished_problems(folder, capsys):
             assert reported(capsys.readouterr().out) == report
 
 
-@pytest.mark.parametrize("num_bytes", [1, 7, 8, 60, -1])
+@pytest.mark.parametrize("num_bytes", [1, 60, -1])
 def test_a_torn_last_line_is_dropped_and_made_again(folder, num_bytes):
     """A kill in the middle of a write leaves the first bytes of a row."""
     assert run_gold(folder, "--from_reference") == 0

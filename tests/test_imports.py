@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -112,10 +113,23 @@ def test_a_folder_has_no_circle_inside():
 
 
 def test_what_plots_needs_no_torch():
+    """Nor inside a function, where the test below would not see it."""
     for source in SOURCES:
         if room_of(source) in ("logs", "plotter.py"):
             packages = {module.partition(".")[0] for module in imported_modules(source)}
             assert not {"torch", "transformers"} & packages, source
+
+
+def test_the_plotter_imports_no_torch_and_what_training_shares_with_it_no_matplotlib():
+    code = "import sys, logs.statistics, logs.jsonl; print(*sys.modules)"
+    code += "; import plotter; print(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    of_statistics, of_plotter = [set(line.split()) for line in process.stdout.splitlines()]
+    assert "logs.statistics" in of_statistics
+    assert not of_statistics & {"torch", "matplotlib", "pandas"}
+    assert "logs.read" in of_plotter
+    assert not of_plotter & {"torch", "transformers", "main", "training", "distributed"}
 
 
 @pytest.mark.parametrize("config_type", [GRPOConfig, SFTConfig, ExpertIterationConfig, GoldConfig])

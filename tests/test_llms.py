@@ -59,7 +59,7 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
         model.generation_config.eos_token_id = eos_ids
         expected = [plain_greedy(model, tokenizer, prompt, 40, eos_ids) for prompt in PROMPTS]
         lengths |= {len(row) for row in expected}
-        for max_concurrent_sequences in (1, 3, 512):
+        for max_concurrent_sequences in (3, 512):
             rollout = generation.generate(
                 model,
                 tokenizer,
@@ -396,7 +396,7 @@ def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
     generation.generate(sampler, tokenizer, PROMPTS, max_completion_length=3)
 
 
-def test_loading_round_trip_and_its_errors(tmp_path, tokenizer, capsys):
+def test_loading_round_trip(tmp_path, tokenizer, capsys):
     model = random_model()
     model.save_pretrained(tmp_path / "good")
     tokenizer.save_pretrained(tmp_path / "good")
@@ -412,20 +412,6 @@ def test_loading_round_trip_and_its_errors(tmp_path, tokenizer, capsys):
     for name, weight in saved.items():
         assert saved_again[name].dtype == weight.dtype
         assert torch.equal(saved_again[name], weight)
-
-    with pytest.raises(ValueError, match="no such directory"):
-        llms.get_llm_tokenizer(str(tmp_path / "absent"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="--model_name .* cannot be loaded"):
-        llms.get_llm_tokenizer(str(tmp_path / "empty"))
-
-    pickled = tmp_path / "pickled"  # weights as a pickle could run code: they are refused
-    model.save_pretrained(pickled)
-    tokenizer.save_pretrained(pickled)
-    (pickled / "model.safetensors").unlink()
-    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="cannot be loaded.*safetensors"):
-        llms.get_llm_tokenizer(str(pickled))
 
 
 def save(model, folder):
@@ -585,15 +571,6 @@ def test_without_a_network_a_model_comes_from_the_cache_or_is_refused_at_once(
     ):
         llms.get_llm_tokenizer("some/other")
     assert len(hosts) <= 2  # the hub's client also asks one thing of its own
-
-
-def test_a_tokenizer_without_eos_is_refused(tmp_path):
-    tokenizer = small_tokenizer()
-    tokenizer.eos_token = None
-    random_model().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no EOS"):
-        llms.get_llm_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_every_loss_trains_off_policy(loss_type, length_normalization, model_fol
     flags = run_flags(
         model_folder,
         tmp_path / "run",
-        num_train_iters=2,
+        num_train_iters=1,
         loss_type=loss_type,
         length_normalization=length_normalization,
         learning_rate=0.01,
@@ -293,13 +293,13 @@ def test_every_loss_trains_off_policy(loss_type, length_normalization, model_fol
         **(dict(cliprange=0.01) if has_clip else {}),
     )
     assert main.main(flags) == 0
-    rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    for row in rows:
-        assert row["skipped_updates"] == 0
-        assert row["loss"] is not None
-    assert rows[-1]["ratio_mean"] != 1, "later updates are off-policy"
+    (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
+    assert row["skipped_updates"] == 0
+    assert row["loss"] is not None
+    assert row["grad_norm"] > 0
+    assert row["ratio_mean"] != 1, "later updates are off-policy"
     if has_clip:
-        assert max(row["clip_fraction"] for row in rows) > 0
+        assert row["clip_fraction"] > 0
 
 
 def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
@@ -319,6 +319,7 @@ def test_help_says_what_a_flag_counts(capsys):
     assert "completions per prompt" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_real_gsm8k_drops_long_prompts_and_says_so(data_folder, model_folder, tmp_path, capsys):
     flags = run_flags(
         model_folder,

@@ -295,8 +295,9 @@ def test_hostile_input_is_wrong_and_does_no_harm(answer, grader, evaluators, has
     assert grader.grade("x+1", "1+x") == "equal"  # the grader still works
 
 
-@pytest.mark.parametrize("prompt_name", PROMPT_NAMES)
+@pytest.mark.parametrize("prompt_name", ["question_only", "reasoning_answer"])
 def test_megabytes_are_read_in_linear_time(prompt_name, evaluators):
+    """As in the format r1_zero above."""
     for answer in HOSTILE.values():
         if len(answer) >= 10**6:
             completion = PROMPTS[prompt_name].format_solution("", answer)
@@ -316,6 +317,7 @@ def test_any_thread_may_ask(grader, monkeypatch):
     assert gradings == ["equal", "different", "equal", "timeout"] + ["equal", "different"] * 4
 
 
+@pytest.mark.slow
 def test_a_forked_process_may_ask(grader):
     """Two processes on one channel would take each other's verdicts."""
     context = multiprocessing.get_context("fork")
@@ -334,6 +336,7 @@ def test_a_forked_process_may_ask(grader):
     assert gradings["-1+x"] == ["different", "different", "equal"] * 20
 
 
+@pytest.mark.slow
 def test_what_python_prints_at_its_start_is_no_verdict(tmp_path, monkeypatch, capfd):
     """Such a line once was the first verdict, and each later verdict that of the answer before."""
     (tmp_path / "sitecustomize.py").write_text("print('equal')")
@@ -367,6 +370,7 @@ def test_a_reply_never_answers_the_next_question(grader, monkeypatch):
     assert grader.grade("x+1", "x") == "different"
 
 
+@pytest.mark.slow
 def test_a_reply_to_another_question_is_refused(grader):
     grader._channel.send_bytes(json.dumps([-1, "x", "1x", 60]).encode())
     with pytest.raises(AssertionError):
@@ -391,6 +395,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["normally", "killed"])
 def test_the_server_does_not_outlive_its_owner(end):
     """The server shares its owner's standard error, which ends only when both are gone."""

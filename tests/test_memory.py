@@ -44,10 +44,17 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
 @pytest.mark.parametrize(
     ("module", "name", "first_call", "error", "advice"),
     [
-        (main, "compute_loss", 3, "cuBLAS", "--micro_batch_tokens 8192"),
-        (generation, "generate", 4, "torch", "--max_concurrent_sequences 256"),
+        pytest.param(main, "compute_loss", 3, "cuBLAS", "--micro_batch_tokens 8192", id="loss"),
+        pytest.param(
+            generation,
+            "generate",
+            4,
+            "torch",
+            "--max_concurrent_sequences 256",
+            id="sampling",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["loss", "sampling"],
 )
 def test_the_line_says_how_the_run_goes_on(
     module, name, first_call, error, advice, whole_run, model_folder, tmp_path, monkeypatch, capsys

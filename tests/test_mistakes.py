@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT, random_model, run_flags, small_tokenizer
 
 import generate_gold
+import llms
 import main
 import plotter
 import selfcheck
@@ -49,379 +50,194 @@ COMMANDS = {
     "selfcheck": MODEL,
     "expert_iteration": f"{MODEL} --n_ei_steps 1 --num_questions 2 --group_size 2 --output_dir new",
 }
-GSM8K = "--dataset_name gsm8k --dataset_path data"
-# The command in README, on a machine that reaches no hub.
-README_COMMAND = (
-    "--model_name Qwen/Qwen2-0.5B-Instruct --num_train_iters 1000 --eval_iterations 100"
-)
-BASE_URL = "--api_model m --base_url"
-STORIES = "--dataset_name creative --evaluator creative"
-
-# Lines of files.
+# Lines of files, and files that a mistake may spoil.
 ROW = json.dumps({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}) + "\n"
 GOLD_ROW = json.dumps({"question": "1 + 1?", "completion": "2", "answer": "2"}) + "\n"
 LOG_ROW = '{"step": 1, "loss": 1}\n'
+TRAIN = "data/train.jsonl"
+GOLD = "gold.jsonl"
+LOG = "run/train_log.jsonl"
+
+# A program and its flags, and what the line must name: the flag, its value, what to do.
+MISTAKES_IN_FLAGS = """
+    main --betta 1 | --betta 1 | did you mean --beta? | --help
+    main --beta much | --beta | 'much' | float
+    main --beta nan | --beta | at least 0 | nan
+    main --learning_rate -1e-4 | --learning_rate | more than 0 | -0.0001
+    main --lr=1e-4 | --lr=1e-4 | did you mean --learning_rate?
+    main --learning_rate inf | --learning_rate | inf
+    main --num_train_iters 0 | --num_train_iters | more than 0 | not 0
+    main --seed -1 | --seed | at least 0 | -1
+    main --seed 4294967296 | --seed | at most 4294967295
+    main --loss_type ppo | --loss_type | 'ppo' | grpo_clip
+    main --eval_split train | --eval_split | 'train' | validation
+    main --loss_type gspo --length_normalization token_mean | --loss_type gspo | masked_mean
+    main --rollout_batch_size 24 --train_batch_size 16 | --train_batch_size 16 | 4, 8, 12, 24
+    main --group_size 1 | --group_size 1 | --loss_type no_baseline
+    main --group_size 1 --loss_type no_baseline --dynamic_sampling 5 | --dynamic_sampling
+    main --loss_type grpo_no_clip --cliprange 0.1 | grpo_no_clip has no clip | --cliprange
+    main --loss_type no_baseline --cliprange_high 0.3 | no clip | --cliprange_high
+    main --device abacus | --device abacus | cpu
+    main --eval_samples 4 --eval_temperature 0 | --eval_temperature 0 | --eval_samples
+    main --output_dir /proc/run | --output_dir /proc/run | cannot be made | name another
+    main --dataset_name gsm9k | --dataset_name gsm9k | arithmetic, gsm8k, math
+    main --evaluator judge | --evaluator judge | gsm8k, math
+    main --prompt poem | --prompt poem | reasoning_answer, r1_zero
+    main --max_prompt_length 3 | --max_prompt_length | raise
+    main --max_completion_length 2000 | --max_completion_length 2000 | 1,024
+    generate_gold --model_name model --max_completion_length 2000 | --max_completion_length | 1,024
+    main --judge_type openai --judge_model m | --judge_model | asks no judge
+    main --judge_concurrency 4 | --judge_concurrency | asks no judge
+    main --max_judge_failures 50 | --max_judge_failures | at most 1 | 50
+    sft --num_examples 100 | --num_examples 100 | only 12
+    sft --prompt r1_zero --evaluator math | row 1 | reasoning_answer
+    expert_iteration --n_ei_steps 0 | --n_ei_steps | more than 0 | not 0
+    selfcheck --group_size 0 | --group_size | more than 0 | not 0
+    generate_gold | --from_reference | --model_name | --api_model
+    generate_gold --from_reference --model_name m | --from_reference | --model_name | --api_model
+    generate_gold --from_reference --base_url http://x | --base_url | --api_model
+    generate_gold --api_model m --base_url 127.0.0.1:1/v1 | --base_url | http://127.0.0.1:8000/v1
+    generate_gold --api_model m --base_url http://127.0.0.1:port/v1 | --base_url | 127.0.0.1:8000
+    generate_gold --api_model m --base_url http://127.0.0.1.example.com/v1 | OPENAI_API_KEY
+    generate_gold --from_reference --temperature 1 | --temperature | --model_name
+    generate_gold --from_reference --num_attempts 2 | --num_attempts | --api_model
+    generate_gold --from_reference --prompt chat | --prompt chat | r1_zero
+    generate_gold --from_reference --prompt r1_zero | r1_zero | --evaluator math
+    generate_gold --from_reference --timeout nan | --timeout | more than 0 | nan
+    plotter run --x price | --x | 'price'
+    plotter run --by price | run: | --price | args.json
+    plotter run --metrics los | --metrics los | which have | loss
+    plotter run --output plots.jpg | plots.jpg | .pdf or .png
+"""
+# These must be found before a model is loaded or a hub is asked.
+MISTAKES_IN_FLAGS_ALONE = """
+    main --model_name data/typo | --model_name data/typo | no such directory
+    main --prompt r1_zero --evaluator gsm8k | gsm8k | r1_zero | reasoning_answer
+    main --dataset_name gsm8k --dataset_path ./absent | --dataset_path absent | not a folder
+    main --device mps | --device mps | use cpu
+    main --dataset_name creative --evaluator creative --judge_type local | needs --judge_model
+    main --rollout_batch_size 100004 --group_size 8 | --group_size 8 | 100000 or 100008
+    main --rollout_batch_size 4 --group_size 8 | --rollout_batch_size 4 | --group_size 8 | use 8
+"""
+MISTAKES_IN_MODELS_AND_DATA = """
+    main --model_name ./absent | --model_name ./absent | no such directory
+    sft --model_name ./absent | --model_name ./absent | no such directory
+    selfcheck --model_name ./absent | --model_name ./absent | no such directory
+    expert_iteration --model_name ./absent | --model_name ./absent | no such directory
+    generate_gold --model_name ./absent | --model_name ./absent | no such directory
+    main --model_name data | --model_name data | cannot be loaded
+    main --model_name pickled | --model_name pickled | safetensors
+    main --model_name without_eos | --model_name without_eos | EOS
+    main --model_name other_tokenizer | --model_name other_tokenizer | 47 | 39
+    main --dataset_path data | arithmetic | --dataset_path
+    main --dataset_name gsm8k | openai/gsm8k | --dataset_path
+    main --dataset_name gsm8k --eval_split validation | --eval_split validation | gsm8k
+    sft --train_file absent.jsonl | --train_file absent.jsonl | cannot be read
+    sft --train_file data | --train_file data | cannot be read
+    sft --max_completion_length 1 | --train_file gold.jsonl | no example
+    generate_gold --from_reference --dataset_path absent | --dataset_path absent | not a folder
+"""
+# The first ones write there, and the others read logs there.
+MISTAKES_IN_DIRECTORIES = """
+    main --output_dir run | --output_dir run | already holds a run | --resume
+    sft --output_dir run | --output_dir run | already holds a run | --resume
+    expert_iteration --output_dir run | --output_dir run | already holds a run
+    main --output_dir gold.jsonl | --output_dir gold.jsonl | is a file
+    main --output_dir gold.jsonl/run | gold.jsonl/run | Not a directory
+    main --resume | --resume | --output_dir new | no run
+    main --resume --output_dir run --learning_rate 0.01 | --learning_rate | 0.001 | 0.01
+    sft --resume --output_dir run | --resume | run | another script
+    generate_gold --from_reference --output data | --output | cannot write data | name another
+    generate_gold --from_reference --output gold.jsonl/g.jsonl | cannot write gold.jsonl/g.jsonl
+    plotter absent | absent | no such directory
+    plotter gold.jsonl | gold.jsonl | no such directory
+    plotter data | data | train_log.jsonl | eval_log.jsonl
+    plotter run run/. | run | given twice
+    plotter run --output absent/plots.pdf | absent/plots.pdf | No such file | --output
+"""
 
 
 def mistake(program, flags, *words, files=None):
     """A row of the table.
 
-    words: what the line must name: the flag, its value, the place in a file, what to do.
     files: files that have another content than in the workshop; None: the file is missing.
     """
     return pytest.param(program, flags, words, files or {}, id=f"{program} {flags} {words[0]}")
 
 
-MISTAKES_IN_FLAGS = [
-    mistake("main", "--betta 1", "--betta 1", "did you mean --beta?", "--help"),
-    mistake("main", "--beta much", "--beta", "'much'", "float"),
-    mistake("main", "--beta nan", "--beta", "at least 0", "nan"),
-    mistake("main", "--learning_rate -1", "--learning_rate", "more than 0", "-1.0"),
-    mistake("main", "--learning_rate -1e-4", "--learning_rate", "more than 0", "-0.0001"),
-    mistake("main", "--lr=1e-4", "--lr=1e-4", "did you mean --learning_rate?"),
-    mistake("main", "--learning_rate inf", "--learning_rate", "inf"),
-    mistake("main", "--temperature 0", "--temperature", "more than 0", "not 0.0"),
-    mistake("main", "--num_train_iters 0", "--num_train_iters", "more than 0", "not 0"),
-    mistake("main", "--eval_size 0", "--eval_size", "more than 0", "not 0"),
-    mistake("main", "--eval_samples 0", "--eval_samples", "more than 0", "not 0"),
-    mistake("main", "--seed -1", "--seed", "at least 0", "-1"),
-    mistake("main", "--seed 4294967296", "--seed", "at most 4294967295"),
-    mistake("main", "--dynamic_sampling -1", "--dynamic_sampling", "at least 0", "-1"),
-    mistake("main", "--loss_type ppo", "--loss_type", "'ppo'", "grpo_clip"),
-    mistake("main", "--lr_schedule step", "--lr_schedule", "'step'", "cosine"),
-    mistake("main", "--length_normalization sum", "--length_normalization", "'sum'", "token_mean"),
-    mistake("main", "--eval_split train", "--eval_split", "'train'", "validation"),
-    mistake(
-        "main",
-        "--loss_type gspo --length_normalization token_mean",
-        "--loss_type gspo",
-        "--length_normalization masked_mean",
-        "token_mean",
-    ),
-    mistake(
-        "main", "--rollout_batch_size 10", "--rollout_batch_size 10", "--group_size 4", "8 or 12"
-    ),
-    mistake(
-        "main",
-        "--rollout_batch_size 24 --train_batch_size 16",
-        "--train_batch_size 16",
-        "--rollout_batch_size 24",
-        "4, 8, 12, 24",
-    ),
-    mistake("main", "--group_size 1", "--group_size 1", "--loss_type no_baseline"),
-    mistake(
-        "main",
-        "--group_size 1 --loss_type no_baseline --dynamic_sampling 5",
-        "--dynamic_sampling",
-        "--group_size 1",
-    ),
-    mistake(
-        "main",
-        "--loss_type grpo_no_clip --cliprange 0.1",
-        "grpo_no_clip has no clip",
-        "--cliprange",
-    ),
-    mistake("main", "--loss_type no_baseline --cliprange_high 0.3", "no clip", "--cliprange_high"),
-    mistake("main", "--device abacus", "--device abacus", "cpu"),
-    mistake(
-        "main", "--eval_samples 4 --eval_temperature 0", "--eval_temperature 0", "--eval_samples"
-    ),
-    mistake(
-        "main", "--output_dir /proc/run", "--output_dir /proc/run", "cannot be made", "name another"
-    ),
-    mistake("main", "--dataset_name gsm9k", "--dataset_name gsm9k", "arithmetic, gsm8k, math"),
-    mistake("main", "--evaluator judge", "--evaluator judge", "gsm8k, math"),
-    mistake("main", "--prompt poem", "--prompt poem", "reasoning_answer, r1_zero"),
-    mistake("main", "--prompt r1_zero --evaluator gsm8k", "gsm8k", "r1_zero", "--evaluator math"),
-    mistake("main", "--max_prompt_length 3", "--max_prompt_length", "raise"),
-    mistake("main", "--max_completion_length 2000", "--max_completion_length 2000", "1,024"),
-    mistake(
-        "generate_gold",
-        "--model_name model --max_completion_length 2000",
-        "--max_completion_length 2000",
-        "1,024",
-    ),
-    mistake("main", "--judge_type openai --judge_model m", "--judge_model", "asks no judge"),
-    mistake("main", "--judge_concurrency 4", "--judge_concurrency", "asks no judge"),
-    mistake("main", "--max_judge_failures 50", "--max_judge_failures", "at most 1", "50"),
-    mistake("main", "--max_judge_failures -1", "--max_judge_failures", "at least 0", "-1"),
-    mistake(
-        "main",
-        f"{STORIES} --judge_type local --judge_model data",
-        "--judge_model data: cannot be loaded",
-        "safetensors",
-    ),
-    mistake(
-        "main",
-        f"{STORIES} --judge_type openai --judge_model m --judge_base_url http://127.0.0.1:99999",
-        "--judge_base_url must look like",
-    ),
-    mistake("sft", "--num_examples 100", "--num_examples 100", "only 12"),
-    mistake("sft", "--epochs 0", "--epochs", "more than 0", "not 0.0"),
-    mistake("sft", "--prompt r1_zero --evaluator math", "row 1", "reasoning_answer"),
-    mistake("sft", "--dataset_name gsm9k", "--dataset_name gsm9k", "arithmetic, gsm8k, math"),
-    mistake("expert_iteration", "--n_ei_steps 0", "--n_ei_steps", "more than 0", "not 0"),
-    mistake(
-        "expert_iteration", "--dataset_name gsm9k", "--dataset_name gsm9k", "arithmetic, gsm8k"
-    ),
-    mistake("selfcheck", "--group_size 0", "--group_size", "more than 0", "not 0"),
-    mistake("generate_gold", "", "--from_reference", "--model_name", "--api_model"),
-    mistake(
-        "generate_gold",
-        "--from_reference --model_name m",
-        "--from_reference",
-        "--model_name",
-        "--api_model",
-    ),
-    mistake("generate_gold", "--from_reference --base_url http://x", "--base_url", "--api_model"),
-    mistake(
-        "generate_gold", f"{BASE_URL} 127.0.0.1:1/v1", "--base_url", "http://127.0.0.1:8000/v1"
-    ),
-    mistake(
-        "generate_gold",
-        f"{BASE_URL} http://127.0.0.1:port/v1",
-        "--base_url",
-        "http://127.0.0.1:8000/v1",
-    ),
-    mistake("generate_gold", f"{BASE_URL} http://127.0.0.1.example.com/v1", "OPENAI_API_KEY"),
-    mistake(
-        "generate_gold",
-        "--from_reference --dataset_name gsm9k",
-        "--dataset_name gsm9k",
-        "arithmetic, gsm8k",
-    ),
-    mistake("generate_gold", "--from_reference --temperature 1", "--temperature", "--model_name"),
-    mistake("generate_gold", "--from_reference --num_attempts 2", "--num_attempts", "--api_model"),
-    mistake("generate_gold", "--from_reference --prompt chat", "--prompt chat", "r1_zero"),
-    mistake(
-        "generate_gold", "--from_reference --evaluator judge", "--evaluator judge", "gsm8k, math"
-    ),
-    mistake("generate_gold", "--from_reference --prompt r1_zero", "r1_zero", "--evaluator math"),
-    mistake(
-        "generate_gold",
-        "--from_reference --num_problems 0",
-        "--num_problems",
-        "more than 0 and finite, not 0",
-    ),
-    mistake("generate_gold", "--from_reference --timeout nan", "--timeout", "more than 0", "nan"),
-    mistake("plotter", "run --x price", "--x", "'price'"),
-    mistake("plotter", "run --by price", "run:", "--price", "args.json"),
-    mistake(
-        "plotter",
-        "run --x tokens",
-        "total_tokens",
-        "--x tokens",
-        files={"run/train_log.jsonl": LOG_ROW},
-    ),
-    mistake(
-        "plotter", "run --by seed", "run:", "not evaluated", files={"run/eval_log.jsonl": None}
-    ),
-]
+def mistakes_in(table):
+    rows = []
+    for line in table.strip().splitlines():
+        command, *words = line.strip().split(" | ")
+        program, _, flags = command.partition(" ")
+        rows.append(mistake(program, flags, *words))
+    return rows
 
-MISTAKES_IN_MODELS = [
-    mistake("main", "--model_name ./absent", "--model_name ./absent", "no such directory"),
-    mistake("sft", "--model_name ./absent", "--model_name ./absent", "no such directory"),
-    mistake("selfcheck", "--model_name ./absent", "--model_name ./absent", "no such directory"),
-    mistake(
-        "expert_iteration", "--model_name ./absent", "--model_name ./absent", "no such directory"
-    ),
-    mistake("generate_gold", "--model_name ./absent", "--model_name ./absent", "no such directory"),
-    mistake("main", README_COMMAND, "--model_name Qwen/Qwen2-0.5B-Instruct", "cannot be loaded"),
-    mistake("main", "--model_name data", "--model_name data", "cannot be loaded"),
-    mistake("main", "--model_name pickled", "--model_name pickled", "cannot be loaded"),
-    mistake("main", "--model_name without_eos", "--model_name without_eos", "EOS"),
-    mistake("main", "--model_name other_tokenizer", "--model_name other_tokenizer", "47", "39"),
-    mistake("main", "", "--model_name model", "cannot be loaded", files={"model/config.json": "{"}),
-    mistake(
-        "main",
-        "",
-        "--model_name model",
-        "cannot be loaded",
-        files={"model/config.json": '{"model_type": "abacus"}'},
-    ),
-    mistake(
-        "main",
-        "",
-        "--model_name model",
-        "cannot be loaded",
-        files={"model/model.safetensors": "torn"},
-    ),
-    mistake(
-        "main",
-        "",
-        "--model_name model",
-        "cannot be loaded",
-        files={"model/model.safetensors": None},
-    ),
-    mistake(
-        "main",
-        "",
-        "--model_name model",
-        "cannot be loaded",
-        files={"model/tokenizer.json": "{", "model/tokenizer_config.json": None},
-    ),
-]
+
+# The command in README, on a machine that reaches no hub.
+README_COMMAND = (
+    "--model_name Qwen/Qwen2-0.5B-Instruct --num_train_iters 1000 --eval_iterations 100"
+)
+STORIES = "--dataset_name creative --evaluator creative"
+BAD_URL = "--judge_type openai --judge_model m --judge_base_url http://127.0.0.1:99999"
+GSM8K = "--dataset_name gsm8k --dataset_path data"
+CONFIG = "model/config.json"
+TORN_TOKENIZER = {"model/tokenizer.json": "{", "model/tokenizer_config.json": None}
+NO_EVALUATION = {"run/eval_log.jsonl": None}
+BAD_GOLD = {TRAIN: ROW.replace("#### 2", "#### many")}
 
 # tests/test_datasets.py has more of what can be wrong in a row, a file and a folder.
-MISTAKES_IN_DATA = [
+MISTAKES = [
+    *mistakes_in(MISTAKES_IN_FLAGS),
+    *mistakes_in(MISTAKES_IN_MODELS_AND_DATA),
+    *mistakes_in(MISTAKES_IN_DIRECTORIES),
+    mistake("main", f"{STORIES} {BAD_URL}", "--judge_base_url must look like"),
     mistake(
-        "main",
-        "--dataset_name gsm8k --dataset_path ./absent",
-        "--dataset_path absent",
-        "not a folder",
+        "main", f"{STORIES} --judge_type local --judge_model data", "--judge_model data: cannot"
     ),
-    mistake("main", "--dataset_path data", "arithmetic", "--dataset_path"),
-    mistake("main", "--dataset_name gsm8k", "openai/gsm8k", "--dataset_path"),
-    mistake(
-        "main",
-        "--dataset_name gsm8k --eval_split validation",
-        "--eval_split validation",
-        "gsm8k",
-    ),
-    mistake("main", GSM8K, "data", "train split", files={"data/train.jsonl": None}),
-    mistake(
-        "main",
-        GSM8K,
-        "data/train.jsonl, line 2",
-        "JSON",
-        files={"data/train.jsonl": f"{ROW}{{broken\n"},
-    ),
-    mistake(
-        "main",
-        GSM8K,
-        "data/train.jsonl, row 2",
-        "'answer'",
-        files={"data/train.jsonl": f'{ROW}{{"question": "x"}}\n'},
-    ),
-    mistake("sft", "--train_file absent.jsonl", "--train_file absent.jsonl", "cannot be read"),
-    mistake("sft", "--train_file data", "--train_file data", "cannot be read"),
-    mistake("sft", "", "--train_file gold.jsonl", "empty", files={"gold.jsonl": ""}),
-    mistake("sft", "", "gold.jsonl, line 2", "JSON", files={"gold.jsonl": f"{GOLD_ROW}{{\n"}),
-    mistake("sft", "", "gold.jsonl, line 1", "JSON", files={"gold.jsonl": b"\xff\xfe"}),
-    mistake(
-        "sft",
-        "",
-        "row 1",
-        "'completion'",
-        files={"gold.jsonl": '{"question": "q", "answer": "a"}'},
-    ),
-    mistake(
-        "sft",
-        "",
-        "row 1",
-        "'completion'",
-        files={"gold.jsonl": GOLD_ROW.replace('"2"', '"\\ud83d"')},
-    ),
-    mistake(
-        "sft",
-        "",
-        "--train_file gold.jsonl",
-        "no example",
-        files={"gold.jsonl": GOLD_ROW.replace("2", " ")},
-    ),
-    mistake("sft", "--max_completion_length 1", "--train_file gold.jsonl", "no example"),
-    mistake(
-        "sft",
-        "--filter_correct",
-        "--train_file gold.jsonl",
-        "no example",
-        files={"gold.jsonl": GOLD_ROW},
-    ),
-    mistake(
-        "generate_gold",
-        "--from_reference --dataset_path absent",
-        "--dataset_path absent",
-        "not a folder",
-    ),
-    mistake(
-        "generate_gold",
-        "--from_reference",
-        "data",
-        "training split",
-        files={"data/train.jsonl": None},
-    ),
-    mistake(
-        "generate_gold",
-        "--from_reference",
-        "new.jsonl",
-        "--output holds other rows",
-        files={"new.jsonl": "My notes"},
-    ),
-]
-
-MISTAKES_IN_DIRECTORIES = [
-    # The command writes there.
-    mistake("main", "--output_dir run", "--output_dir run", "already holds a run", "--resume"),
-    mistake("sft", "--output_dir run", "--output_dir run", "already holds a run", "--resume"),
-    mistake("expert_iteration", "--output_dir run", "--output_dir run", "already holds a run"),
-    mistake("main", "--output_dir gold.jsonl", "--output_dir gold.jsonl", "is a file"),
+    mistake("main", README_COMMAND, "--model_name Qwen/Qwen2-0.5B-Instruct", "cannot be loaded"),
     mistake("main", "--output_dir new\udce9", r"--output_dir 'new\udce9'", "not UTF-8"),
-    mistake("main", "--output_dir gold.jsonl/run", "gold.jsonl/run", "Not a directory"),
-    mistake("main", "--resume", "--resume", "--output_dir new", "no run"),
+    # Files that are missing or damaged.
+    mistake("main", "", "--model_name model", "cannot be loaded", files={CONFIG: "{"}),
+    mistake("main", "", "cannot be loaded", files={CONFIG: '{"model_type": "abacus"}'}),
+    mistake("main", "", "cannot be loaded", files={"model/model.safetensors": "torn"}),
+    mistake("main", "", "cannot be loaded", files={"model/model.safetensors": None}),
+    mistake("main", "", "cannot be loaded", files=TORN_TOKENIZER),
+    mistake("main", f"{GSM8K} --evaluator gsm8k", f"{TRAIN}, row 1", "'many'", files=BAD_GOLD),
+    mistake("main", GSM8K, "data", "train split", files={TRAIN: None}),
+    mistake("main", GSM8K, f"{TRAIN}, line 2", "JSON", files={TRAIN: f"{ROW}{{broken\n"}),
     mistake(
-        "main", "--resume --output_dir run --learning_rate 0.01", "--learning_rate", "0.001", "0.01"
+        "main", GSM8K, f"{TRAIN}, row 2", "'answer'", files={TRAIN: f'{ROW}{{"question": "x"}}'}
+    ),
+    mistake("sft", "", f"--train_file {GOLD}", "empty", files={GOLD: ""}),
+    mistake("sft", "", f"{GOLD}, line 2", "JSON", files={GOLD: f"{GOLD_ROW}{{\n"}),
+    mistake("sft", "", f"{GOLD}, line 1", "JSON", files={GOLD: b"\xff\xfe"}),
+    mistake("sft", "", "row 1", "'completion'", files={GOLD: '{"question": "q", "answer": "a"}'}),
+    mistake("sft", "", "'completion'", files={GOLD: GOLD_ROW.replace('"2"', '"\\ud83d"')}),
+    mistake("sft", "", f"{GOLD}", "no example", files={GOLD: GOLD_ROW.replace("2", " ")}),
+    mistake(
+        "sft", "--filter_correct", f"--train_file {GOLD}", "no example", files={GOLD: GOLD_ROW}
+    ),
+    mistake("generate_gold", "--from_reference", "data", "training split", files={TRAIN: None}),
+    # Without args.json nobody knows whose logs and checkpoints these are.
+    mistake(
+        "main", "--output_dir old", "old", "train_log.jsonl", files={"old/train_log.jsonl": ""}
+    ),
+    mistake(
+        "main", "--output_dir old", "checkpoints", "args.json", files={"old/checkpoints/x": ""}
     ),
     mistake("main", "--resume --output_dir run", "run/args.json", files={"run/args.json": "{"}),
-    mistake("sft", "--resume --output_dir run", "--resume", "run", "another script"),
-    mistake(
-        "generate_gold",
-        "--from_reference --output data",
-        "--output",
-        "cannot write data",
-        "name another",
-    ),
-    mistake(
-        "generate_gold",
-        "--from_reference --output gold.jsonl/g.jsonl",
-        "--output",
-        "cannot write gold.jsonl/g.jsonl",
-    ),
-    # The command reads logs there.
-    mistake("plotter", "absent", "absent", "no such directory"),
-    mistake("plotter", "gold.jsonl", "gold.jsonl", "no such directory"),
-    mistake("plotter", "data", "data", "train_log.jsonl", "eval_log.jsonl"),
-    mistake("plotter", "run run/.", "run", "given twice"),
-    mistake(
-        "plotter", "run --output absent/plots.pdf", "absent/plots.pdf", "No such file", "--output"
-    ),
-    mistake(
-        "plotter",
-        "run",
-        "run",
-        "no complete line",
-        files={"run/train_log.jsonl": '{"st', "run/eval_log.jsonl": None},
-    ),
-    mistake(
-        "plotter",
-        "run",
-        "run/train_log.jsonl, line 2",
-        "JSON",
-        files={"run/train_log.jsonl": f'{LOG_ROW}{{"st\n{LOG_ROW}'},
-    ),
-    mistake(
-        "plotter",
-        "run",
-        "run/train_log.jsonl, line 2",
-        "JSON object",
-        files={"run/train_log.jsonl": f"{LOG_ROW}7\n{LOG_ROW}"},
-    ),
-    mistake(
-        "plotter",
-        "run",
-        "run/train_log.jsonl, line 1",
-        '"step"',
-        files={"run/train_log.jsonl": '{"loss": 1}\n'},
-    ),
-    mistake(
-        "plotter",
-        "run",
-        "no number to plot",
-        files={"run/train_log.jsonl": '{"step": 1}\n', "run/eval_log.jsonl": None},
-    ),
     mistake("plotter", "run", "run/args.json", files={"run/args.json": '{"args": 1}'}),
+    mistake("plotter", "run", "no complete line", files={LOG: '{"st'} | NO_EVALUATION),
+    mistake("plotter", "run", f"{LOG}, line 2", "JSON", files={LOG: f'{LOG_ROW}{{"st\n{LOG_ROW}'}),
+    mistake(
+        "plotter", "run", f"{LOG}, line 2", "JSON object", files={LOG: f"{LOG_ROW}7\n{LOG_ROW}"}
+    ),
+    mistake("plotter", "run", f"{LOG}, line 1", '"step"', files={LOG: '{"loss": 1}\n'}),
+    mistake("plotter", "run", "no number to plot", files={LOG: '{"step": 1}\n'} | NO_EVALUATION),
+    mistake("plotter", "run --x tokens", "total_tokens", "--x tokens", files={LOG: LOG_ROW}),
+    mistake("plotter", "run --by seed", "run:", "not evaluated", files=NO_EVALUATION),
 ]
-
-MISTAKES = MISTAKES_IN_FLAGS + MISTAKES_IN_MODELS + MISTAKES_IN_DATA + MISTAKES_IN_DIRECTORIES
 
 
 @pytest.fixture(scope="module")
@@ -457,6 +273,7 @@ def content_of(folder):
 def change_file(path, content):
     """Give a file another content, as text or bytes; None removes it."""
     path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, str):
         path.write_text(content)
     elif content is not None:
@@ -470,7 +287,9 @@ def exit_code_of(program, command):
         return system_exit.code
 
 
-@pytest.mark.parametrize(("program", "flags", "words", "files"), MISTAKES)
+@pytest.mark.parametrize(
+    ("program", "flags", "words", "files"), MISTAKES + mistakes_in(MISTAKES_IN_FLAGS_ALONE)
+)
 def test_a_mistake_is_one_clear_line_and_exit_code_2_and_loses_nothing(
     program, flags, words, files, workshop, tmp_path, monkeypatch, capsys
 ):
@@ -490,6 +309,22 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2_and_loses_nothing(
         assert word in errors[0], f"{word!r} is missing in: {errors[0]}"
     assert content_of(folder) == content_before
     assert not (folder / "new").exists(), "nothing is left of a run that never started"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "words", "files"), mistakes_in(MISTAKES_IN_FLAGS_ALONE)
+)
+def test_what_flags_alone_tell_is_said_before_anything_is_loaded(
+    program, flags, words, files, workshop, monkeypatch, capsys
+):
+    """A model was loaded, or a hub asked, before a wrong name was refused."""
+
+    def fail(*args, **kwargs):
+        pytest.fail("a model was asked for")
+
+    monkeypatch.chdir(workshop)
+    monkeypatch.setattr(llms.AutoConfig, "from_pretrained", fail)
+    assert exit_code_of(program, f"{COMMANDS[program]} {flags}") == 2
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import distributed
 import main
 import plotter
 from logs import jsonl, report
+from plotter import draw_single_panels
 from training import tracker, write_logs
 
 TEMPLATE = (ROOT / "logs/report.html").read_text("utf-8")
@@ -37,9 +38,16 @@ HOSTILE = (
 
 
 @pytest.fixture(autouse=True)
-def no_pdf(monkeypatch):
-    """Leave out training_plots.pdf, whose pages take longer than everything that is tested here."""
+def no_figures(monkeypatch):
+    """Leave out the figures, which take longer than everything that is tested here."""
     monkeypatch.setattr(plotter, "save", lambda pages, output: None)
+    monkeypatch.setattr(plotter, "draw_single_panels", lambda run, axis: [])
+
+
+@pytest.fixture
+def panels(no_figures, monkeypatch):
+    """Draw those of the page all the same."""
+    monkeypatch.setattr(plotter, "draw_single_panels", draw_single_panels)
 
 
 def train_rows(n):
@@ -121,7 +129,7 @@ class Tags(HTMLParser):
 # ---- the page
 
 
-def test_what_the_page_of_a_run_holds(run, capsys):
+def test_what_the_page_of_a_run_holds(run, panels, capsys):
     assert plot(run) == 0
     last_lines = f"report: {run}/report.html\nplots: {run}/training_plots.pdf\n"
     assert capsys.readouterr().out.endswith(last_lines)
@@ -158,7 +166,9 @@ def test_the_page_has_the_diagnosis(run):
     assert [finding["rule"] for finding in data["findings"]] == ["truncation"]
 
 
-def test_equal_logs_give_equal_bytes_and_only_one_run_without_output_gets_a_page(run, tmp_path):
+def test_equal_logs_give_equal_bytes_and_only_one_run_without_output_gets_a_page(
+    run, panels, tmp_path
+):
     assert plot(run) == 0
     page = (run / "report.html").read_bytes()
     assert plot(run) == 0
@@ -314,7 +324,7 @@ def stories(path):
     "write_kind, num_steps, num_compared",
     [(sft, 2, 2), (eval_only, 1, 1), (killed, 1, 0), (expert_iteration, 1, 0), (stories, 1, 0)],
 )
-def test_every_kind_of_run_has_a_page(tmp_path, write_kind, num_steps, num_compared):
+def test_every_kind_of_run_has_a_page(tmp_path, panels, write_kind, num_steps, num_compared):
     write_kind(tmp_path / "run")
     assert plot(tmp_path / "run") == 0
     data = data_of(tmp_path / "run")
@@ -416,10 +426,11 @@ def test_what_is_logged_goes_to_the_tracker_and_a_resumed_run_goes_on_in_it(
 
 def test_a_tracker_that_fails_says_so_once_and_stops_nothing(wandb, model_folder, tmp_path, capsys):
     wandb.fails = True
-    assert main.main(run_flags(model_folder, tmp_path / "run", report_to="wandb")) == 0
+    flags = run_flags(model_folder, tmp_path / "run", report_to="wandb", num_train_iters=2)
+    assert main.main(flags) == 0
     out = capsys.readouterr().out
     assert out.count("warning: --report_to wandb has failed") == out.count("no route to host") == 1
-    assert len(jsonl.read(tmp_path / "run/train_log.jsonl")) == 4
+    assert len(jsonl.read(tmp_path / "run/train_log.jsonl")) == 2
     assert len(wandb.runs) == 1
 
 
@@ -684,7 +695,7 @@ def test_answers_without_verdicts_are_neither_fixed_nor_broken_in_a_browser(run,
 
 @pytest.mark.slow
 @in_browser
-def test_a_hostile_completion_shows_itself_does_nothing_and_fetches_nothing(run, tmp_path):
+def test_a_hostile_completion_shows_itself_does_nothing_and_fetches_nothing(run, panels, tmp_path):
     requests = []
 
     class Server(BaseHTTPRequestHandler):
@@ -714,7 +725,7 @@ def test_a_hostile_completion_shows_itself_does_nothing_and_fetches_nothing(run,
 @pytest.mark.slow
 @in_browser
 @pytest.mark.parametrize("write_kind", [None, sft, eval_only, killed, expert_iteration, stories])
-def test_no_page_is_wider_than_a_phone(run, tmp_path, write_kind):
+def test_no_page_is_wider_than_a_phone(run, panels, tmp_path, write_kind):
     rows = [completion(3, HOSTILE[5], i, completion=text) for i, text in enumerate(HOSTILE)]
     rows[0] = with_tokens(rows[0], "", *HOSTILE)
     write_rollouts(run, 3, rows)

@@ -10,7 +10,9 @@ import re
 import shutil
 import signal
 import sys
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def command(model_folder, gold_file):
         num_updates=6,
         eval_updates=3,
         save_updates=2,
-        max_completion_length=300,
+        max_completion_length=110,
     )
     expert_iteration_flags = common | dict(
         num_questions=12, group_size=4, n_ei_steps=3, epochs=6, max_completion_length=30
@@ -245,63 +247,82 @@ class Waiting(LettersEvaluator):
         return super().compute_rewards(prompts, completions, answers)
 
 
+@dataclass(frozen=True)
+class Moment:
+    """When a signal comes: before a call, counted from the start, of a module's function."""
+
+    module: ModuleType
+    name: str
+    call: int
+    num_finished: int  # of iterations, when the run saves itself
+    is_evaluation: bool = False  # of main.py: the evaluation of this step is left
+
+
 @pytest.mark.parametrize(
-    ("program", "module", "name", "call", "num_finished"),
+    ("program", "moments"),
     [
-        pytest.param("main", generation, "generate", 1, 0, id="evaluation before the first update"),
-        pytest.param("main", generation, "generate", 2, 1, id="sampling in the first iteration"),
-        pytest.param("main", main, "accumulate_gradient", 2, 2, id="loss"),
-        pytest.param("main", main, "take_step", 2, 2, id="update"),
-        pytest.param("main", generation, "generate", 4, 2, id="evaluation"),
-        pytest.param("main", torch, "save", 1, 2, id="checkpoint"),
-        pytest.param("main", main, "take_step", 4, 4, id="last iteration"),
-        pytest.param("sft", sft, "accumulate_gradient", 3, 3, id="sft: loss"),
-        pytest.param("sft", generation, "generate", 2, 3, id="sft: evaluation"),
+        pytest.param(
+            "main",
+            [
+                Moment(generation, "generate", 1, 0, is_evaluation=True),  # before the first update
+                Moment(generation, "generate", 2, 1),  # sampling in the first iteration
+                Moment(torch, "save", 1, 2),  # the checkpoint of the second iteration
+                Moment(main, "take_step", 1, 3),
+                Moment(generation, "generate", 2, 4, is_evaluation=True),  # after the last update
+            ],
+            id="main",
+        ),
+        pytest.param(
+            "sft",
+            [
+                Moment(sft, "accumulate_gradient", 3, 3),
+                Moment(generation, "generate", 1, 3),  # the evaluation of that update
+                Moment(sft, "accumulate_gradient", 3, 6),  # the last update
+            ],
+            id="sft",
+        ),
         pytest.param(
             "expert iteration",
-            generation,
-            "generate",
-            4,
-            2,
+            [Moment(generation, "generate", 4, 2)],
             id="expert iteration: sampling",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "expert iteration",
-            sft,
-            "accumulate_gradient",
-            2,
-            1,
+            [Moment(sft, "accumulate_gradient", 2, 1)],
             id="expert iteration: fine-tuning",
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_a_signal_saves_and_leaves_wherever_it_comes(
-    program, module, name, call, num_finished, command, undisturbed, tmp_path, monkeypatch, capsys
+    program, moments, command, undisturbed, tmp_path, capsys
 ):
     """An evaluation is left between its batches, an iteration is finished.
 
-    num_finished: of iterations, when the run saves itself.
+    The run is stopped at one moment after the other, and goes on each time.
     """
-    number = signal.SIGINT if module is main else signal.SIGTERM
-    expected_folder = undisturbed(program)  # made before the function is replaced
-    do_before_call(monkeypatch, module, name, call, lambda: send(number))
-    flags = command(program, tmp_path / "stopped")
-    assert PROGRAMS[program](flags) == 128 + number
-    finished_steps = [0]
-    for row in jsonl.read(expected_folder / "train_log.jsonl"):
-        if row.get("ei_step", row["step"]) <= num_finished:
-            finished_steps.append(row["step"])
-    step = max(finished_steps)
-    last_line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last_line == f"stopped by {number.name} after step {step}; --resume continues"
-    assert max(checkpoints.finished(tmp_path / "stopped")) == step
-    if name == "generate" and call in (1, 4) and program == "main":
-        evaluations = checkpoints.read_evaluations(tmp_path / "stopped")
-        assert step not in [row["step"] for row in evaluations], "the evaluation was left"
+    expected_folder = undisturbed(program)
+    folder = tmp_path / "stopped"
+    flags = command(program, folder)
+    for moment in moments:
+        number = signal.SIGINT if moment.module is main else signal.SIGTERM
+        with pytest.MonkeyPatch.context() as patch:
+            do_before_call(patch, moment.module, moment.name, moment.call, partial(send, number))
+            assert PROGRAMS[program](with_resume(flags, folder)) == 128 + number, moment
+        finished_steps = [0]
+        for row in jsonl.read(expected_folder / "train_log.jsonl"):
+            if row.get("ei_step", row["step"]) <= moment.num_finished:
+                finished_steps.append(row["step"])
+        step = max(finished_steps)
+        last_line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last_line == f"stopped by {number.name} after step {step}; --resume continues"
+        assert max(checkpoints.finished(folder)) == step
+        if moment.is_evaluation:
+            evaluated_steps = [row["step"] for row in checkpoints.read_evaluations(folder)]
+            assert step not in evaluated_steps, "the evaluation was left"
     assert PROGRAMS[program]([*flags, "--resume"]) == 0
-    assert_same_run(tmp_path / "stopped", expected_folder)
+    assert_same_run(folder, expected_folder)
 
 
 def test_a_signal_ends_the_wait_for_a_judge_and_the_iteration_is_made_again(
@@ -394,18 +415,6 @@ def test_a_finished_run_is_extended_as_if_it_had_been_longer(
     assert_same_run(folder, expected_folder)
 
 
-def test_resume_goes_back_to_the_newest_checkpoint(whole_run, model_folder, tmp_path):
-    """As after a kill between two checkpoints.
-
-    Later lines and transcripts are removed, and made again.
-    """
-    run = shutil.copytree(whole_run, tmp_path / "run")
-    shutil.rmtree(run / "checkpoints" / "step_000004")
-    (run / "rollouts" / "step_000005.jsonl").write_text("")
-    assert main.main([*run_flags(model_folder, run), "--resume"]) == 0
-    assert_same_run(run, whole_run)
-
-
 def test_a_run_is_resumed_only_with_what_it_began_with(model_folder, tmp_path, capsys):
     """It went on with other problems, rewards, prompts, or another reference."""
     model = shutil.copytree(model_folder, tmp_path / "model")
@@ -454,11 +463,13 @@ def test_sft_is_resumed_only_with_its_solutions(command, gold_file, tmp_path, ca
 
 def test_a_resumed_run_samples_with_the_weights_of_its_checkpoint(model_folder, tmp_path):
     """A copy in bfloat16 still had the weights that training began with."""
-    settings = dict(sampling_dtype="bfloat16", learning_rate=1e-2)
-    for name in ("whole", "resumed"):
-        shorter = dict(num_train_iters=2) if name == "resumed" else {}
-        assert main.main(run_flags(model_folder, tmp_path / name, **settings, **shorter)) == 0
-    assert main.main([*run_flags(model_folder, tmp_path / "resumed", **settings), "--resume"]) == 0
+    settings = dict(sampling_dtype="bfloat16", learning_rate=1e-2, warmup_steps=0)
+    settings |= dict(eval_iterations=1, save_iterations=1)
+    whole = run_flags(model_folder, tmp_path / "whole", **settings, num_train_iters=2)
+    assert main.main(whole) == 0
+    resumed = run_flags(model_folder, tmp_path / "resumed", **settings)
+    assert main.main([*resumed, "--num_train_iters", "1"]) == 0
+    assert main.main([*resumed, "--num_train_iters", "2", "--resume"]) == 0
     assert_same_run(tmp_path / "resumed", tmp_path / "whole")
 
 
@@ -547,9 +558,9 @@ def test_full_disk_keeps_the_checkpoint_before_and_says_so(
 @pytest.mark.parametrize(
     ("module", "name", "call", "is_replaced"),
     [
-        pytest.param(main, "take_step", 3, False, id="moved"),
+        pytest.param(main, "take_step", 3, False, id="moved", marks=pytest.mark.slow),
         pytest.param(loop, "save_checkpoint", 2, False, id="moved before the last checkpoint"),
-        pytest.param(main, "take_step", 3, True, id="replaced"),
+        pytest.param(main, "take_step", 3, True, id="replaced", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_whose_directory_is_moved_does_not_go_on_in_another(
@@ -572,10 +583,11 @@ def test_a_run_whose_directory_is_moved_does_not_go_on_in_another(
 
 
 def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run):
-    for seed in (0, 1):
-        assert main.main(run_flags(model_folder, tmp_path / str(seed), seed=seed)) == 0
+    assert main.main(run_flags(model_folder, tmp_path / "0")) == 0
     assert_same_run(tmp_path / "0", whole_run)
-    assert logs_of(tmp_path / "1") != logs_of(whole_run)
+    assert main.main(run_flags(model_folder, tmp_path / "1", seed=1, num_train_iters=1)) == 0
+    first_rollouts = "rollouts/step_000001.jsonl"
+    assert logs_of(tmp_path / "1")[first_rollouts] != logs_of(whole_run)[first_rollouts]
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

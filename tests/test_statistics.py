@@ -1,11 +1,8 @@
 """Every statistic of the project, worked by hand and against scipy."""
 
 import math
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
 from scipy import stats
 
 from logs.statistics import accuracy_by, pass_at_k, wilson_interval
@@ -55,11 +52,3 @@ def test_the_values_of_a_column_may_be_numbers_and_text():
 )
 def test_mcnemar_by_hand(num_fixed, num_broken, p_value):
     assert mcnemar(num_fixed, num_broken) == pytest.approx(p_value, rel=1e-12)
-
-
-def test_what_training_shares_with_plots_imports_neither_torch_nor_matplotlib():
-    code = "import sys, logs.statistics, logs.jsonl; print(*sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    modules = set(process.stdout.split())
-    assert "logs.statistics" in modules, process.stderr
-    assert not modules & {"torch", "matplotlib", "pandas"}
