@@ -7,6 +7,7 @@ A run is the folder ARM, ARM_seedSEED or ARM_rateRATE_seedSEED of its study.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,27 @@ def answers(study: str, log: str = "answers.jsonl") -> pd.DataFrame:
 def last(table: pd.DataFrame) -> pd.DataFrame:
     """The last row of each run."""
     return table.groupby("run", sort=False).tail(1)
+
+
+def by_seed(table: pd.DataFrame, column: str, arm: str, rate: float | None = None) -> pd.DataFrame:
+    """A column of an arm's log: a row for each step, a column for each seed."""
+    runs = table[table["arm"] == arm]
+    if rate is not None:
+        runs = runs[runs["rate"] == rate]
+    return runs.pivot(index="step", columns="seed", values=column)
+
+
+@cache
+def at_best_rates(study: str, log: str) -> pd.DataFrame:
+    """The answers of a study at the learning rate at which each arm ends best on validation.
+
+    The rates are compared with seed 0; of equal ones the lowest is taken.
+    """
+    ends = last(answers(study))
+    ends = ends[ends["seed"] == 0].sort_values(["accuracy", "rate"], ascending=[False, True])
+    best_rates = ends.groupby("arm")["rate"].first()
+    table = answers(study, log)
+    return table[table["rate"] == table["arm"].map(best_rates)]
 
 
 def difference(values: pd.Series, reference: pd.Series) -> Difference:

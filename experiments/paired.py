@@ -71,7 +71,7 @@ class Difference:
 
     def mean_cell(self) -> str:
         """The mean and its interval, for a table."""
-        return f"{self.mean:+z.1f} [{self.low:+z.1f}, {self.high:+z.1f}]"
+        return f"{self.mean:+z.1f} [{self.low:z.1f}, {self.high:z.1f}]"
 
     def cells(self) -> tuple[str, str, str]:
         """Each seed, the mean with its interval, and the verdict, for a table."""

@@ -13,6 +13,7 @@ from logs import jsonl, markdown
 
 STUDY = Path(__file__).resolve().parent / "real"
 STARTS = ("sft32", "sft128")
+RATES = ("5e-6", "2e-5")  # of 1e-5 the last evaluation is missing
 
 
 def last_evaluation(run: str) -> dict:
@@ -66,4 +67,26 @@ def start_table() -> str:
     return markdown.table(header, rows)
 
 
-TABLES = {"checks": checks_table, "start": start_table}
+def rates_table() -> str:
+    """What twenty iterations of GRPO did at each learning rate."""
+    header = ["rate", "accuracy of samples, 1 to 10", "11 to 20", "greedy before", "greedy after"]
+    header += ["entropy, first and last five", "flat groups, last ten"]
+    archive.unpack("real")
+    rows = []
+    for rate in RATES:
+        run = f"rate{rate}_seed0"
+        log = pd.DataFrame(jsonl.read(STUDY / run / "train_log.jsonl"))
+        before, after = jsonl.read(STUDY / run / "eval_log.jsonl")
+        entropy = log["entropy"]
+        rows.append(
+            [
+                rate,
+                percent(log["accuracy"][:10].mean()),
+                percent(log["accuracy"][10:].mean()),
+                percent(before["accuracy"]),
+                percent(after["accuracy"]),
+                f"{entropy[:5].mean():.2f}, {entropy[-5:].mean():.2f}",
+                percent(log["zero_std_fraction"][10:].mean()),
+            ]
+        )
+    return markdown.table(header, rows)

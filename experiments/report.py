@@ -7,7 +7,7 @@
 A table of a page is found by its header, and a caption must be on the page word for word. The check
 also reads the sentences of analysis.md: each percentage, each number of points and each number with
 a decimal point must be in a table or a caption of its section, rounded or not. The abstract may use
-those of all sections. What is written as code is not read.
+those of all sections. Code is not read, nor are sizes of models.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FIGURES = ROOT / "experiments" / "figures"
 REPORT = "analysis.md"
 ABSTRACT = "Abstract"
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-MEASURED = re.compile(rf"{NUMBER}(?=%| points)|\d[\d,]*\.\d+")
+MEASURED = re.compile(rf"{NUMBER}(?=%| points)|\d[\d,]*\.\d+(?!\d|B| million)")
 # What the check does not read: code, formulas, the targets of links.
 NOT_READ = re.compile(r"^ {4}.*$|```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)", re.M | re.S)
 
@@ -42,7 +42,7 @@ class Table:
 
     name: str
     make: Callable[[], str]
-    page: str = REPORT
+    pages: tuple[str, ...] = (REPORT,)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Picture:
 
     name: str
     make: Callable
-    page: str = REPORT
+    pages: tuple[str, ...] = (REPORT,)
 
 
 def of_public_runs(make: Callable) -> Callable[[], str]:
@@ -61,13 +61,16 @@ def of_public_runs(make: Callable) -> Callable[[], str]:
 REAL = "experiments/real/README.md"
 PUBLIC = "experiments/public/README.md"
 ITEMS = [
-    *(Table(name, make, REAL) for name, make in real_model.TABLES.items()),
-    *(Table(name, of_public_runs(make), PUBLIC) for name, make in public_runs.TABLES.items()),
-    Picture("carries_over", public_runs.draw_carries_over, PUBLIC),
     *(Picture(name, draw) for name, draw in report_methods.FIGURES.items()),
     *(Table(name, make) for name, make in report_methods.TABLES.items()),
     *(Picture(name, draw) for name, draw in report_choices.FIGURES.items()),
     *(Table(name, make) for name, make in report_choices.TABLES.items()),
+    Table("checks", real_model.checks_table, (REAL,)),
+    Table("start", real_model.start_table, (REAL, REPORT)),
+    Table("rates_of_real_model", real_model.rates_table, (REAL,)),
+    Table("carries_over", of_public_runs(public_runs.decided_table)),
+    *(Table(name, of_public_runs(make), (PUBLIC,)) for name, make in public_runs.TABLES.items()),
+    Picture("carries_over", public_runs.draw_carries_over, (PUBLIC, REPORT)),
 ]
 
 
@@ -103,8 +106,9 @@ def write(items: list[Table | Picture]) -> None:
         else:
             table = item.make()
             print(f"{item.name}:\n{table}\n")
-            page = ROOT / item.page
-            page.write_text(fill(page.read_text("utf-8"), table), "utf-8")
+            for name in item.pages:
+                page = ROOT / name
+                page.write_text(fill(page.read_text("utf-8"), table), "utf-8")
 
 
 # --- Checking -------------------------------------------------------------------------------------
@@ -121,10 +125,11 @@ def check(items: list[Table | Picture]) -> list[str]:
                 faults.append(f"the figure {item.name} is not what the kept logs give")
         else:
             text = item.make()
-        page = (ROOT / item.page).read_text("utf-8")
-        if one_line(text) not in one_line(page):
-            faults.append(f"{item.page} does not have {item.name} as it is now:\n{text}")
-        if item.page == REPORT:
+        for name in item.pages:
+            page = (ROOT / name).read_text("utf-8")
+            if one_line(text) not in one_line(page):
+                faults.append(f"{name} does not have {item.name} as it is now:\n{text}")
+        if REPORT in item.pages:
             report_texts.append(text)
     return faults + check_sentences((ROOT / REPORT).read_text("utf-8"), report_texts)
 

@@ -7,7 +7,6 @@ experiments/report.py writes them.
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +18,17 @@ from matplotlib.figure import Figure
 
 import plotter
 from experiments import archive, kept_runs
+from experiments.kept_runs import at_best_rates, by_seed
 from experiments.paired import Difference, judge, outcome_at_best_rate
-from experiments.report_style import COLORS, draw_mean_and_range, mean_and_range, new_figure
-from logs import jsonl, markdown
+from experiments.report_style import (
+    COLORS,
+    draw_mean_and_range,
+    label_lines,
+    mean_and_range,
+    new_figure,
+    rate_text,
+)
+from logs import markdown
 
 STUDIES = kept_runs.STUDIES
 read = cache(kept_runs.read)
@@ -29,45 +36,11 @@ read = cache(kept_runs.read)
 SETTINGS = (COLORS["GRPO"], "#000000", "#56B4E9", "#882255")
 
 
-def by_seed(table: pd.DataFrame, column: str, arm: str, rate: float | None = None) -> pd.DataFrame:
-    """A column of an arm's log: a row for each iteration, a column for each seed."""
-    runs = table[table["arm"] == arm]
-    if rate is not None:
-        runs = runs[runs["rate"] == rate]
-    return runs.pivot(index="step", columns="seed", values=column)
-
-
-def label_lines(ax: Axes) -> None:
-    """Write the label of each line where it ends."""
-    ends = {}
-    for line in ax.lines:
-        if not line.get_label().startswith("_"):
-            ends[line.get_label()] = line.get_color(), line.get_ydata()[-1]
-    plotter.label_ends(ax, ends)
-
-
 def change(curves: pd.DataFrame, decimals: int) -> str:
     """A cell such as `0.17 → 0.03`: the first five iterations and the last five, mean of seeds."""
     first = curves.head().mean().mean()
     last = curves.tail().mean().mean()
     return f"{first:.{decimals}f} → {last:.{decimals}f}"
-
-
-def rate_text(learning_rate: float) -> str:
-    return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
-
-
-@cache
-def at_best_rates(study: str, log: str) -> pd.DataFrame:
-    """The answers of a study at the learning rate at which each arm ends best on validation.
-
-    The rates are compared with seed 0; of equal ones the lowest is taken.
-    """
-    ends = kept_runs.last(kept_runs.answers(study))
-    ends = ends[ends["seed"] == 0].sort_values(["accuracy", "rate"], ascending=[False, True])
-    best_rates = ends.groupby("arm")["rate"].first()
-    table = kept_runs.answers(study, log)
-    return table[table["rate"] == table["arm"].map(best_rates)]
 
 
 def accuracy_by_seed(study: str, arm: str) -> pd.Series:
@@ -142,28 +115,6 @@ def judge_table() -> str:
     }.items():
         rows.append([name, mean_and_range(likelihood[key], 2), f"{rating[key]:.2f}"])
     return markdown.table(["intact against damaged", "likelihood judge", "rating judge"], rows)
-
-
-def judge_runs_table() -> str:
-    """What training on the likelihood does."""
-    log = read("judge", "train_log.jsonl")
-    log = log.assign(diversity=100 * log["distinct_2_batch"])
-    rows = []
-    for arm, (name, _) in PENALTIES.items():
-        cells = []
-        for measure, decimals in (("diversity", 0), ("reward", 2), ("response_length", 0)):
-            cells.append(change(by_seed(log, measure, arm), decimals))
-        counts = [most_frequent_story(f"{arm}_seed{seed}") for seed in JUDGED_SEEDS]
-        rows.append([name, *cells, ", ".join(map(str, counts))])
-    header = ["penalty", "distinct word pairs (%)", "reward (nats per token)", "length (tokens)"]
-    header.append("the most frequent of 20 stories, each seed")
-    return markdown.table(header, rows)
-
-
-def most_frequent_story(run: str) -> int:
-    """How many of the stories of the last evaluation are the most frequent one."""
-    last_evaluation = max((STUDIES / "judge" / run / "eval").glob("*.jsonl"))
-    return max(Counter(row["completion"].strip() for row in jsonl.read(last_evaluation)).values())
 
 
 # --- 7. The choices of a trainer ------------------------------------------------------------------
@@ -606,20 +557,6 @@ def rounds_table(arm: str = "questions96_group8_epochs4") -> str:
     return markdown.table(["after round", *header], rows)
 
 
-def reward_table() -> str:
-    """The mean reward of greedy answers on validation, of at most 4."""
-    curves = {"the demo": by_seed(read("dynamics", "eval_log.jsonl"), "reward", "grpo")}
-    baseline = by_seed(read("rates", "eval_log.jsonl"), "reward", "base", BASELINE_RATE)
-    curves["the baseline"] = baseline
-    table = pd.DataFrame({name: curve.mean(axis="columns") for name, curve in curves.items()})
-    rows = []
-    for name, rewards in table.items():
-        rows.append([name, *("" if np.isnan(reward) else f"{reward:.2f}" for reward in rewards)])
-    return markdown.table(
-        ["reward on validation, of 4, at iteration", *map(str, table.index)], rows
-    )
-
-
 def metrics_table(heading: str, names: dict[str, str]) -> str:
     """Settings of the study `choices`, each at the rate nearest to its best.
 
@@ -685,18 +622,6 @@ def sweep_table() -> str:
     for arm, name in names.items():
         rows.append([name, *("" if np.isnan(x) else f"{x:.1f}" for x in table.loc[arm])])
     return markdown.table(["updates (epochs x mini-batches)", *map(rate_text, table)], rows)
-
-
-def entropy_table() -> str:
-    """The entropy in the first five and in the last five iterations."""
-    rows = []
-    for name, arm, column in (
-        ("GRPO", "base", "entropy"),
-        ("GRPO, 16 updates per batch", "updates16", "entropy"),
-        ("expert iteration, 60 rounds of 8 x 8", "expert_iteration", "sample_entropy"),
-    ):
-        rows.append([name, change(curves_of(arm, column), 3)])
-    return markdown.table(["method", "entropy of all samples (nats per token)"], rows)
 
 
 def draw_curves() -> tuple[Figure, str]:
@@ -790,21 +715,6 @@ def rewards_table() -> str:
     return markdown.table(header, rows)
 
 
-def rare_table() -> str:
-    """Two models in which careful steps are rare before training."""
-    models = kept_runs.answers("rare")
-    rows = []
-    for name, model in (("first", "careful0"), ("second", "drills0.12")):
-        before = models[models["run"] == f"{model}_before"].iloc[0]
-        after = kept_runs.last(models[models["arm"] == f"{model}_group8"])
-        shares = [before["careful_share"], before["careful_right"], before["direct_right"]]
-        row = [name, *(f"{share:.1f}" for share in shares)]
-        row += [mean_and_range(after["careful_share"]), mean_and_range(after["accuracy"])]
-        rows.append(row)
-    header = ["model", "careful samples (%)", "careful steps right (%)", "direct steps right (%)"]
-    return markdown.table([*header, "careful after GRPO (%)", "accuracy (%)"], rows)
-
-
 FIGURES = {
     "judge": draw_judge,
     "choices": draw_choices,
@@ -813,7 +723,6 @@ FIGURES = {
 }
 TABLES = {
     "judge": judge_table,
-    "judge_runs": judge_runs_table,
     "choices": choices_table,
     "rates": rates_table,
     "expert_iteration": expert_iteration_table,
@@ -821,12 +730,9 @@ TABLES = {
     "zero_shot": zero_shot_table,
     "sft_sizes": sft_sizes_table,
     "rounds": rounds_table,
-    "reward": reward_table,
     "losses": losses_table,
     "updates": updates_table,
     "prompts": prompts_table,
     "sweep": sweep_table,
-    "entropy": entropy_table,
     "rewards": rewards_table,
-    "rare": rare_table,
 }

@@ -7,17 +7,23 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import plotter
 from experiments import kept_runs
 from experiments.answers import STEP, checked_steps, question_in
-from experiments.report_style import COLORS, draw_mean_and_range, mean_and_range, new_figure
+from experiments.kept_runs import at_best_rates, by_seed
+from experiments.report_style import (
+    COLORS,
+    draw_mean_and_range,
+    label_lines,
+    mean_and_range,
+    new_figure,
+    rate_text,
+)
 from logs import jsonl, markdown
 
 # --- 2. Training ----------------------------------------------------------------------------------
@@ -29,11 +35,6 @@ REWARDS = {  # {arm of `dynamics`: (name, colour, maximum of the reward)}
 }
 
 
-def by_seed(table: pd.DataFrame, arm: str, column: str) -> pd.DataFrame:
-    """A column of an arm's log: a row for each iteration, a column for each seed."""
-    return table[table["arm"] == arm].pivot(index="step", columns="seed", values=column)
-
-
 def draw_training() -> tuple[Figure, str]:
     training = kept_runs.read("dynamics", "train_log.jsonl")
     evaluations = kept_runs.read("dynamics", "eval_log.jsonl")
@@ -42,14 +43,14 @@ def draw_training() -> tuple[Figure, str]:
     figure, (accuracy, reward, entropy, length) = new_figure(titles, (7.5, 6), num_rows=2)
     for arm, (name, color, maximum) in REWARDS.items():
         curves = {
-            accuracy: 100 * by_seed(evaluations, arm, "accuracy"),
-            reward: 100 / maximum * by_seed(training, arm, "reward").apply(plotter.smooth),
-            entropy: by_seed(training, arm, "entropy").apply(plotter.smooth),
-            length: by_seed(training, arm, "response_length").apply(plotter.smooth),
+            accuracy: 100 * by_seed(evaluations, "accuracy", arm),
+            reward: 100 / maximum * by_seed(training, "reward", arm).apply(plotter.smooth),
+            entropy: by_seed(training, "entropy", arm).apply(plotter.smooth),
+            length: by_seed(training, "response_length", arm).apply(plotter.smooth),
         }
         for ax, curve in curves.items():
             draw_mean_and_range(ax, curve, color, label=name)
-        on_validation = 100 / maximum * by_seed(evaluations, arm, "reward").mean(axis="columns")
+        on_validation = 100 / maximum * by_seed(evaluations, "reward", arm).mean(axis="columns")
         reward.plot(on_validation, "o", color=color, markerfacecolor="white")
     accuracy.set(ylabel="accuracy on validation (%)", ylim=(0, 102))
     reward.set(ylabel="reward (% of its maximum)", ylim=(0, 102))
@@ -63,15 +64,6 @@ def draw_training() -> tuple[Figure, str]:
         "smoothed by running medians of seven iterations. Rewards are percentages of their "
         "maximum. Panel (a) and the circles in (b) are greedy answers to 500 validation problems.*"
     )
-
-
-def label_lines(ax: Axes) -> None:
-    """Write the label of each line where it ends."""
-    ends = {}
-    for line in ax.lines:
-        if not line.get_label().startswith("_"):
-            ends[line.get_label()] = line.get_color(), line.get_ydata()[-1]
-    plotter.label_ends(ax, ends)
 
 
 MEASURES_ON_TEST = {
@@ -100,7 +92,7 @@ def training_table() -> str:
         rows.append([measure, f"{before[column]:.{decimals}f}", *cells])
     training = kept_runs.read("dynamics", "train_log.jsonl")
     for measure, column in (("entropy", "entropy"), ("KL divergence", "kl")):
-        curves = {arm: by_seed(training, arm, column) for arm in REWARDS}
+        curves = {arm: by_seed(training, column, arm) for arm in REWARDS}
         first = f"{curves['grpo'].head().mean().mean():.2f}"
         last = [mean_and_range(curve.tail().mean(), 2) for curve in curves.values()]
         rows.append([f"{measure} of samples (nats per token)", first, *last])
@@ -163,7 +155,7 @@ class Size:
         return json.loads(args.read_text("utf-8"))["parameters"]
 
     def validation(self) -> pd.DataFrame:
-        return 100 * by_seed(kept_runs.read(self.study, "eval_log.jsonl"), self.arm, "accuracy")
+        return 100 * by_seed(kept_runs.read(self.study, "eval_log.jsonl"), "accuracy", self.arm)
 
     def test_before(self) -> float:
         models = kept_runs.answers(self.study)
@@ -232,7 +224,7 @@ def scaling_table(level: float = 80) -> str:
         else:
             seeds = [iteration_that_reaches(level, curve) for _, curve in curves.items()]
             training = kept_runs.read(size.study, "train_log.jsonl")
-            seconds = by_seed(training, size.arm, "time/total").cumsum()
+            seconds = by_seed(training, "time/total", size.arm).cumsum()
             quickest = seconds.loc[math.ceil(iteration)].min()  # others shared their core
             row += [f"{iteration:.0f} ({min(seeds):.0f} to {max(seeds):.0f})"]
             row += [f"{round(iteration * SAMPLES_PER_ITERATION, -2):,.0f}"]
@@ -276,19 +268,6 @@ def invents_number(answer: dict) -> bool:
 # --- 4. GRPO against SFT --------------------------------------------------------------------------
 
 MORE_UPDATES = 10_000  # On so many solutions SFT makes 313 updates; on fewer ones it makes 60.
-
-
-@cache
-def at_best_rates(study: str, log: str) -> pd.DataFrame:
-    """The answers of a study at the learning rate at which each arm ends best on validation.
-
-    The rates are compared with seed 0; of equal ones the lowest is taken.
-    """
-    ends = kept_runs.last(kept_runs.answers(study))
-    ends = ends[ends["seed"] == 0].sort_values(["accuracy", "rate"], ascending=[False, True])
-    best_rates = ends.groupby("arm")["rate"].first()
-    table = kept_runs.answers(study, log)
-    return table[table["rate"] == table["arm"].map(best_rates)]
 
 
 def runs_on_solutions(study: str, log: str = "test.jsonl") -> pd.DataFrame:
@@ -363,7 +342,7 @@ class Worth:
 
 def grpo_with_more_evaluations() -> pd.DataFrame:
     """The baseline of GRPO on validation, evaluated every five iterations."""
-    return by_seed(kept_runs.answers("exchange"), "grpo", "accuracy")
+    return by_seed(kept_runs.answers("exchange"), "accuracy", "grpo")
 
 
 def worth_of_solutions() -> dict[str, Worth]:
@@ -428,10 +407,6 @@ def sft_table() -> str:
     rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", ""])
     rows.append(["GRPO, the demo", "1e-4", mean_and_range(demo["grpo"]["accuracy"]), "", "", ""])
     return markdown.table(header, rows)
-
-
-def rate_text(rate: float) -> str:
-    return np.format_float_scientific(rate, trim="-", exp_digits=1)
 
 
 FIGURES = {

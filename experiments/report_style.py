@@ -1,5 +1,6 @@
 """What the figures of the report share: their colours, their panels, and curves with bands."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,6 +43,19 @@ def draw_mean_and_range(ax: Axes, curves: pd.DataFrame, color: str, **style) -> 
     high = curves.max(axis="columns")
     ax.fill_between(curves.index, low, high, color=color, alpha=0.15, linewidth=0)
     ax.plot(curves.index, curves.mean(axis="columns"), color=color, **style)
+
+
+def label_lines(ax: Axes) -> None:
+    """Write the label of each line where it ends."""
+    ends = {}
+    for line in ax.lines:
+        if not line.get_label().startswith("_"):
+            ends[line.get_label()] = line.get_color(), line.get_ydata()[-1]
+    plotter.label_ends(ax, ends)
+
+
+def rate_text(learning_rate: float) -> str:
+    return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
 
 
 def mean_and_range(values: pd.Series, decimals: int = 1) -> str:
