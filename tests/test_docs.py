@@ -16,14 +16,7 @@ from config import DATASETS, GRPOConfig, parse
 
 README = (ROOT / "README.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-# The pages of the studies say that their commands belong to an earlier commit. What such a page
-# names may have left since, so it is not checked.
-OF_AN_EARLIER_COMMIT = "The commands on this page belong to commit"
-PAGES = [
-    page
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("experiments/*/*.md"))
-    if OF_AN_EARLIER_COMMIT not in page.read_text("utf-8")
-]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("experiments/*/*.md")]
 
 
 def text_without_code(page):

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from experiments import public_runs, report
+from experiments import public_runs
 
 
 def pair(source, a, b, **columns):
@@ -82,8 +82,3 @@ def test_seeds():
     """Sample sizes of textbooks: a difference of one standard deviation needs 17 of each arm."""
     assert public_runs.seeds_for(1, 1) == 17
     assert public_runs.seeds_for(0.5, 1) == 64
-
-
-@pytest.mark.slow
-def test_the_pages_are_what_the_data_give(capsys):
-    assert report.main(["--check"]) == 0, capsys.readouterr().out
