@@ -267,7 +267,7 @@ def draw_choices() -> tuple[Figure, str]:
     return figure, (
         "*The group's mean, the group size and the learning rate matter most. (a) Means of four "
         "seeds, from the lowest to the highest. (b) Accuracy averaged over iterations 10 to 60: "
-        "difference from the baseline, or from what follows the minus, with 97.5% intervals; "
+        "difference from the baseline, or from the setting after the minus sign, with 97.5% intervals; "
         "filled: significant after correction. Four or six seeds, variances pooled over all, 500 "
         "validation problems.*"
     )
@@ -682,13 +682,13 @@ def draw_settings(ax: Axes, curves: dict[str, pd.DataFrame]) -> None:
 
 REWARDS = {  # {study: {arm: the reward}}; the first one has the usual reward
     "noise": {
-        "no_errors": "the usual one",
+        "no_errors": "the baseline's",
         "noise0.1": "10% flipped",
         "noise0.2": "20% flipped",
         "noise0.4": "40% flipped",
     },
     "hacks": {
-        "usual": "the usual one, run again",
+        "usual": "the baseline's, run again",
         "answer_anywhere": "answer anywhere in the text",
         "bonus_for_steps": "bonus for steps",
         "bonus_for_length": "bonus for length",
