@@ -267,9 +267,9 @@ def draw_choices() -> tuple[Figure, str]:
     return figure, (
         "*The group's mean, the group size and the learning rate matter most. (a) Means of four "
         "seeds, from the lowest to the highest. (b) Accuracy averaged over iterations 10 to 60: "
-        "difference from the baseline, or from the setting after the minus sign, with 97.5% intervals; "
-        "filled: significant after correction. Four or six seeds, variances pooled over all, 500 "
-        "validation problems.*"
+        "difference from the baseline, or from the setting after the minus sign, with 97.5% "
+        "intervals; filled: significant after correction. Four or six seeds, variances pooled over "
+        "all, 500 validation problems.*"
     )
 
 
@@ -436,10 +436,10 @@ def draw_expert_iteration() -> tuple[Figure, str]:
     draw_accuracy_by_samples(accuracy)
     draw_entropy_by_samples(entropy)
     return figure, (
-        "*Five large rounds of expert iteration stay behind GRPO, sixty small ones do not. Green: "
-        "questions x samples of a round. Lines are means of three seeds (GRPO in (a), large "
-        "rounds) or four; bands go from the lowest seed to the highest. (a) 500 validation "
-        "problems; dots are rounds. (b) All samples, a running median of five iterations.*"
+        "*Five large rounds of expert iteration (dots) stay behind GRPO; sixty small ones are "
+        "level with it. Green: questions x samples of a round. Lines are means of three seeds "
+        "(GRPO in (a), large rounds) or four, bands their range. (a) 500 validation problems. (b) "
+        "All samples, a running median of five iterations; dots: only those that were kept.*"
     )
 
 
@@ -470,11 +470,27 @@ def draw_entropy_by_samples(ax: Axes) -> None:
     ):
         curves = by_samples(curves_of(arm, column).apply(plotter.smooth))
         draw_mean_and_range(ax, curves, color, label=name)
+    for setting, entropy in entropy_of_large_rounds():
+        starts = by_samples(entropy.set_axis(entropy.index - 1), setting.samples)
+        ax.plot(starts, "--o", color=COLORS["expert iteration"], markersize=3)
     ax.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log")
     ticks = [0.02, 0.05, 0.1, 0.2]
     ax.set_yticks(ticks, map(str, ticks))
     ax.set_yticks([], minor=True)
     label_lines(ax)
+
+
+def entropy_of_large_rounds() -> list[tuple[Rounds, pd.Series]]:
+    """The entropy at the kept samples when a round begins to train, by round, mean of seeds."""
+    log = read("expert_iteration", "train_log.jsonl")
+    log = log[log["run"].isin(at_best_rates("expert_iteration", "test.jsonl")["run"])]
+    entropies = []
+    for setting in settings_of_expert_iteration():
+        if setting.samples <= MOST_SAMPLES_DRAWN:
+            runs = log[log["arm"] == setting.arm]
+            first_updates = runs.groupby(["run", "ei_step"])["entropy"].first()
+            entropies.append((setting, first_updates.groupby("ei_step").mean()))
+    return entropies
 
 
 def by_samples(curves: pd.DataFrame | pd.Series, samples: int = 8 * 8):
@@ -527,34 +543,43 @@ def zero_shot_table() -> str:
     return markdown.table([*header, "right in any format"], rows)
 
 
-def sft_sizes_table() -> str:
-    """Accuracy on validation after SFT on more and more solutions."""
-    ends = accuracy_on_validation("sft")
-    names = ends.index.str.extract(r"([a-z]+)(\d+)")
-    table = pd.DataFrame({"kind": names[0], "size": names[1].astype(int), "end": ends.to_numpy()})
-    table = table.pivot(index="kind", columns="size", values="end")
-    rows = []
-    for kind in ("direct", "careful"):
-        rows.append([kind, *("" if np.isnan(end) else f"{end:.1f}" for end in table.loc[kind])])
-    sizes = [f"{size:,}" for size in table]
-    return markdown.table(["validation (%) after SFT on so many solutions", *sizes], rows)
-
-
 def rounds_table(arm: str = "questions96_group8_epochs4") -> str:
     """Five rounds of expert iteration, means of three seeds on validation."""
     evaluations = evaluations_by_round()
     evaluations = evaluations[evaluations["arm"] == arm].groupby("ei_step")
-    log = read("expert_iteration", "train_log.jsonl")
-    log = log[log["run"].isin(at_best_rates("expert_iteration", "test.jsonl")["run"])]
-    first_updates = log[log["arm"] == arm].groupby(["run", "ei_step"])["entropy"].first()
-    entropy = first_updates.groupby("ei_step").mean()
     rows = [
         ["accuracy (%)", *(f"{value:.1f}" for value in evaluations["accuracy"].mean())],
         ["careful hard steps (%)", *(f"{x:.1f}" for x in evaluations["careful_share"].mean())],
-        ["entropy of right samples (nats)", "", *(f"{value:.3f}" for value in entropy)],
     ]
     header = [f"{int(round_)}" for round_ in evaluations.groups]
     return markdown.table(["after round", *header], rows)
+
+
+def draw_sft_curves() -> tuple[Figure, str]:
+    titles = ["on worked solutions", "on a teacher's samples"]
+    figure, (solutions, samples) = new_figure(titles, (9, 3.6))
+    for kind, style in (("careful", "-"), ("direct", "--")):
+        for number, color in ((10, "#E69F00"), (100, COLORS["SFT"]), (1_000, "#882255")):
+            label = f"{number:,} {kind}"
+            draw_sft_curve(solutions, "sft", f"{kind}{number}", color, linestyle=style, label=label)
+    colors = {"all": "0.5", "as_many": "#E69F00", "right": COLORS["SFT"], "wrong": "#000000"}
+    for arm, name in FILTERED.items():
+        draw_sft_curve(samples, "filtered", arm, colors[arm], label=name)
+    for ax in (solutions, samples):
+        ax.set(xlabel="updates", ylabel="accuracy on validation (%)", ylim=(0, 100))
+        label_lines(ax)
+    return figure, (
+        "*SFT learns from careful solutions and from right samples, and little from direct "
+        "solutions. Each set is at its best learning rate; lines are means of three seeds, bands "
+        "their range. Greedy answers to 500 validation problems.*"
+    )
+
+
+def draw_sft_curve(ax: Axes, study: str, arm: str, color: str, **style) -> None:
+    """The accuracy of the runs of an arm on validation, if there are any."""
+    runs = at_best_rates(study, "answers.jsonl")
+    if arm in set(runs["arm"]):
+        draw_mean_and_range(ax, by_seed(runs, "accuracy", arm), color, **style)
 
 
 def metrics_table(heading: str, names: dict[str, str]) -> str:
@@ -571,9 +596,9 @@ def metrics_table(heading: str, names: dict[str, str]) -> str:
         row = [name, rate_text(best.nearest_rate), f"{over_the_run:.1f}"]
         row.append(f"{100 * accuracy_at_the_end(arm).mean():.1f}")
         row += [change(curves_of(arm, column), digits) for column, digits in decimals.items()]
-        rows.append(row)
+        rows.append([*row, f"{curves_of(arm, 'time/total').sum().min():.0f}"])
     header = [heading, "rate", "over the run (%)", "at 60 (%)", "entropy", "KL", "gradient norm"]
-    return markdown.table([*header, "length"], rows)
+    return markdown.table([*header, "length", "seconds"], rows)
 
 
 def losses_table() -> str:
@@ -719,6 +744,7 @@ FIGURES = {
     "judge": draw_judge,
     "choices": draw_choices,
     "expert_iteration": draw_expert_iteration,
+    "sft_curves": draw_sft_curves,
     "curves": draw_curves,
 }
 TABLES = {
@@ -728,7 +754,6 @@ TABLES = {
     "expert_iteration": expert_iteration_table,
     "filtered": filtered_table,
     "zero_shot": zero_shot_table,
-    "sft_sizes": sft_sizes_table,
     "rounds": rounds_table,
     "losses": losses_table,
     "updates": updates_table,

@@ -38,31 +38,37 @@ REWARDS = {  # {arm of `dynamics`: (name, colour, maximum of the reward)}
 def draw_training() -> tuple[Figure, str]:
     training = kept_runs.read("dynamics", "train_log.jsonl")
     evaluations = kept_runs.read("dynamics", "eval_log.jsonl")
-    titles = ["accuracy on validation", "reward of samples", "entropy of samples"]
-    titles.append("length of samples")
-    figure, (accuracy, reward, entropy, length) = new_figure(titles, (7.5, 6), num_rows=2)
+    answers = kept_runs.answers("dynamics")
+    titles = ["accuracy on validation", "careful steps", "reward", "entropy of samples"]
+    titles += ["KL divergence of samples", "length of samples"]
+    figure, panels = new_figure(titles, (9, 5.4), num_rows=2)
+    accuracy, careful, reward, entropy, kl, length = panels
     for arm, (name, color, maximum) in REWARDS.items():
         curves = {
             accuracy: 100 * by_seed(evaluations, "accuracy", arm),
+            careful: by_seed(answers, "careful_share", arm),
             reward: 100 / maximum * by_seed(training, "reward", arm).apply(plotter.smooth),
             entropy: by_seed(training, "entropy", arm).apply(plotter.smooth),
+            kl: by_seed(training, "kl", arm).apply(plotter.smooth),
             length: by_seed(training, "response_length", arm).apply(plotter.smooth),
         }
         for ax, curve in curves.items():
             draw_mean_and_range(ax, curve, color, label=name)
         on_validation = 100 / maximum * by_seed(evaluations, "reward", arm).mean(axis="columns")
         reward.plot(on_validation, "o", color=color, markerfacecolor="white")
-    accuracy.set(ylabel="accuracy on validation (%)", ylim=(0, 102))
+    accuracy.set(ylabel="accuracy (%)", ylim=(0, 102))
+    careful.set(ylabel="share of the hard steps (%)", ylim=(0, 102))
     reward.set(ylabel="reward (% of its maximum)", ylim=(0, 102))
     entropy.set(ylabel="entropy (nats per token)", ylim=(0, None), xlabel="iteration")
+    kl.set(ylabel="KL divergence (nats per token)", ylim=(0, None), xlabel="iteration")
     length.set(ylabel="length (tokens)", ylim=(0, None), xlabel="iteration")
-    for ax in (accuracy, reward, entropy, length):
+    for ax in panels:
         label_lines(ax)
     return figure, (
-        "*Rewarding right answers teaches far more than rewarding the format alone, and a random "
-        "reward teaches nothing. Lines are means of three seeds, bands their range; samples are "
-        "smoothed by running medians of seven iterations. Rewards are percentages of their "
-        "maximum. Panel (a) and the circles in (b) are greedy answers to 500 validation problems.*"
+        "*Rewarding right answers teaches careful steps; rewarding the format alone doesn't, and a "
+        "random reward teaches nothing. Lines are means of three seeds, bands their range. Panels "
+        "(a), (b) and the circles in (c) are greedy answers to 500 validation problems. The other "
+        "curves are of the samples in training, smoothed by running medians of seven iterations.*"
     )
 
 
@@ -302,7 +308,7 @@ def draw_sft() -> tuple[Figure, str]:
     for x, y, text, method in (
         (25, 77, "SFT on careful solutions", "SFT"),
         (25, 45, "SFT on direct solutions", "SFT"),
-        (8_300, 59.5, "five times the updates", "SFT"),
+        (8_300, 59.5, "10,000 direct, five times the updates", "SFT"),
         (17_000, 95.5, "GRPO, the demo", "GRPO"),
         (17_000, 85.5, "GRPO, the baseline", "GRPO"),
         (17_000, 27, "before training", "before training"),
@@ -338,6 +344,13 @@ class Worth:
         if iterations <= self.evaluated[1]:
             return f"< {self.evaluated[1]}"
         return f"{iterations:.0f}" if math.isfinite(iterations) else f"> {self.evaluated[-1]}"
+
+    def per_solution(self, solutions: int) -> str:
+        if self.iterations <= self.evaluated[1]:
+            return f"< {self.evaluated[1] / solutions:g}"
+        if math.isfinite(self.iterations):
+            return f"{self.iterations / solutions:.1g}"
+        return f"> {self.evaluated[-1] / solutions:g}"
 
 
 def grpo_with_more_evaluations() -> pd.DataFrame:
@@ -383,14 +396,14 @@ def draw_exchange() -> tuple[Figure, str]:
     return figure, (
         f"*Ten careful solutions are worth {worths['careful10'].iterations:.0f} iterations of "
         "GRPO, a thousand direct ones fewer than five. A horizontal line is where SFT ends, and a "
-        "dot where the mean of GRPO's three seeds first gets there. Thick lines and brackets say "
-        "where single seeds do, and the band is their range. Accuracy on 500 validation "
+        "dot where the mean of GRPO's three seeds first reaches that. Thick lines and brackets "
+        "show the same for single seeds, and the band is their range. Accuracy on 500 validation "
         "problems.*"
     )
 
 
 def sft_table() -> str:
-    header = ["training", "rate", "accuracy on test (%)", "worth in iterations"]
+    header = ["training", "rate", "accuracy on test (%)", "worth in iterations", "per solution"]
     header += ["minus the baseline", "verdict"]
     baseline = baseline_on_test()
     worths = worth_of_solutions()
@@ -401,11 +414,14 @@ def sft_table() -> str:
             seeds = runs.set_index("seed")["accuracy"]
             row = [f"SFT on {first['solutions']:,} {first['kind']}{then}", rate_text(first["rate"])]
             row += [mean_and_range(seeds), "" if then else worths[arm].cell()]
+            row.append("" if then else worths[arm].per_solution(first["solutions"]))
             difference = kept_runs.difference(seeds, baseline)
             rows.append([*row, difference.mean_cell(), difference.verdict])
     _, demo = demo_on_test()
-    rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", ""])
-    rows.append(["GRPO, the demo", "1e-4", mean_and_range(demo["grpo"]["accuracy"]), "", "", ""])
+    rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", "", ""])
+    rows.append(
+        ["GRPO, the demo", "1e-4", mean_and_range(demo["grpo"]["accuracy"]), "", "", "", ""]
+    )
     return markdown.table(header, rows)
 
 

@@ -165,8 +165,8 @@ def test_the_tables_by_hand(finished, capsys):
     assert "| b | 0.0002 | 40.0, 70.0 | 55.0 | 75.0, 75.0 | 75.0 |" in tables
     # Student's 97.5 % point with one degree of freedom is 12.706. The standard errors are 5 on
     # validation and 12.5 on test.
-    assert "| b | +10.0, +20.0 | +15.0 [-48.5, +78.5] | undecided |" in tables
-    assert "| b | +25.0, +0.0 | +12.5 [-146.3, +171.3] | undecided |" in tables
+    assert "| b | +10.0, +20.0 | +15.0 [-48.5, 78.5] | undecided |" in tables
+    assert "| b | +25.0, +0.0 | +12.5 [-146.3, 171.3] | undecided |" in tables
 
 
 def test_runs_that_are_identical_are_named(finished):
