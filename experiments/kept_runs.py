@@ -22,6 +22,7 @@ STUDIES = Path(__file__).resolve().parent
 RUN_NAME = re.compile(r"(?P<arm>.+?)(?:_rate(?P<rate>[\de.-]+))?(?:_seed(?P<seed>\d+))?")
 
 
+@cache
 def read(study: str, log: str) -> pd.DataFrame:
     """The rows of a log of every run of a study.
 
@@ -57,7 +58,7 @@ def answers(study: str, log: str = "answers.jsonl") -> pd.DataFrame:
         direct, careful) their number and how many per cent of them are right, as KIND and
         KIND_right. `careful_share` is how many per cent of the hard steps are careful.
     """
-    table = read(study, log)
+    table = read(study, log).copy()
     for kind, column in (("strict", "accuracy"), ("flexible", "accuracy_flexible")):
         table[column] = [100 * correct_answers(row, kind).mean() for _, row in table.iterrows()]
     table["with_steps"] *= 100 / table["n"]
@@ -93,6 +94,12 @@ def at_best_rates(study: str, log: str) -> pd.DataFrame:
     best_rates = ends.groupby("arm")["rate"].first()
     table = answers(study, log)
     return table[table["rate"] == table["arm"].map(best_rates)]
+
+
+def accuracy_by_seed(study: str, arm: str) -> pd.Series:
+    """The accuracy of an arm on test, by seed."""
+    runs = at_best_rates(study, "test.jsonl")
+    return runs[runs["arm"] == arm].set_index("seed")["accuracy"]
 
 
 def difference(values: pd.Series, reference: pd.Series) -> Difference:

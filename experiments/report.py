@@ -7,7 +7,8 @@
 A table of a page is found by its header, and a caption must be on the page word for word. The check
 also reads the sentences of analysis.md: each percentage, each number of points and each number with
 a decimal point must be in a table or a caption of its section, rounded or not. The abstract may use
-those of all sections. Code is not read, nor are sizes of models.
+those of all sections. Code is not read, nor are sizes of models. Whether it is the right number for
+its sentence, only a reader can tell.
 """
 
 import argparse

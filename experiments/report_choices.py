@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import plotter
 from experiments import archive, kept_runs
-from experiments.kept_runs import at_best_rates, by_seed
+from experiments.kept_runs import accuracy_by_seed, at_best_rates, by_seed, read
 from experiments.paired import Difference, judge, outcome_at_best_rate
 from experiments.report_style import (
     COLORS,
@@ -31,22 +31,15 @@ from experiments.report_style import (
 from logs import markdown
 
 STUDIES = kept_runs.STUDIES
-read = cache(kept_runs.read)
 # Settings of GRPO that are compared within a panel; the first one is the usual one.
 SETTINGS = (COLORS["GRPO"], "#000000", "#56B4E9", "#882255")
 
 
-def change(curves: pd.DataFrame, decimals: int) -> str:
+def first_and_last(curves: pd.DataFrame, decimals: int) -> str:
     """A cell such as `0.17 → 0.03`: the first five iterations and the last five, mean of seeds."""
     first = curves.head().mean().mean()
     last = curves.tail().mean().mean()
     return f"{first:.{decimals}f} → {last:.{decimals}f}"
-
-
-def accuracy_by_seed(study: str, arm: str) -> pd.Series:
-    """The accuracy of an arm on test, by seed."""
-    runs = at_best_rates(study, "test.jsonl")
-    return runs[runs["arm"] == arm].set_index("seed")["accuracy"]
 
 
 def accuracy_on_validation(study: str) -> pd.Series:
@@ -205,7 +198,7 @@ class Arm:
 
 
 @cache
-def arm_at_best_rate(name: str) -> Arm:
+def arm_at_estimated_rate(name: str) -> Arm:
     """The accuracy of an arm averaged over the run, at the learning rate that suits it best.
 
     Seeds 7 and 8 have only the two rates around the best one. Their outcome there is read from the
@@ -243,12 +236,12 @@ def judge_choices(outcome: Callable[[str], pd.Series]) -> list[Difference]:
 
 @cache
 def choices_over_the_run() -> list[Difference]:
-    return judge_choices(lambda arm: arm_at_best_rate(arm).by_seed)
+    return judge_choices(lambda arm: arm_at_estimated_rate(arm).by_seed)
 
 
 def curves_of(arm: str, column: str, log: str = "train_log.jsonl") -> pd.DataFrame:
     """The first seeds of an arm at the rate nearest to its best one: a column for each seed."""
-    rate = arm_at_best_rate(arm).nearest_rate
+    rate = arm_at_estimated_rate(arm).nearest_rate
     return by_seed(read("choices", log), column, arm, rate)[FIRST_SEEDS]
 
 
@@ -268,13 +261,13 @@ def draw_choices() -> tuple[Figure, str]:
         "*The group's mean, the group size and the learning rate matter most. (a) Means of four "
         "seeds, from the lowest to the highest. (b) Accuracy averaged over iterations 10 to 60: "
         "difference from the baseline, or from the setting after the minus sign, with 97.5% "
-        "intervals; filled: significant after correction. Four or six seeds, variances pooled over "
-        "all, 500 validation problems.*"
+        "intervals; filled: significant after correction. Four or six seeds, variances pooled "
+        "within choices of one and of several updates, 500 validation problems.*"
     )
 
 
 def draw_rates(ax: Axes) -> None:
-    over_the_run = arm_at_best_rate("base").rates.loc[FIRST_SEEDS]
+    over_the_run = arm_at_estimated_rate("base").rates.loc[FIRST_SEEDS]
     log = read("choices", "eval_log.jsonl")
     at_the_end = pd.DataFrame(
         {rate: 100 * by_seed(log, "accuracy", "base", rate).loc[60] for rate in over_the_run}
@@ -415,7 +408,7 @@ def expert_iteration_table() -> str:
         if choice.arm == "expert_iteration"
     ]
     row = ["expert iteration", "8 x 8, 1 update", str(NUM_SMALL_ROUNDS), f"{BASELINE_SAMPLES:,}"]
-    rows.append([*row, "not tested", f"{small_rounds} over the run, on validation"])
+    rows.append([*row, "not tested", f"{small_rounds} over the run, on validation (97.5%)"])
     return markdown.table(header, rows)
 
 
@@ -502,7 +495,6 @@ FILTERED = {  # {arm of `filtered`: the samples of a teacher that SFT learns fro
     "all": "all samples",
     "as_many": "as many, drawn blindly",
     "right": "the right ones",
-    "wrong": "wrong ones in the format",
 }
 
 
@@ -512,8 +504,6 @@ def filtered_table() -> str:
     ends = accuracy_on_validation("filtered")
     rows = []
     for arm, name in FILTERED.items():
-        if arm not in set(runs["arm"]):
-            continue
         seeds = accuracy_by_seed("filtered", arm)
         run = runs.loc[runs["arm"] == arm, "run"].iloc[0]
         args = json.loads((STUDIES / "filtered" / run / "args.json").read_text("utf-8"))["args"]
@@ -562,7 +552,7 @@ def draw_sft_curves() -> tuple[Figure, str]:
         for number, color in ((10, "#E69F00"), (100, COLORS["SFT"]), (1_000, "#882255")):
             label = f"{number:,} {kind}"
             draw_sft_curve(solutions, "sft", f"{kind}{number}", color, linestyle=style, label=label)
-    colors = {"all": "0.5", "as_many": "#E69F00", "right": COLORS["SFT"], "wrong": "#000000"}
+    colors = {"all": "0.5", "as_many": "#E69F00", "right": COLORS["SFT"]}
     for arm, name in FILTERED.items():
         draw_sft_curve(samples, "filtered", arm, colors[arm], label=name)
     for ax in (solutions, samples):
@@ -576,10 +566,9 @@ def draw_sft_curves() -> tuple[Figure, str]:
 
 
 def draw_sft_curve(ax: Axes, study: str, arm: str, color: str, **style) -> None:
-    """The accuracy of the runs of an arm on validation, if there are any."""
+    """The accuracy of the runs of an arm on validation."""
     runs = at_best_rates(study, "answers.jsonl")
-    if arm in set(runs["arm"]):
-        draw_mean_and_range(ax, by_seed(runs, "accuracy", arm), color, **style)
+    draw_mean_and_range(ax, by_seed(runs, "accuracy", arm), color, **style)
 
 
 def metrics_table(heading: str, names: dict[str, str]) -> str:
@@ -591,11 +580,13 @@ def metrics_table(heading: str, names: dict[str, str]) -> str:
     decimals = {"entropy": 3, "kl": 2, "grad_norm": 2, "response_length": 0}
     rows = []
     for arm, name in names.items():
-        best = arm_at_best_rate(arm)
+        best = arm_at_estimated_rate(arm)
         over_the_run = best.rates.loc[FIRST_SEEDS, best.nearest_rate].mean()
         row = [name, rate_text(best.nearest_rate), f"{over_the_run:.1f}"]
         row.append(f"{100 * accuracy_at_the_end(arm).mean():.1f}")
-        row += [change(curves_of(arm, column), digits) for column, digits in decimals.items()]
+        row += [
+            first_and_last(curves_of(arm, column), digits) for column, digits in decimals.items()
+        ]
         rows.append([*row, f"{curves_of(arm, 'time/total').sum().min():.0f}"])
     header = [heading, "rate", "over the run (%)", "at 60 (%)", "entropy", "KL", "gradient norm"]
     return markdown.table([*header, "length", "seconds"], rows)

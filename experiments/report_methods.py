@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import plotter
 from experiments import kept_runs
 from experiments.answers import STEP, checked_steps, question_in
-from experiments.kept_runs import at_best_rates, by_seed
+from experiments.kept_runs import accuracy_by_seed, at_best_rates, by_seed
 from experiments.report_style import (
     COLORS,
     draw_mean_and_range,
@@ -284,11 +284,6 @@ def runs_on_solutions(study: str, log: str = "test.jsonl") -> pd.DataFrame:
     return table.sort_values(["kind", "solutions", "seed"], ascending=[False, True, True])
 
 
-def baseline_on_test() -> pd.Series:
-    """The accuracy of GRPO's baseline by seed."""
-    return at_best_rates("rates", "test.jsonl").set_index("seed")["accuracy"]
-
-
 def draw_sft() -> tuple[Figure, str]:
     figure, (ax,) = new_figure([""], (7, 4.4))
     color = COLORS["SFT"]
@@ -302,7 +297,7 @@ def draw_sft() -> tuple[Figure, str]:
         hollow = {"color": color, "markerfacecolor": "none"}
         ax.plot("solutions", "accuracy", marker, **hollow, data=more_updates)
     before, demo = demo_on_test()
-    for seeds in (baseline_on_test(), demo["grpo"]["accuracy"]):
+    for seeds in (accuracy_by_seed("rates", "base"), demo["grpo"]["accuracy"]):
         ax.axhspan(seeds.min(), seeds.max(), color=COLORS["GRPO"], alpha=0.2, linewidth=0)
     ax.axhline(before["accuracy"], color=COLORS["before training"], linestyle=":")
     for x, y, text, method in (
@@ -349,7 +344,7 @@ class Worth:
         if self.iterations <= self.evaluated[1]:
             return f"< {self.evaluated[1] / solutions:g}"
         if math.isfinite(self.iterations):
-            return f"{self.iterations / solutions:.1g}"
+            return f"{self.iterations / solutions:.2g}"
         return f"> {self.evaluated[-1] / solutions:g}"
 
 
@@ -405,7 +400,7 @@ def draw_exchange() -> tuple[Figure, str]:
 def sft_table() -> str:
     header = ["training", "rate", "accuracy on test (%)", "worth in iterations", "per solution"]
     header += ["minus the baseline", "verdict"]
-    baseline = baseline_on_test()
+    baseline = accuracy_by_seed("rates", "base")
     worths = worth_of_solutions()
     rows = []
     for study, then in (("sft", ""), ("sft_then_grpo", ", then GRPO")):
