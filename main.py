@@ -18,8 +18,7 @@ Where this departs from the paper, and the flag that restores the paper's way, w
      refreshed after each update. How far its log-probs are from the policy's is logged as
      `sampling_logp_gap`. `--sampling_dtype float32` samples from the weights themselves, and
      --importance_cap corrects for the gap.
-  6. The KL is the k3 estimate, as in the paper: its value estimates KL(policy || reference), but
-     its gradient is that of KL(reference || policy).
+  6. The KL is the k3 estimate, as in the paper, with the gradient of KL(reference || policy).
   7. An update in which no completion has a gradient takes no step. With beta 0 that is a batch of
      equal rewards in every group. Otherwise AdamW would move the weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip

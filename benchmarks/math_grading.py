@@ -7,6 +7,18 @@ Right answers are the gold answers themselves, and the same ones in another nota
 are the gold answers of other problems, gold answers in which one digit or one sign is changed, the
 pairs of NEAR_MISSES, and hostile ones. Under the table stands each right answer that was refused,
 and each wrong one that was called equal, for some of these pairs are equal after all.
+
+On the 500 gold answers of MATH-500 the two made these mistakes:
+
+    answers                                           n   GRPO-Lite   math-verify 0.9.0
+    right: gold answers, and in other notations    1669           0                   0
+    wrong: answers to other problems               2500           1                   1
+    wrong: a digit or sign changed                 1192           0                   9
+    wrong: near misses, such as 5 m for 5 cm         47           0                  14
+    wrong: hostile, such as 9^{9^{9^9}}              20           0                   0
+
+The answer to another problem that both accept is 30^\circ for 30, which is right. The guard was
+written with these near misses and notations in view, and no answers of models are among them.
 """
 
 import logging

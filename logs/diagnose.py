@@ -244,7 +244,7 @@ def no_gradient(logs):
     why="A group of equal rewards has no advantage and teaches nothing.",
     advice="If nearly all answers are right, use harder problems. If nearly all are wrong, use"
     " easier ones, or show some solutions first (sft.py). Otherwise raise --group_size or"
-    " --temperature, or set --dynamic_sampling.",
+    " --temperature, or set --dynamic_sampling 10.",
 )
 def flat_groups(logs):
     """More than 80% of the groups have equal rewards at the end, or 90% in one iteration.
