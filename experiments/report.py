@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def names_of(items: list[Table | Picture]) -> str:
-    return ", ".join(item.name for item in items)
+    return ", ".join(sorted({item.name for item in items}))
 
 
 if __name__ == "__main__":

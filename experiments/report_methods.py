@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import plotter
 from experiments import kept_runs
 from experiments.answers import STEP, checked_steps, question_in
-from experiments.kept_runs import accuracy_by_seed, at_best_rates, by_seed
+from experiments.kept_runs import accuracy_by_seed, at_best_rates, by_seed, read
 from experiments.report_style import (
     COLORS,
     draw_mean_and_range,
@@ -36,8 +36,8 @@ REWARDS = {  # {arm of `dynamics`: (name, colour, maximum of the reward)}
 
 
 def draw_training() -> tuple[Figure, str]:
-    training = kept_runs.read("dynamics", "train_log.jsonl")
-    evaluations = kept_runs.read("dynamics", "eval_log.jsonl")
+    training = read("dynamics", "train_log.jsonl")
+    evaluations = read("dynamics", "eval_log.jsonl")
     answers = kept_runs.answers("dynamics")
     titles = ["accuracy on validation", "careful steps", "reward", "entropy of samples"]
     titles += ["KL divergence of samples", "length of samples"]
@@ -96,7 +96,7 @@ def training_table() -> str:
         decimals = 0 if column == "tokens" else 1
         cells = [mean_and_range(seeds[column], decimals) for seeds in after.values()]
         rows.append([measure, f"{before[column]:.{decimals}f}", *cells])
-    training = kept_runs.read("dynamics", "train_log.jsonl")
+    training = read("dynamics", "train_log.jsonl")
     for measure, column in (("entropy", "entropy"), ("KL divergence", "kl")):
         curves = {arm: by_seed(training, column, arm) for arm in REWARDS}
         first = f"{curves['grpo'].head().mean().mean():.2f}"
@@ -161,7 +161,7 @@ class Size:
         return json.loads(args.read_text("utf-8"))["parameters"]
 
     def validation(self) -> pd.DataFrame:
-        return 100 * by_seed(kept_runs.read(self.study, "eval_log.jsonl"), "accuracy", self.arm)
+        return 100 * by_seed(read(self.study, "eval_log.jsonl"), "accuracy", self.arm)
 
     def test_before(self) -> float:
         models = kept_runs.answers(self.study)
@@ -229,7 +229,7 @@ def scaling_table(level: float = 80) -> str:
             row += ["not in 100", "", ""]
         else:
             seeds = [iteration_that_reaches(level, curve) for _, curve in curves.items()]
-            training = kept_runs.read(size.study, "train_log.jsonl")
+            training = read(size.study, "train_log.jsonl")
             seconds = by_seed(training, "time/total", size.arm).cumsum()
             quickest = seconds.loc[math.ceil(iteration)].min()  # others shared their core
             row += [f"{iteration:.0f} ({min(seeds):.0f} to {max(seeds):.0f})"]
