@@ -5,6 +5,7 @@ size, V vocabulary. Prompts are padded on the left, so that a step writes to the
 cache for every sequence.
 """
 
+from copy import deepcopy
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -121,32 +122,51 @@ def _run_prompts(
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """Run N prompts once, from ids and mask (N, P).
 
-    The prompts of an evaluation are many, so they run in chunks, which bounds the memory.
+    What all of them begin with, such as a system prompt, runs only once. The prompts of an
+    evaluation are many, so they run in chunks, which bounds the memory.
 
     Returns:
         the keys and values of each layer, (N, heads, P, D) each, and the last hidden states (N, H).
     """
-    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    decoder = model.get_decoder()
+    N, P = ids.shape
+    columns = torch.arange(P, device=ids.device)
+    lengths = mask.sum(1)
+    padding = P - lengths.unsqueeze(1)
+    # Here the padding follows the prompts, where no token of theirs sees it.
+    ids = ids.gather(1, (columns + padding) % P)
+    is_common = (ids == ids[0]).all(0)
+    num_common = min(int(is_common.cumprod(0).sum()), int(lengths.min()) - 1)
+    is_seen = torch.ones_like(mask)
+    common_cache = DynamicCache()
+    if num_common:
+        decoder(
+            ids[:1, :num_common],
+            attention_mask=is_seen[:1, :num_common],
+            past_key_values=common_cache,
+            use_cache=True,
+        )
     caches = []
     last_hidden = []
-    for rows in torch.arange(len(ids), device=ids.device).split(
-        max(1, CHUNK_TOKENS // ids.shape[1])
-    ):
-        cache = DynamicCache()  # its layers keep every position, also those beyond a sliding window
-        outputs = model.get_decoder()(
-            ids[rows],
-            attention_mask=mask[rows],
-            position_ids=position_ids[rows],
+    for rows in torch.arange(N, device=ids.device).split(max(1, CHUNK_TOKENS // P)):
+        # Its layers keep every position, also those beyond a sliding window.
+        cache = deepcopy(common_cache)
+        cache.batch_repeat_interleave(len(rows))
+        outputs = decoder(
+            ids[rows, num_common:],
+            attention_mask=is_seen[rows],
             past_key_values=cache,
             use_cache=True,
         )
         caches.append(cache)
-        last_hidden.append(outputs.last_hidden_state[:, -1].clone())  # not a view of all positions
+        last = lengths[rows] - num_common - 1
+        last_hidden.append(outputs.last_hidden_state[torch.arange(len(rows)), last])
+    padding_first = ((columns - padding) % P)[:, None, :, None]
     layers = []
     for chunks in zip(*(cache.layers for cache in caches), strict=True):
         keys = torch.cat([layer.keys for layer in chunks])
         values = torch.cat([layer.values for layer in chunks])
-        layers.append((keys, values))
+        layers.append(tuple(states.take_along_dim(padding_first, 2) for states in (keys, values)))
     return layers, torch.cat(last_hidden)
 
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache
 
 import utils
 from sampling import decoding, generation
-from sampling.rollout import compute_rollout_logps
+from sampling.rollout import compute_rollout_logps, left_pad
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")
@@ -444,6 +444,29 @@ def test_prompts_in_chunks_give_the_same_samples(model, tokenizer, monkeypatch):
     expected = sample(model, tokenizer)
     monkeypatch.setattr(decoding, "CHUNK_TOKENS", 15)  # one or two prompts
     assert have_same_samples(sample(model, tokenizer), expected)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_all_prompts_begin_with_runs_once(name):
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    system_prompt = list(range(10, 20))  # longer than a sliding window
+    prompts = [[*system_prompt, *question] for question in ([1], [1, 2, 3, 4], [5, 6])]
+    ids, mask = left_pad(prompts, 0, model.device)
+    passes = []
+    hook = model.get_decoder().register_forward_pre_hook(
+        lambda _, args: passes.append(args[0].shape)
+    )
+    with torch.no_grad():
+        layers, hidden = decoding._run_prompts(model, ids, mask)
+        hook.remove()
+        assert passes == [(1, 10), (3, 4)]
+        for row, prompt in enumerate(prompts):
+            cache = DynamicCache()
+            alone = model.get_decoder()(torch.tensor([prompt]), past_key_values=cache)
+            torch.testing.assert_close(hidden[row], alone.last_hidden_state[0, -1])
+            for states, layer in zip(layers, cache.layers, strict=True):
+                for found, expected in zip(states, (layer.keys, layer.values), strict=True):
+                    torch.testing.assert_close(found[row, :, -len(prompt) :], expected[0])
 
 
 def test_a_bfloat16_copy_gives_float32_logits(model):
