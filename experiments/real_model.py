@@ -6,9 +6,19 @@ experiments/real/README.md says what each table shows.
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from experiments import archive
+from experiments import archive, kept_runs
+from experiments.kept_runs import by_seed
+from experiments.report_style import (
+    COLORS,
+    draw_mean_and_range,
+    label_lines,
+    mean_and_range,
+    new_figure,
+)
 from logs import jsonl, markdown
 
 STUDY = Path(__file__).resolve().parent / "real"
@@ -90,4 +100,123 @@ def rates_table() -> str:
                 percent(log["zero_std_fraction"][10:].mean()),
             ]
         )
+    return markdown.table(header, rows)
+
+
+# --- GRPO -----------------------------------------------------------------------------------------
+
+ARMS = {"grpo": "GRPO"}
+SPAN = 10  # iterations
+
+
+def draw_real_model() -> tuple[Figure, str]:
+    """Greedy accuracy on validation, and accuracy and entropy of the samples in training."""
+    evaluations = kept_runs.read("real", "eval_log.jsonl")
+    training = kept_runs.read("real", "train_log.jsonl")
+    titles = ["greedy, on validation", "samples in training", "entropy of samples"]
+    figure, panels = new_figure(titles, (9, 2.9))
+    greedy, samples, entropy = panels
+    for arm, name in ARMS.items():
+        color = COLORS[name]
+        curves = {
+            greedy: 100 * by_seed(evaluations, "accuracy", arm),
+            samples: 100 * by_seed(training, "accuracy", arm).rolling(SPAN).mean().dropna(),
+            entropy: by_seed(training, "entropy", arm).rolling(SPAN).mean().dropna(),
+        }
+        for ax, curve in curves.items():
+            draw_mean_and_range(ax, curve, color, label=name)
+    greedy.set(ylabel="accuracy (%)")
+    samples.set(ylabel="accuracy (%)")
+    entropy.set(ylabel="entropy (nats per token)")
+    for ax in panels:
+        ax.set(xlabel="iteration", ylim=(0, None))
+        label_lines(ax)
+    return figure, (
+        "*Lines are means over seeds, bands their range. (a) is of 300 validation problems. (b) "
+        "and (c) are means of the last ten iterations, with 128 samples each.*"
+    )
+
+
+MEASURES = {  # {name: (column of train_log.jsonl, factor, decimals)}
+    "samples that are right (%)": ("accuracy", 100, 1),
+    "flat groups (%)": ("zero_std_fraction", 100, 0),
+    "entropy (nats per token)": ("entropy", 1, 2),
+    "length (tokens)": ("response_length", 1, 0),
+}
+
+
+def training_table() -> str:
+    """What was measured in each ten iterations of training, and greedy accuracy after them."""
+    training = kept_runs.read("real", "train_log.jsonl")
+    evaluations = kept_runs.read("real", "eval_log.jsonl")
+    ends = range(SPAN, int(by_seed(training, "step", "grpo").index.max()) + 1, SPAN)
+    header = ["measure", "reward", "before", *(f"{end - SPAN + 1} to {end}" for end in ends)]
+    rows = []
+    for measure, (column, factor, decimals) in MEASURES.items():
+        for arm, name in ARMS.items():
+            curves = factor * by_seed(training, column, arm)
+            spans = [curves.loc[end - SPAN + 1 : end].mean() for end in ends]
+            rows.append([measure, name, "", *(mean_and_range(span, decimals) for span in spans)])
+    for arm, name in ARMS.items():
+        greedy = 100 * by_seed(evaluations, "accuracy", arm)
+        cells = [mean_and_range(greedy.loc[i]) if i in greedy.index else "" for i in (0, *ends)]
+        rows.append(["greedy, on validation (%)", name, *cells])
+    return markdown.table(header, rows)
+
+
+# --- On test --------------------------------------------------------------------------------------
+
+START = "sft128_seed0"
+MODELS = {  # {name: its runs}
+    "GRPO": [f"grpo_seed{seed}" for seed in (1, 2, 3)],
+    "format only": [f"format_seed{seed}" for seed in (1, 2)],
+    "more SFT": [f"more_sft_seed{seed}" for seed in (1, 2)],
+}
+NUM_DRAWS = 10_000
+
+
+def verdicts(run: str, kind: str) -> pd.Series:
+    """Whether each problem was answered rightly, in per cent, by id; kind: strict or flexible."""
+    return 100 * answers(run).set_index("id")[f"correct_{kind}"].astype(float)
+
+
+def gain_interval(gains: np.ndarray) -> tuple[float, float]:
+    """95% interval of a mean gain: percentiles of a bootstrap over seeds and problems.
+
+    Args:
+        gains: (seeds, problems).
+    """
+    generator = np.random.default_rng(0)
+    num_seeds, num_problems = gains.shape
+    # How often each seed and each problem is drawn, (draws, seeds) and (draws, problems).
+    seeds = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), NUM_DRAWS)
+    problems = generator.multinomial(
+        num_problems, np.full(num_problems, 1 / num_problems), NUM_DRAWS
+    )
+    means = ((seeds @ gains) * problems).sum(axis=1) / gains.size
+    low, high = np.percentile(means, [2.5, 97.5])
+    return low, high
+
+
+def gains_table() -> str:
+    """Accuracy on test of each model, and its gain over the starting point."""
+    archive.unpack("real")
+    header = ["measure on test", "start"]
+    for name in MODELS:
+        header += [name, "gain"]
+    rows = []
+    for measure, suffix, kind in (
+        ("greedy, strict (%)", "test", "strict"),
+        ("greedy, flexible (%)", "test", "flexible"),
+        ("sampled, strict (%)", "test_sampled", "strict"),
+        ("sampled, flexible (%)", "test_sampled", "flexible"),
+    ):
+        before = verdicts(f"{START}_{suffix}", kind)
+        row = [measure, f"{before.mean():.1f}"]
+        for runs in MODELS.values():
+            after = pd.DataFrame({run: verdicts(f"{run}_{suffix}", kind) for run in runs})
+            gains = after.sub(before, axis="index").T.to_numpy()  # (seeds, problems)
+            low, high = gain_interval(gains)
+            row += [mean_and_range(after.mean()), f"{gains.mean():+z.1f} [{low:z.1f}, {high:z.1f}]"]
+        rows.append(row)
     return markdown.table(header, rows)
