@@ -8,6 +8,7 @@ import pytest
 
 from experiments import kept_runs
 from experiments.answers import hexadecimal
+from experiments.real_model import calculations_in
 
 
 @pytest.fixture
@@ -59,3 +60,8 @@ def test_differences_are_within_seeds():
     values = pd.Series({0: 5.0, 1: 7.0, 2: 9.0})
     reference = pd.Series({1: 4.0, 0: 1.0})
     np.testing.assert_allclose(kept_runs.difference(values, reference).by_seed, [4, 3])
+
+
+def test_calculations_of_an_answer():
+    answer = "<reasoning>\n3 - 0 = 3\n4 / 0 = 1\n1.5 * 2 = 3\n2 + 2 = 5\nso 2 + 2 = 4\n</reasoning>"
+    assert calculations_in(answer) == [("-", True), ("/", False), ("*", True), ("+", False)]

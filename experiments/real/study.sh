@@ -94,13 +94,13 @@ on_test() {
 
 # R8: stories that the model before training rates. Can it tell intact stories from damaged ones? Then GRPO on its ratings.
 STORIES="--model_name output/smollm2 --dataset_name creative --judge_type policy --min_judge_spread 0
-    --max_completion_length 128 --micro_batch_tokens 4096"
+    --max_completion_length 128 --micro_batch_tokens 4096 --rollout_batch_size 16 --group_size 4"
 judge() {
-    command_of judge_seed0 -m experiments.judge_report 8 $STORIES --group_size 3 | two_at_a_time
+    command_of judge_seed0 -m experiments.judge_report 6 $STORIES | two_at_a_time
 }
 stories() {
-    command_of stories_seed0 main.py $STORIES --rollout_batch_size 16 --group_size 4 --num_train_iters 40 \
-        --learning_rate 1e-5 --eval_size 20 --eval_temperature 1 --eval_iterations 20 --save_iterations 10 | two_at_a_time
+    command_of stories_seed0 main.py $STORIES --num_train_iters 40 --learning_rate 1e-5 \
+        --eval_size 20 --eval_temperature 1 --eval_iterations 20 --save_iterations 10 | two_at_a_time
 }
 
 "$@"
