@@ -2,8 +2,9 @@
 
     python experiments/real/keep.py output/real/sft32_seed0 [output/real/...]
 
-Of each run this writes to experiments/real/RUN: args.json, the two logs, the answers of its
-evaluations as row number, completion and verdict (without the question), and a few rollouts.
+Of each run this writes to experiments/real/RUN: args.json, the two logs, the report on a judge, the
+answers of its evaluations as row number, completion and verdict (without the question), and a few
+rollouts.
 `python experiments/archive.py pack real` then packs all runs of the study.
 """
 
@@ -32,7 +33,7 @@ def keep(run: Path) -> None:
     kept = STUDY / run.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
-    for name in ("args.json", "train_log.jsonl", "eval_log.jsonl"):
+    for name in ("args.json", "train_log.jsonl", "eval_log.jsonl", "judge_report.json"):
         if (run / name).exists():
             shutil.copyfile(run / name, kept / name)
     for path in sorted((run / "eval").glob("*.jsonl")):
