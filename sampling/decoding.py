@@ -159,8 +159,8 @@ def _run_prompts(
             use_cache=True,
         )
         caches.append(cache)
-        last = lengths[rows] - num_common - 1
-        last_hidden.append(outputs.last_hidden_state[torch.arange(len(rows)), last])
+        last = (lengths[rows] - num_common - 1)[:, None, None]
+        last_hidden.append(outputs.last_hidden_state.take_along_dim(last, dim=1).squeeze(1))
     padding_first = ((columns - padding) % P)[:, None, :, None]
     layers = []
     for chunks in zip(*(cache.layers for cache in caches), strict=True):
