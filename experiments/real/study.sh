@@ -92,6 +92,30 @@ on_test() {
     done | two_at_a_time
 }
 
+# R6: 32 samples of 100 validation problems, by the starting point and by the last checkpoint of each run named.
+pass_at_k() {
+    for run in sft128_seed0 "$@"; do
+        checkpoint=$(ls -d $REAL/$run/checkpoints/step_* | tail -n 1)
+        command_of ${run}_pass_at_k main.py --eval_only --model_name $checkpoint $DATA --eval_split validation \
+            --eval_size 100 --eval_samples 32 --max_concurrent_sequences 128
+    done | two_at_a_time
+}
+
+# How far each run named has moved from the starting point.
+kl() {
+    for run in "$@"; do
+        checkpoint=$(ls -d $REAL/$run/checkpoints/step_* | tail -n 1)
+        echo python experiments/real/kl.py $checkpoint --start $START --dataset_path output/svamp \
+            --output $REAL/kl.jsonl
+    done | two_at_a_time
+}
+
+# Solutions by the model after GRPO, of 500 training problems.
+gold() {
+    echo python generate_gold.py --model_name $REAL/grpo_seed1/checkpoints/step_000060 $DATA --num_problems 500 \
+        --concurrency 64 --output $REAL/gold.jsonl | two_at_a_time
+}
+
 # R8: stories that the model before training rates. Can it tell intact stories from damaged ones? Then GRPO on its ratings.
 STORIES="--model_name output/smollm2 --dataset_name creative --judge_type policy --min_judge_spread 0
     --max_completion_length 128 --micro_batch_tokens 4096 --rollout_batch_size 16 --group_size 4"
