@@ -76,8 +76,8 @@ def draw_judge() -> tuple[Figure, str]:
             ax.set_ylim(0, 100)
         label_lines(ax)
     return figure, (
-        "*With a light penalty the judge's reward rises because the stories become alike. Samples "
-        "in training, smoothed by a running median of five iterations: lines are means of three "
+        "*With a light penalty the judge's reward rises most, and the stories become alike. Samples"
+        " in training, smoothed by a running median of five iterations: lines are means of three "
         "seeds, bands go from the lowest to the highest. The reward is the mean log-likelihood "
         "under a story model of 260,000 parameters, with a floor for texts that break rules.*"
     )
@@ -430,10 +430,22 @@ def draw_expert_iteration() -> tuple[Figure, str]:
     draw_entropy_by_samples(entropy)
     return figure, (
         "*Five large rounds of expert iteration (dots) stay behind GRPO; sixty small ones are "
-        "level with it. Green: questions x samples of a round. Lines are means of three seeds "
-        "(GRPO in (a), large rounds) or four, bands their range. (a) 500 validation problems. (b) "
-        "All samples, a running median of five iterations; dots: only those that were kept.*"
+        "level with it. Green: questions x samples of a round; rounds of 512 x 8 draw more samples "
+        "than the axis holds. Lines are means of three seeds (GRPO in (a), large rounds) or four, "
+        "bands the range of GRPO and of small rounds. (a) 500 validation problems. (b) All "
+        "samples, a running median of five iterations; dots, with the lines of (a): only those "
+        "that were kept. Red: GRPO with 16 updates on each batch.*"
     )
+
+
+def drawn_settings() -> list[tuple[Rounds, object]]:
+    """The large rounds that the axes have room for, each with the style of its lines."""
+    settings = [
+        setting
+        for setting in settings_of_expert_iteration()
+        if setting.samples <= MOST_SAMPLES_DRAWN
+    ]
+    return list(zip(settings, ("--", ":", "-.", (0, (1, 3)), (0, (5, 3))), strict=False))
 
 
 def draw_accuracy_by_samples(ax: Axes) -> None:
@@ -443,13 +455,10 @@ def draw_accuracy_by_samples(ax: Axes) -> None:
     draw_mean_and_range(ax, 100 * by_samples(grpo), COLORS["GRPO"], label="GRPO")
     draw_mean_and_range(ax, 100 * by_samples(small_rounds), green, label="8 x 8, 1 update")
     large_rounds = evaluations_by_round()
-    linestyles = iter(("--", ":", "-.", (0, (1, 3)), (0, (5, 3))))
-    for setting in settings_of_expert_iteration():
-        if setting.samples > MOST_SAMPLES_DRAWN:
-            continue
+    for setting, linestyle in drawn_settings():
         runs = large_rounds[large_rounds["arm"] == setting.arm]
         mean = runs.groupby("ei_step")["accuracy"].mean()
-        style = {"linestyle": next(linestyles), "marker": "o", "label": setting.name}
+        style = {"linestyle": linestyle, "marker": "o", "label": setting.name}
         ax.plot(by_samples(mean, setting.samples), color=green, **style)
     ax.set(xlabel="samples", ylabel="accuracy on validation (%)", ylim=(20, 100))
     label_lines(ax)
@@ -463,9 +472,12 @@ def draw_entropy_by_samples(ax: Axes) -> None:
     ):
         curves = by_samples(curves_of(arm, column).apply(plotter.smooth))
         draw_mean_and_range(ax, curves, color, label=name)
-    for setting, entropy in entropy_of_large_rounds():
+    entropies = dict(entropy_of_large_rounds())
+    for setting, linestyle in drawn_settings():
+        entropy = entropies[setting]
         starts = by_samples(entropy.set_axis(entropy.index - 1), setting.samples)
-        ax.plot(starts, "--o", color=COLORS["expert iteration"], markersize=3)
+        style = {"linestyle": linestyle, "marker": "o", "markersize": 3}
+        ax.plot(starts, color=COLORS["expert iteration"], **style)
     ax.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log")
     ticks = [0.02, 0.05, 0.1, 0.2]
     ax.set_yticks(ticks, map(str, ticks))
@@ -478,11 +490,10 @@ def entropy_of_large_rounds() -> list[tuple[Rounds, pd.Series]]:
     log = read("expert_iteration", "train_log.jsonl")
     log = log[log["run"].isin(at_best_rates("expert_iteration", "test.jsonl")["run"])]
     entropies = []
-    for setting in settings_of_expert_iteration():
-        if setting.samples <= MOST_SAMPLES_DRAWN:
-            runs = log[log["arm"] == setting.arm]
-            first_updates = runs.groupby(["run", "ei_step"])["entropy"].first()
-            entropies.append((setting, first_updates.groupby("ei_step").mean()))
+    for setting, _ in drawn_settings():
+        runs = log[log["arm"] == setting.arm]
+        first_updates = runs.groupby(["run", "ei_step"])["entropy"].first()
+        entropies.append((setting, first_updates.groupby("ei_step").mean()))
     return entropies
 
 

@@ -242,7 +242,7 @@ def scaling_table(level: float = 80) -> str:
 def operands_table() -> str:
     """How many answers take numbers from nowhere, and how many are wrong for that alone."""
     header = ["after training, one seed", "answers", "with an invented number"]
-    header += ["with every step right", "of those, wrong", "of those, with an invented number"]
+    header += ["with every step right", "of these, wrong", "of the wrong ones, invented"]
     rows = []
     for name, run in (("0.3m", "scaling/0.3m_seed0"), ("1m, the demo", "dynamics/grpo_seed0")):
         answers = jsonl.read(kept_runs.STUDIES / run / "eval" / "step_000100.jsonl")
