@@ -28,7 +28,7 @@ def new_figure(
     """
     figure = Figure(size, layout="constrained")
     panels = figure.subplots(num_rows, len(titles) // num_rows, squeeze=False).flatten().tolist()
-    for letter, ax, title in zip("abcdef", panels, titles, strict=False):
+    for letter, ax, title in zip("abcdefghi", panels, titles, strict=False):
         ax.set_title(f"({letter}) {title}" if len(titles) > 1 else title, loc="left")
     return figure, panels
 
