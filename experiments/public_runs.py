@@ -6,6 +6,7 @@ experiments/public/README.md says what each table shows. experiments/report.py w
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from matplotlib.patches import Patch
 from scipy import stats
 
 import plotter
+from experiments import kept_runs
+from experiments.kept_runs import accuracy_by_seed
+from experiments.report_choices import CHOICES, choices_over_the_run
 from logs import markdown
 
 PUBLIC_RUNS = Path(__file__).resolve().parent / "public" / "runs.jsonl"
@@ -29,34 +33,65 @@ class Question:
     Args:
         text: "a - b".
         rows: which comparisons of runs.jsonl answer it, as a query of pandas.
-        toy: mean and interval of the same difference in our toy world, from experiments/README.md
-            and, in full, choices/README.md and comparisons.md of commit c8c75e4.
+        ours: the two arms of our toy world that answer it, STUDY/ARM each.
         real_model: mean and interval with the model of 135 million parameters.
         remark: what the table adds to the verdict on accuracy.
     """
 
     text: str
     rows: str
-    toy: tuple[float, float, float] | None = None
+    ours: tuple[str, str] | None = None
     real_model: tuple[float, float, float] | None = None
     remark: str = ""
+
+    @property
+    def toy(self) -> tuple[float, float, float] | None:
+        """Mean and interval of the same difference in our toy world."""
+        return difference_in_toy_world(*self.ours) if self.ours else None
+
+
+@cache
+def difference_in_toy_world(a: str, b: str) -> tuple[float, float, float]:
+    """Mean and interval of a - b, two arms of our studies, STUDY/ARM each."""
+    study, arm = a.split("/")
+    reference_study, reference = b.split("/")
+    if study == "choices":
+        pairs = [(choice.arm, choice.reference) for choice in CHOICES]
+        found = choices_over_the_run()[pairs.index((arm, reference))]
+    else:
+        found = kept_runs.difference(
+            accuracy_by_seed(study, arm), accuracy_by_seed(reference_study, reference)
+        )
+    return found.mean, found.low, found.high
 
 
 # All eight runs of ours without the clip or without a ratio ended well.
 CLIP_REMARK = "; by collapses: no"
 QUESTIONS = (
     Question(
-        "raw rewards - group mean subtracted", "question == 'baseline'", (-25.1, -30.5, -19.7)
+        "raw rewards - group mean subtracted",
+        "question == 'baseline'",
+        ("choices/no_baseline", "choices/base"),
     ),
-    Question("not divided by the std - divided", "question == 'std'", (1.1, -2.5, 4.6)),
-    Question("fixed length - own length", "question == 'length'", (2.4, -1.9, 6.6)),
-    Question("mean over all tokens - own length", "question == 'token mean'", (2.0, -2.5, 6.5)),
-    Question("Dr. GRPO - GRPO", "question == 'Dr. GRPO'", (4.9, 1.7, 8.2)),
+    Question(
+        "not divided by the std - divided", "question == 'std'", ("choices/no_std", "choices/base")
+    ),
+    Question(
+        "fixed length - own length",
+        "question == 'length'",
+        ("choices/masked_normalize", "choices/base"),
+    ),
+    Question(
+        "mean over all tokens - own length",
+        "question == 'token mean'",
+        ("choices/token_mean", "choices/base"),
+    ),
+    Question("Dr. GRPO - GRPO", "question == 'Dr. GRPO'", ("choices/dr_grpo", "choices/base")),
     Question("MaxRL - GRPO", "question == 'MaxRL'"),
     Question(
         "2 to 4 updates - one, to step 79",
         "question == 'updates' and 2 <= updates <= 4 and step < 80",
-        (5.0, 2.1, 7.9),
+        ("choices/updates4", "choices/base"),
     ),
     Question(
         "2 to 4 updates - one, later", "question == 'updates' and 2 <= updates <= 4 and step >= 80"
@@ -65,7 +100,7 @@ QUESTIONS = (
     Question(
         "12 to 16 updates - one",
         "question == 'updates' and 12 <= updates <= 16",
-        (-2.7, -7.3, 1.8),
+        ("choices/updates16", "choices/base"),
     ),
     Question("24 to 48 updates - one", "question == 'updates' and updates >= 24"),
     Question("no clip - clip, one update (equal gradients)", "question == 'clip' and updates == 1"),
@@ -76,16 +111,20 @@ QUESTIONS = (
     Question(
         "no clip - clip, 32 updates",
         "question == 'clip' and a == 'no clip' and updates == 32",
-        (6.7, 1.2, 12.3),
+        ("choices/updates16_no_clip", "choices/updates16"),
         remark=CLIP_REMARK,
     ),
     Question(
         "no ratio - clip, 32 updates",
         "question == 'clip' and a == 'no ratio' and updates == 32",
-        (6.6, 2.2, 11.0),
+        ("choices/updates16_reinforce", "choices/updates16"),
         remark=CLIP_REMARK,
     ),
-    Question("GSPO - clip, 32 updates", "question == 'GSPO'", (0.6, -4.8, 6.0)),
+    Question(
+        "GSPO - clip, 32 updates",
+        "question == 'GSPO'",
+        ("choices/updates16_gspo", "choices/updates16"),
+    ),
     Question(
         "question_only - r1_zero, before training (Qwen)",
         "question == 'prompt before training' and family == 'Qwen2.5-Math-1.5B'",
@@ -93,20 +132,28 @@ QUESTIONS = (
     Question(
         "question_only - r1_zero, trained (Qwen)",
         "question == 'prompt' and family == 'Qwen2.5-Math-1.5B'",
-        (1.3, -1.2, 3.8),
+        ("choices/question_only", "choices/r1_zero"),
     ),
     Question(
         "question_only - r1_zero, trained (OLMo)",
         "question == 'prompt' and family == 'OLMo-2-1B'",
-        (1.3, -1.2, 3.8),
+        ("choices/question_only", "choices/r1_zero"),
     ),
     Question(
         "expert iteration, large rounds - GRPO",
         "question == 'expert iteration'",
-        (-19.1, -32.7, -5.5),
+        ("expert_iteration/questions96_group8_epochs4", "rates/base"),
     ),
-    Question("GRPO after SFT - GRPO", "question == 'SFT start'", (-3.5, -16.1, 9.0)),
-    Question("SFT on right solutions - on all", "question == 'SFT filter'", (30.5, 30.2, 30.8)),
+    Question(
+        "GRPO after SFT - GRPO",
+        "question == 'SFT start'",
+        ("sft_then_grpo/direct1000", "rates/base"),
+    ),
+    Question(
+        "SFT on right solutions - on all",
+        "question == 'SFT filter'",
+        ("filtered/right", "filtered/all"),
+    ),
 )
 
 
