@@ -18,7 +18,6 @@ from scipy import stats
 
 import plotter
 from experiments import kept_runs
-from experiments.kept_runs import accuracy_by_seed
 from experiments.report_choices import CHOICES, choices_over_the_run
 from logs import markdown
 
@@ -60,7 +59,8 @@ def difference_in_toy_world(a: str, b: str) -> tuple[float, float, float]:
         found = choices_over_the_run()[pairs.index((arm, reference))]
     else:
         found = kept_runs.difference(
-            accuracy_by_seed(study, arm), accuracy_by_seed(reference_study, reference)
+            kept_runs.accuracy_by_seed(study, arm),
+            kept_runs.accuracy_by_seed(reference_study, reference),
         )
     return found.mean, found.low, found.high
 

@@ -472,7 +472,7 @@ def draw_entropy_by_samples(ax: Axes) -> None:
     ):
         curves = by_samples(curves_of(arm, column).apply(plotter.smooth))
         draw_mean_and_range(ax, curves, color, label=name)
-    entropies = dict(entropy_of_large_rounds())
+    entropies = entropy_of_large_rounds()
     for setting, linestyle in drawn_settings():
         entropy = entropies[setting]
         starts = by_samples(entropy.set_axis(entropy.index - 1), setting.samples)
@@ -485,15 +485,15 @@ def draw_entropy_by_samples(ax: Axes) -> None:
     label_lines(ax)
 
 
-def entropy_of_large_rounds() -> list[tuple[Rounds, pd.Series]]:
+def entropy_of_large_rounds() -> dict[Rounds, pd.Series]:
     """The entropy at the kept samples when a round begins to train, by round, mean of seeds."""
     log = read("expert_iteration", "train_log.jsonl")
     log = log[log["run"].isin(at_best_rates("expert_iteration", "test.jsonl")["run"])]
-    entropies = []
+    entropies = {}
     for setting, _ in drawn_settings():
         runs = log[log["arm"] == setting.arm]
         first_updates = runs.groupby(["run", "ei_step"])["entropy"].first()
-        entropies.append((setting, first_updates.groupby("ei_step").mean()))
+        entropies[setting] = first_updates.groupby("ei_step").mean()
     return entropies
 
 

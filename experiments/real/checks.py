@@ -40,17 +40,22 @@ BETA = 0.04
 CLIPRANGE = 0.2
 
 
+def next_token_logps(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+    """(B, C, V): log-probs of the vocabulary at each completion token, by a pass over the rows."""
+    mask = rollout.attention_mask
+    outputs = model(
+        input_ids=rollout.prompt_completion_ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        logits_to_keep=rollout.completion_ids.shape[1] + 1,
+    )
+    return outputs.logits[:, :-1].log_softmax(-1)
+
+
 def plain_logps(model: PreTrainedModel, rollout: Rollout) -> Tensor:
     """(B, C): the log-probs of the completions, by one pass of the model over the padded rows."""
-    ids = rollout.prompt_completion_ids
-    mask = rollout.attention_mask
-    C = rollout.completion_ids.shape[1]
-    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        outputs = model(
-            input_ids=ids, attention_mask=mask, position_ids=position_ids, logits_to_keep=C + 1
-        )
-    logps = outputs.logits[:, :-1].log_softmax(-1)
+        logps = next_token_logps(model, rollout)
     return logps.gather(2, rollout.completion_ids.unsqueeze(2)).squeeze(2)
 
 

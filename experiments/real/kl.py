@@ -14,32 +14,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from transformers import PreTrainedModel  # noqa: E402
 
 import llms  # noqa: E402
+from experiments.real.checks import MAX_COMPLETION_LENGTH, next_token_logps  # noqa: E402
 from logs import jsonl  # noqa: E402
 from rl_datasets import get_dataloaders  # noqa: E402
 from sampling.generation import generate  # noqa: E402
-from sampling.rollout import Rollout  # noqa: E402
 
 NUM_PROBLEMS = 100
 
 
-def next_token_logps(model: PreTrainedModel, rollout: Rollout) -> Tensor:
-    """(B, C, V): log-probs of every token of the vocabulary, at each place of the completions."""
-    mask = rollout.attention_mask
-    outputs = model(
-        input_ids=rollout.prompt_completion_ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        logits_to_keep=rollout.completion_ids.shape[1] + 1,
-    )
-    return outputs.logits[:, :-1].log_softmax(-1)
-
-
 @torch.no_grad()
 def measure(model_name: str, start: str, dataset_path: str) -> dict:
+    """The divergence in nats per token, and over how many tokens it is averaged."""
     torch.manual_seed(0)
     model, tokenizer = llms.get_llm_tokenizer(model_name, "cpu")
     reference, _ = llms.get_llm_tokenizer(start, "cpu")
@@ -51,7 +38,7 @@ def measure(model_name: str, start: str, dataset_path: str) -> dict:
         eval_size=NUM_PROBLEMS,
     )
     prompts = [example["prompt"] for example in loader.examples]
-    samples = generate(model, tokenizer, prompts, max_completion_length=96)
+    samples = generate(model, tokenizer, prompts, max_completion_length=MAX_COMPLETION_LENGTH)
     total = 0.0
     for row in range(len(prompts)):
         sample = samples.select([row])
@@ -72,10 +59,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         result = measure(args.model_name, args.start, args.dataset_path)
+        jsonl.append(args.output, result)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    jsonl.append(args.output, result)
     print(f"{result['kl']:.4f} nats per token, over {result['tokens']} tokens")
     return 0
 
