@@ -1,6 +1,5 @@
 """The benchmarks' real command lines at their smallest, and the numbers of their tables by hand."""
 
-import json
 import sys
 
 import pytest
@@ -9,7 +8,6 @@ from conftest import ROOT, run_script
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import benchmark
-import math_grading
 from benchmark import Turn
 
 SMALL = "--model_name tiny/0.1m --device cpu --num_prompts 2 --group_size 2 --threads 1".split()
@@ -92,33 +90,3 @@ def test_a_mistake_gives_one_line(flags, message, monkeypatch, capfd):
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
-
-
-@pytest.mark.slow
-def test_math_grading(tmp_path, capsys, monkeypatch):
-    """Right answers in another notation are right, and altered ones are wrong."""
-    golds = ["12", "1500", r"\frac{3}{4}", "(1,2)", "x^2+1", r"3\sqrt{2}", r"\text{even}", "2k-1"]
-    data = tmp_path / "golds.jsonl"
-    data.write_text("".join(json.dumps({"answer": gold}) + "\n" for gold in golds))
-    monkeypatch.setattr(math_grading, "HOSTILE", ["{" * 1000])
-    assert math_grading.main(["--data", str(data)]) == 0
-    table, _, listed = capsys.readouterr().out.partition("Mistakes")
-    counts = {}
-    for row in table.strip().splitlines()[2:]:
-        kind, n, ours, other, *_ = row.strip("|").split("|")
-        counts[kind.strip()] = (int(n), ours.strip(), other.strip())
-    assert counts["right: gold answers"] == (8, "0 refused", "0 refused")
-    assert counts["right: other notations"][1] == "0 refused"
-    assert counts["right: other notations"][0] > 10
-    for kind in ("other golds", "a digit or sign changed", "near misses", "hostile"):
-        assert counts[f"wrong: {kind}"][1] == "0 equal"
-    assert "- GRPO-Lite" not in listed
-    assert r"`\frac{1}{3}` | `0.333333`" in listed, "math-verify rounds"
-
-
-def test_math_grading_without_data(capsys, monkeypatch):
-    monkeypatch.delenv("GRPO_LITE_DATA", raising=False)
-    with pytest.raises(SystemExit) as exit_info:
-        math_grading.main([])
-    assert exit_info.value.code == 2
-    assert "name one by --data" in capsys.readouterr().err

@@ -102,7 +102,9 @@ NOT_EQUAL = r"""
     0 | 10^{-2000}    0 | 2E-7    6.5 | [6.5]    1 | 1\%    5\text{ m} | 5m
     3 | 1 2    \frac{1}{2} | 1:2    20 | (5)_{2}    3 | \sqrt13    5 | \max(3,5)
     \$5 | 5\text{ cm}    5 | \not= 5    2 | 1{2}
-    -2 | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}
+    -2 | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}    x > 2 | x \ge 2    2x+3 | 3x+2
+    2\ln x | \ln x^2    \pi | \frac{22}{7}    \sqrt{2} | \frac{577}{408}
+    \sqrt{2}+\sqrt{3} | \pi    640320^3+744 | e^{\pi\sqrt{163}}
 """
 
 # Pairs that agree in 40 digits or more, which proves nothing.
@@ -119,6 +121,8 @@ HOSTILE = {
     "tower": "9^{9^{9^{9}}}",
     "factorial": "999999999!",
     "power of a sum": "(x+1)^{99999}",
+    "power of a root": r"(1+\sqrt{2})^{99999999}",
+    "many roots": "+".join(rf"\sqrt[{n}]{{{n}}}" for n in range(2, 30)),
     "binomial": r"\binom{99999999}{4999999}",
     "fraction bomb": r"\frac{" * 40 + "1" + "}{2}" * 40,
     "root bomb": r"\sqrt{2+" * 60 + "x" + "}" * 60,
