@@ -109,9 +109,8 @@ def tagged_answer(text: str) -> str | None:
 def soft_format(text: str) -> bool:
     """Whether each of the four tags occurs exactly once and in order, with any text around them."""
     positions = [text.find(tag) for tag in TAGS]
-    all_present = min(positions) >= 0
     in_order = positions == sorted(positions)
-    return all_present and in_order and all(text.count(tag) == 1 for tag in TAGS)
+    return in_order and all(text.count(tag) == 1 for tag in TAGS)
 
 
 def strict_format(text: str) -> bool:

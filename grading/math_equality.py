@@ -253,7 +253,7 @@ def are_equal(gold: str, answer: str) -> bool:
 
 
 def serve(channel: Connection) -> None:
-    """Answer questions [number, gold, answer, seconds] by [number, verdict] until nobody asks.
+    """Answer questions [gold, answer, seconds] by a verdict until nobody asks.
 
     SIGPROF ends this process where a question takes more CPU time than that, even inside C code.
     """
@@ -263,14 +263,14 @@ def serve(channel: Connection) -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     while True:
-        number, gold, answer, seconds = json.loads(channel.recv_bytes())
+        gold, answer, seconds = json.loads(channel.recv_bytes())
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             verdict = "equal" if are_equal(gold, answer) else "different"
         except Exception:  # latex2sympy raises nothing narrower for what it cannot read
             verdict = "failed"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        channel.send_bytes(json.dumps([number, verdict]).encode())
+        channel.send_bytes(verdict.encode())
         if sys.platform == "linux":
             # What is kept in caches would be missing for the next questions. (ru_maxrss is no
             # measure of it: a process begins with its parent's.)
