@@ -19,7 +19,7 @@ import numbers
 import runpy
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -528,36 +528,22 @@ class FunctionEvaluator(RewardEvaluator):
                     f" of {line.filename}"
                 ) from error
             values.append(self._check(function.__name__, returned, len(completions)))
-        return Rewards(torch.tensor(values, dtype=torch.float32).T, [{} for _ in completions])
+        return Rewards(torch.stack(values, dim=1), [{} for _ in completions])
 
-    def _check(self, name: str, returned: object, num_completions: int) -> list[float]:
-        is_tensor = isinstance(returned, torch.Tensor)
-        is_series = isinstance(returned, Iterable) and not isinstance(
-            returned, str | bytes | Mapping | Set
-        )
-        if not is_series or is_tensor and returned.dim() == 0:
+    def _check(self, name: str, returned: object, num_completions: int) -> torch.Tensor:
+        """Return the (N,) tensor of what a function returned."""
+        try:
+            rewards = torch.as_tensor(returned, dtype=torch.float32, device="cpu").detach()
+            is_valid = rewards.shape == (num_completions,) and bool(rewards.isfinite().all())
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or of any shape
+            is_valid = False
+        if not is_valid:
+            shown = " ".join(repr(returned).split())
             raise RewardError(
-                f"{self.source}:{name} must return a list of numbers, not {returned!r:.80}"
+                f"{self.source}:{name} must return a list of {num_completions} finite numbers, one"
+                f" for each completion, not {shown:.80}"
             )
-        rewards = list(returned)
-        if len(rewards) != num_completions:
-            raise RewardError(
-                f"{self.source}:{name} returned {len(rewards)} rewards for {num_completions}"
-                " completions; it must return one for each"
-            )
-        values = []
-        for i, reward in enumerate(rewards):
-            try:
-                value = math.nan if isinstance(reward, str) else float(reward)
-            except (TypeError, ValueError, OverflowError):
-                value = math.nan
-            if not math.isfinite(value):
-                raise RewardError(
-                    f"{self.source}:{name} returned {reward!r:.80} for completion {i}; a reward"
-                    " must be a finite number"
-                )
-            values.append(value)
-        return values
+        return rewards
 
 
 EVALUATORS = {
