@@ -190,7 +190,8 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
                 return rendered
             reason = "it leaves out a message, or changes its text"
     raise ValueError(
-        f"the tokenizer's chat template fails ({reason}): use --prompt r1_zero or question_only"
+        f"the chat template of {tokenizer.name_or_path} fails ({reason}): use another model, or"
+        " --prompt r1_zero or question_only"
     )
 
 

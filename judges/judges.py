@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from jinja2 import TemplateError
 
 import distributed
 import llms
@@ -32,6 +31,7 @@ from judges.rating import (
     without_reasoning,
 )
 from logs import jsonl
+from rl_datasets import render_chat
 from sampling.rollout import as_rollout, compute_rollout_logps
 from signals import wait_unless_stopped
 
@@ -179,21 +179,12 @@ class LocalJudge:
         self.max_length = math.inf
         if llms.max_positions(model):
             self.max_length = llms.max_positions(model) - max(map(len, self.replies))
-        try:
-            question = self._tokenize("", "")
-        except (TemplateError, TypeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"the judge's chat template fails ({reason}): use another --judge_model"
-            ) from error
-        if len(question) > self.max_length:
-            raise ValueError(
-                f"the judge has {llms.max_positions(model):,} positions, which the question about"
-                " a story fills alone: it cannot rate; use another --judge_model"
-            )
 
     def score(self, prompts: list[str], stories: list[str]) -> tuple[list[float], list[dict]]:
-        """Return N scores and N dicts of details, as EndpointJudge.score does."""
+        """Return N scores and N dicts of details, as EndpointJudge.score does.
+
+        Raises ValueError where the judge's chat template fails.
+        """
         questions = [
             self._tokenize(prompt, story) for prompt, story in zip(prompts, stories, strict=True)
         ]
@@ -209,10 +200,8 @@ class LocalJudge:
         messages = rating_messages(self.rubric, prompt, story)
         text = "\n\n".join(message["content"] for message in messages)
         if self.tokenizer.chat_template:
-            turn = {"role": "user", "content": text}  # some templates take no system message
-            text = self.tokenizer.apply_chat_template(
-                [turn], tokenize=False, add_generation_prompt=True
-            )
+            # Some templates take no system message.
+            text = render_chat(self.tokenizer, [{"role": "user", "content": text}])
         else:
             text += "\n\n"
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -17,9 +17,10 @@ FLOORS = """
     sft.py generate_gold.py selfcheck.py
     main.py
     training
-    evaluator.py rl_datasets.py
-    losses.py judges data
-    llms.py
+    evaluator.py
+    losses.py judges
+    llms.py rl_datasets.py
+    data
     sampling
     utils.py signals.py
     grading distributed.py plotter.py

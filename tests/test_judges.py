@@ -349,8 +349,17 @@ def test_a_chat_template_that_takes_no_system_message_can_rate(demo):
     ((score,), _) = judges.LocalJudge(RUBRIC, model, tokenizer).score([LINE], [STORY])
     assert 1 < score < 5
     tokenizer.chat_template = "{{ raise_exception('Never!') }}"
-    with pytest.raises(ValueError, match="chat template fails .Never!.*--judge_model"):
-        judges.LocalJudge(RUBRIC, model, tokenizer)
+    with pytest.raises(ValueError, match="chat template of .*/tiny/1m fails .Never!"):
+        judges.LocalJudge(RUBRIC, model, tokenizer).score([LINE], [STORY])
+
+
+def test_a_judges_question_does_not_depend_on_the_day(demo):
+    """After midnight a resumed run went on with other ratings."""
+    model, tokenizer = demo
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ messages[0]['content'] }}"
+    judge = judges.LocalJudge(RUBRIC, model, tokenizer)
+    assert tokenizer.decode(judge._tokenize(LINE, STORY)).startswith("01 Jan 2025")
 
 
 def same_ids_for_all(texts, **_):
@@ -401,10 +410,11 @@ def test_a_story_that_a_judge_cannot_read_to_its_end_is_missing(make_model):
     assert math.isnan(judge.score([LINE], texts[1:2])[0][0])
 
 
-def test_a_judge_whose_positions_the_question_fills_is_refused():
-    with pytest.raises(ValueError, match="the judge has 64 positions.*--judge_model") as error:
-        judges.LocalJudge(RUBRIC, gpt2(64), small_tokenizer())
-    assert "\n" not in str(error.value)
+def test_a_judge_whose_positions_the_question_fills_gives_no_score():
+    judge = judges.LocalJudge(RUBRIC, gpt2(64), small_tokenizer())
+    judge_evaluator = get_evaluator("creative", judge=judge)
+    with pytest.raises(OSError, match="no score for 1 of 1 stories .too long for the positions"):
+        judge_evaluator.compute_rewards([LINE], [STORY], [""])
 
 
 # Not fooled by what it reads
