@@ -470,11 +470,6 @@ class DataLoader(ABC):
                 print(f"note: --eval_size {size}: the split {split} has only {len(examples):,}")
             examples = _fixed_subset(examples, size)
         prompts = render_prompts(prompt, tokenizer, examples)
-        if not all(map(can_be_encoded, prompts)):
-            raise ValueError(
-                f"the prompt format {prompt.name}, or the tokenizer's chat template, has half of a "
-                "character in its text"
-            )
         lengths = []
         if prompts:  # the tokenizer refuses an empty list
             token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
@@ -521,11 +516,8 @@ class DataLoader(ABC):
             OSError: The hub cannot be reached.
         """
         cls.check_split(split, dataset_path)
-        loaded_examples = cls.load(split, dataset_path)
-        if not isinstance(loaded_examples, Iterable):
-            raise ValueError(f"{cls.name}: load must return a list, not {loaded_examples!r}")
         examples = []
-        for i, example in enumerate(loaded_examples):
+        for i, example in enumerate(cls.load(split, dataset_path)):
             example_id = f"{cls.name}/{split}/{i}"
             check_example(example, example_id)
             examples.append(example | {"id": example_id})
@@ -559,18 +551,9 @@ class DataLoader(ABC):
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue the stream where state_dict says.
-
-        Raises:
-            ValueError: The data set has become too small for it.
-        """
+        """Continue the stream where state_dict says."""
         self.epoch = state["epoch"]
         self.position = state["position"]
-        if self.position > len(self.examples):
-            raise ValueError(
-                f"cannot resume at example {self.position} of {self.source}: "
-                f"it has {len(self.examples)}"
-            )
         self.order = list(range(len(self.examples)))
         random.Random(f"{self.seed}/{self.epoch}").shuffle(self.order)
 
