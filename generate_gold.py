@@ -22,18 +22,17 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from config import GoldConfig, parse
 
 if __name__ == "__main__":
     parse(GoldConfig)  # --help and mistakes are answered before the seconds that imports take
 
+import distributed
 import llms
 import utils
 from evaluator import get_evaluator
@@ -54,9 +53,8 @@ SPECIAL_TOKEN = re.compile(r"<\|[^|<>\s]+\|>")
 MAX_FAILURES_IN_A_ROW = 20
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the file of solutions, which is made if there is none.
+def locked(path: Path) -> AbstractContextManager:
+    """Lock the file of solutions, which is made if there is none; leaving the context unlocks it.
 
     Raises:
         ValueError: Another process writes it.
@@ -65,23 +63,16 @@ def locked(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
-    except OSError as error:
-        raise OSError(
-            f"--output: cannot write {path} ({error.strerror}); name another file"
-        ) from error
-    lock = FileLock(f"{path}.lock")
-    try:
-        lock.acquire(timeout=0)
+        return FileLock(f"{path}.lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(
             f"--output {path} is being written by another process; wait for its end, or name"
             " another file"
         ) from None
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # as long as no other process can hold it
-        lock.release()
+    except OSError as error:
+        raise OSError(
+            f"--output: cannot write {path} ({error.strerror}); name another file"
+        ) from error
 
 
 class GoldFile:
@@ -107,13 +98,8 @@ class GoldFile:
         self.num_done_before = len(problems) - len(self.open_problems)
         self.counts = Counter()
         self.failures_in_a_row = 0
-        self.progress_bar = tqdm(
-            total=len(self.open_problems),
-            desc="gold",
-            dynamic_ncols=True,
-            leave=False,
-            delay=0.1,  # an error that comes first is then the only line on the screen
-            disable=None,  # no bar where stderr is not a terminal
+        self.progress_bar = distributed.progress_bar(
+            total=len(self.open_problems), desc="gold", unit="problem"
         )
 
     def _read_ids(self, examples):

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server on 127.0.0.1 that behaves as a test tells it to.
 
-    with FakeOpenAIServer([status(429, retry_after=2), ok("Paris")]) as server:
+    with FakeOpenAIServer([status(429), ok("Paris")]) as server:
         OpenAI(base_url=server.base_url, api_key="none").chat.completions.create(...)
     assert len(server.requests) == 2
 
@@ -41,29 +41,24 @@ def completion(choices):
     }
 
 
-def body(value, code=200, headers=(), content_type="application/json", cut=0):
+def body(value, code=200, content_type="application/json", cut=0):
     """A reply of any JSON value or bytes. cut: how many bytes to leave out at its end."""
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     data = data[: len(data) - cut]
 
     def behave(handler):
         handler.send_response(code)
-        for name, content in [
-            *headers,
-            ("Content-Type", content_type),
-            ("Content-Length", str(len(data))),
-        ]:
-            handler.send_header(name, content)
+        handler.send_header("Content-Type", content_type)
+        handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)
 
     return behave
 
 
-def status(code, message="no", retry_after=None):
+def status(code, message="no"):
     """An error as OpenAI words it."""
-    headers = [] if retry_after is None else [("Retry-After", str(retry_after))]
-    return body({"error": {"message": message, "type": "error", "code": None}}, code, headers)
+    return body({"error": {"message": message, "type": "error", "code": None}}, code)
 
 
 def empty_choices():
@@ -134,7 +129,7 @@ class FakeOpenAIServer:
             closing = threading.Event()
 
             def handle_error(self, request, client_address):
-                pass  # some tests kill their client in the middle of a request
+                pass  # some clients leave in the middle of a request
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.base_url = f"http://127.0.0.1:{self.server.server_port}/v1"

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from types import SimpleNamespace
 
-import anyio
 import fake_openai_server as fake
 import pytest
 import torch
@@ -44,19 +43,14 @@ LONG = (
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    async def sleep(seconds):
-        pass
-
+def small_numbers(no_waiting, monkeypatch):
     bootstrap = judge_report.stats.bootstrap
 
     def short_bootstrap(*arguments, **options):
         return bootstrap(*arguments, **options | {"n_resamples": 100})
 
-    monkeypatch.setattr(anyio, "sleep", sleep)  # the openai client's
     monkeypatch.setattr(judge_report.stats, "bootstrap", short_bootstrap)
     monkeypatch.setattr(endpoint, "MAX_RETRIES", 1)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -273,14 +267,6 @@ def test_nonsense_is_one_line_without_the_key(tmp_path, monkeypatch, behaviour, 
     assert re.match(error, detail["judge_error"]) and "\n" not in detail["judge_error"]
     assert "sk-secret" not in detail["judge_error"]
     assert not (tmp_path / "judge_cache.jsonl").exists()
-
-
-def test_a_key_that_is_refused_later_ends_the_run_and_is_not_shown(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    with FakeOpenAIServer([status(401, "sk-secret-123 is revoked")]) as server:
-        with pytest.raises(OSError, match="refuses the key") as error:
-            endpoint_judge(server, tmp_path).score([LINE], [STORY])
-    assert "sk-secret" not in str(error.value)
 
 
 def test_proxies_of_the_environment_do_not_hide_this_machine(tmp_path, monkeypatch):
@@ -658,16 +644,6 @@ def test_other_opening_lines(tmp_path):
         "creative", small_tokenizer(), eval_split="test", dataset_path=tmp_path
     )
     assert len(train) == 0 and test.examples[0]["question"] == "It rained."
-    for text, error in (
-        ('{"line": "It rained."}', "no column 'opening'"),
-        ('{"opening": 3}', "must be text"),
-        ("It", "JSON"),
-    ):
-        (tmp_path / "train.jsonl").write_text(text + "\n")
-        with pytest.raises(ValueError, match=f"train.jsonl, (line|row) 1: .*{error}"):
-            rl_datasets.get_dataloaders(
-                "creative", small_tokenizer(), eval_split="test", dataset_path=tmp_path
-            )
 
 
 # The judge's report
