@@ -19,7 +19,6 @@ import plotter
 import sft
 from experiments import archive
 from logs import jsonl
-from rl_datasets import ArithmeticLoader
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
@@ -296,30 +295,38 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
 
 @pytest.mark.slow
 def test_every_command_of_the_cs336_page_runs(tmp_path, monkeypatch, capsys):
-    """The script's commands run in this process, because the imports of 18 would take a minute.
+    """They run in this process, with a tiny model, two problems and small sizes.
 
-    Runs of GRPO are shortened. Of a flag that is given twice the last one counts.
+    Of a flag that is given twice the last one counts.
     """
-    script = ["bash", str(ROOT / "experiments" / "cs336.sh"), str(tmp_path)]
-    environment = dict(os.environ, PYTHON="echo")  # the script runs, and only prints its commands
-    run = subprocess.run(script, capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "all commands of cs336.md ran" in run.stdout
-    commands = re.findall(r"^== \w\S*: echo (\S+) (.*)$", run.stdout, re.MULTILINE)
-    assert len(commands) == 18
+    rows = [{"problem": "1 + 1?", "solution": "It is \\boxed{2}."}] * 2
+    for split in ("train", "test"):
+        jsonl.write(tmp_path / "data" / f"{split}.jsonl", rows)
+    data = f"--dataset_path {tmp_path}/data"
+    model = f"{data} --model_name tiny/1m --device cpu --max_completion_length 64 --eval_size 2"
+    grpo = f"{model} --num_train_iters 1 --rollout_batch_size 32 --train_batch_size 32"
     programs = {
-        "main.py": main.main,
-        "generate_gold.py": generate_gold.main,
-        "sft.py": sft.main,
-        "experiments/expert_iteration.py": expert_iteration.main,
-        "plotter.py": plotter.main,
+        "main.py": (main.main, grpo),
+        "generate_gold.py": (generate_gold.main, data),
+        "sft.py": (sft.main, f"{model} --num_examples 2 --num_updates 1"),
+        "experiments/expert_iteration.py": (
+            expert_iteration.main,
+            f"{model} --n_ei_steps 1 --num_questions 2",
+        ),
+        "plotter.py": (plotter.main, ""),
     }
+    page = (ROOT / "experiments" / "cs336.md").read_text("utf-8").replace("output/", f"{tmp_path}/")
+    code = "\n".join(re.findall("^    (.*)$", page, re.MULTILINE))
+    # The shell puts its variables into the commands, and only prints them.
+    script = ["bash", "-c", f'python() {{ echo "$*"; }}\n{code}']
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert printed.count("\n") == 13
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(ArithmeticLoader.sizes, "train", 256)  # as many as the script's sft_256
-    for program, flags in commands:
-        if program == "main.py":
-            flags += " --num_train_iters 1 --max_completion_length 64 --eval_size 4"
-        assert programs[program](flags.split()) == 0, (program, flags, capsys.readouterr().err)
+    for command in printed.splitlines():
+        program, _, flags = command.partition(" ")
+        run, small_sizes = programs[program]
+        exit_code = run(f"{flags} {small_sizes}".split())
+        assert exit_code == 0, (command, capsys.readouterr().err)
 
 
 @pytest.mark.slow
