@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT, logs_of
@@ -88,8 +89,8 @@ def test_every_arm_gets_every_rate_and_seed():
         (["--arm", "a: --beta 0", "--arm", "a: --beta 1"], "the name a"),
         (["--arm", "beta 0", "--seeds", "1"], "--seeds 1"),
         (["--arm", "beta 0", "--seeds", "3", "--tuning_seeds", "4"], "--tuning_seeds 4"),
-        (["--arm", "beta 0", "--learning_rate", "0"], "not a positive number"),
-        (["--arm", "beta 0", "--learning_rate", "1e-4", "0.0001"], "twice"),
+        (["--arm", "beta 0", "--arm", "beta 1", "--learning_rate", "0"], "must be more than 0"),
+        (["--arm", "beta 0", "--learning_rate", "1e-4", "1e-4"], "twice"),
         (["--arm", "a b: --beta 0"], "needs a name"),
         (["--arm", "x: none.py --beta 0"], "no script none.py"),
         (["--arm", "betta 0", "--arm", "beta 0"], "--betta"),
@@ -169,17 +170,12 @@ def test_the_tables_by_hand(finished, capsys):
     assert "| b | +25.0, +0.0 | +12.5 [-146.3, 171.3] | undecided |" in tables
 
 
-def test_runs_that_are_identical_are_named(finished):
+def test_arms_with_equal_outcomes_are_named(finished):
     args = compare.parse_args([*COMMAND, "--output_dir", str(finished)])
-    results = compare.compare(args, compare.parse_arms(args))
-    for folder in finished.glob("*_seed*"):
-        seed = int(folder.name[-1])
-        jsonl.write(folder / "train_log.jsonl", [{"step": 1, "entropy": 0.1 + seed}])
-    line = "The runs of a and b are identical"
-    assert line in compare.make_tables(args, results)
-    log = finished / "b_rate2e-4_seed1" / "train_log.jsonl"
-    jsonl.write(log, [{"step": 1, "entropy": 0.2}])
-    assert line not in compare.make_tables(args, results)
+    a, b = compare.compare(args, compare.parse_arms(args))
+    line = "a and b have equal outcomes in every run"
+    assert line not in compare.make_tables(args, [a, b])
+    assert line in compare.make_tables(args, [a, replace(b, by_rate=a.by_rate)])
 
 
 def test_the_last_evaluation_can_be_the_outcome(finished):
@@ -196,13 +192,6 @@ def test_seed_0_alone_can_choose_the_rate(finished, capsys):
     assert compare.main([*COMMAND, "--output_dir", str(finished), "--tuning_seeds", "1"]) == 0
     assert "| a | 0.0001 | 30.0, 50.0 | 40.0 |" in (finished / "comparison.md").read_text()
     assert "4 runs, of which 4 are finished" in capsys.readouterr().out
-
-
-def test_logs_of_another_setting_are_refused(finished, capsys):
-    command = ["--arm", "a: --beta 0.04", "--arm", "b: --beta 0.5", *COMMAND[4:]]
-    assert compare.main([*command, "--output_dir", str(finished)]) == 2
-    error = capsys.readouterr().err
-    assert "--beta 0.0, not 0.5" in error and error.count("\n") == 1
 
 
 def test_logs_of_a_flag_that_is_no_longer_named_are_refused(finished, capsys):
@@ -285,13 +274,6 @@ def test_a_run_that_refuses_its_flags_ends_all(tmp_path):
         jobs = jobs_that_end_with([2, 0], tmp_path)
         compare.run_side_by_side(jobs, 1, pytest.fail, "training")
     assert failed.value.exit_code == 2
-
-
-def test_a_run_without_a_checkpoint_is_not_tested(finished, capsys):
-    (finished / "b_rate2e-4_seed1" / "test.jsonl").unlink()
-    assert compare.main([*COMMAND, "--output_dir", str(finished), "--test_size", "16"]) == 2
-    error = capsys.readouterr().err
-    assert "no checkpoint" in error and error.count("\n") == 1
 
 
 def run_compare(own_flags, output_dir, *common_flags):
