@@ -15,7 +15,6 @@ A summary has these keys:
 
     step                    the training step of the evaluation
     n                       the number of answers
-    samples                 the number of answers to each question
     strict, flexible        a bit per answer, 1 for right, in the order of the ids, in hexadecimal
     questions               a checksum of the ids; evaluations can be compared only if it is equal
     with_steps              the number of answers that have steps
@@ -30,8 +29,6 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import numpy as np  # noqa: E402
 
 from data.word_problems import OPERATORS, easier_pieces  # noqa: E402
 from logs import jsonl  # noqa: E402
@@ -86,10 +83,10 @@ def checksum_of_questions(ids):
     return zlib.crc32("\n".join(ids).encode())
 
 
-def correct_answers(row, kind="strict"):
-    """1 for each right answer of a summary, else 0: (questions, samples), from its bits."""
-    bits = f"{int(row[kind], 16):b}"[1:]  # without the 1 that `hexadecimal` puts before them
-    return np.array([int(bit) for bit in bits]).reshape(-1, row["samples"])
+def accuracy(row, kind="strict"):
+    """The share of right answers in a summary, from its bits."""
+    num_right = int(row[kind], 16).bit_count() - 1  # without the 1 before the bits
+    return num_right / row["n"]
 
 
 def read(path):
@@ -111,7 +108,6 @@ def summary(path):
     result = {
         "step": int(path.stem.removeprefix("step_")),
         "n": len(rows),
-        "samples": len(ids) // len(set(ids)),
         "strict": hexadecimal(row["correct_strict"] for row in rows),
         "flexible": hexadecimal(row["correct_flexible"] for row in rows),
         "questions": checksum_of_questions(ids),

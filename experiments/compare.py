@@ -361,7 +361,7 @@ def test(args, runs: list[PlannedRun]) -> dict[str, float]:
         if row["n"] != args.test_size:
             raise ValueError(f"there are {row['n']} test problems: give --test_size {row['n']}")
         questions.add(row["questions"])
-        accuracies[run.name] = 100 * answers.correct_answers(row).mean()
+        accuracies[run.name] = 100 * answers.accuracy(row)
     if len(questions) > 1:
         raise ValueError("the runs were evaluated on different test problems")
     return accuracies
@@ -428,7 +428,7 @@ def read_outcomes(args, runs: list[PlannedRun]) -> dict:
 
 def read_test_summary(path: Path) -> dict:
     """What answers.py wrote of an evaluation on test. Raises ValueError for anything else."""
-    rows = jsonl.read(path, ("strict", "n", "samples", "questions"))
+    rows = jsonl.read(path, ("strict", "n", "questions"))
     if len(rows) != 1:
         raise ValueError(f"{path}: {len(rows)} evaluations in it, and not one")
     return rows[0]

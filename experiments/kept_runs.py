@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import archive
-from experiments.answers import KINDS, correct_answers
+from experiments.answers import KINDS, accuracy
 from experiments.paired import Difference, judge
 from logs import jsonl
 
@@ -60,7 +60,7 @@ def answers(study: str, log: str = "answers.jsonl") -> pd.DataFrame:
     """
     table = read(study, log).copy()
     for kind, column in (("strict", "accuracy"), ("flexible", "accuracy_flexible")):
-        table[column] = [100 * correct_answers(row, kind).mean() for _, row in table.iterrows()]
+        table[column] = [100 * accuracy(row, kind) for _, row in table.iterrows()]
     table["with_steps"] *= 100 / table["n"]
     for kind in KINDS:
         counts = np.stack(table[kind])  # (rows, 2): the right ones, all

@@ -124,7 +124,7 @@ def write_finished_run(folder, accuracies, num_right_on_test, **flags):
     jsonl.write(folder / "answers.jsonl", [])
     if num_right_on_test is not None:
         bits = "1" + "1" * num_right_on_test + "0" * (16 - num_right_on_test)
-        row = {"strict": f"{int(bits, 2):x}", "n": 16, "samples": 1, "questions": 1}
+        row = {"strict": f"{int(bits, 2):x}", "n": 16, "questions": 1}
         jsonl.write(folder / "test.jsonl", [row])
 
 

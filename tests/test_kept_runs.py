@@ -16,7 +16,7 @@ def study(tmp_path, monkeypatch):
     """A study with a summary of four answers; the first of them is wrong."""
     monkeypatch.setattr(kept_runs, "STUDIES", tmp_path)
     monkeypatch.setattr(kept_runs.archive, "unpack", lambda study: None)
-    summary = {"step": 20, "n": 4, "samples": 1, "with_steps": 2, "tokens": 50.0}
+    summary = {"step": 20, "n": 4, "with_steps": 2, "tokens": 50.0}
     summary |= {"strict": hexadecimal([0, 1, 0, 0]), "flexible": hexadecimal([0, 1, 1, 1])}
     summary |= {"easy": [1, 2], "direct": [0, 0], "careful": [3, 4]}
     run = tmp_path / "toy" / "careful10_rate2.5e-5_seed1"
