@@ -633,14 +633,15 @@ def settings_of_resumed_run(config_type: type, argv: Sequence[str] | None) -> di
 
 
 def read_args(path: Path) -> dict[str, Any]:
-    """The settings in a run's args.json; {} if there is no such file.
+    """The settings in a run's args.json and its number of parameters; {} if there is no such file.
 
     Raises ValueError, with the path in it, for a file that holds something else.
     """
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text("utf-8"))["args"])
+        record = json.loads(path.read_text("utf-8"))
+        return record["args"] | {"parameters": record.get("parameters")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the args.json of a run ({error!r})") from error
 

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import plotter
+from config import read_args
 from experiments import archive, kept_runs
 from experiments.kept_runs import accuracy_by_seed, at_best_rates, by_seed, read
 from experiments.paired import Difference, judge, outcome_at_best_rate
@@ -517,7 +518,7 @@ def filtered_table() -> str:
     for arm, name in FILTERED.items():
         seeds = accuracy_by_seed("filtered", arm)
         run = runs.loc[runs["arm"] == arm, "run"].iloc[0]
-        args = json.loads((STUDIES / "filtered" / run / "args.json").read_text("utf-8"))["args"]
+        args = read_args(STUDIES / "filtered" / run / "args.json")
         difference = kept_runs.difference(seeds, on_all).mean_cell()
         row = [name, f"{args['num_examples']:,}", f"{ends[arm]:.1f}", mean_and_range(seeds)]
         rows.append([*row, "" if arm == "all" else difference])

@@ -3,7 +3,6 @@
 They are those of sections 2 to 4 of analysis.md. experiments/report.py writes them.
 """
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import plotter
+from config import read_args
 from experiments import kept_runs
 from experiments.answers import STEP, checked_steps, question_in
 from experiments.kept_runs import accuracy_by_seed, at_best_rates, by_seed, read
@@ -157,8 +157,8 @@ class Size:
     pretraining_seconds: int  # of one core: tiny/README.md
 
     def num_parameters(self) -> int:
-        args = kept_runs.STUDIES / self.study / f"{self.arm}_seed0" / "args.json"
-        return json.loads(args.read_text("utf-8"))["parameters"]
+        run = kept_runs.STUDIES / self.study / f"{self.arm}_seed0"
+        return read_args(run / "args.json")["parameters"]
 
     def validation(self) -> pd.DataFrame:
         return 100 * by_seed(read(self.study, "eval_log.jsonl"), "accuracy", self.arm)

@@ -5,7 +5,6 @@ and rollouts/ and eval/ hold its completions. In a row of the evaluation log, KE
 are the 95% interval of KEY.
 """
 
-import json
 import math
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config import ExpertIterationConfig, GRPOConfig, SFTConfig, may_change
+from config import ExpertIterationConfig, GRPOConfig, SFTConfig, may_change, read_args
 from logs import jsonl
 
 # These keys of the logs count progress, or are settings, and are therefore not metrics.
@@ -80,21 +79,6 @@ def read_log(path, key="step"):
         ValueError: another line is damaged or lacks the key.
     """
     return jsonl.read(path, (key,), on_torn_line=lambda message: print(f"note: {message}"))
-
-
-def read_args(path):
-    """Return the settings of an args.json and the number of parameters; {} without such a file.
-
-    Raises:
-        ValueError: the file is not what a run writes.
-    """
-    if not path.exists():
-        return {}
-    try:
-        record = json.loads(path.read_bytes())
-        return record["args"] | {"parameters": record.get("parameters")}
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: not the args.json of a run ({error!r})") from None
 
 
 def load_runs(log_dirs):
