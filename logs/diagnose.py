@@ -374,33 +374,17 @@ def entropy(logs):
 
 @rule(
     "clip",
-    why="A clipped token has no gradient, and a clip that is never met does nothing.",
-    advice="Where much is clipped, lower --learning_rate or take fewer updates on a batch. Where"
-    " nothing is, nothing need be done.",
+    why="A clipped token has no gradient.",
+    advice="Lower --learning_rate, or take fewer updates on a batch.",
 )
 def clipping(logs):
-    """More than 20% of the tokens are clipped at the end (not for gspo).
-
-    Several updates and never a clip: a note.
-    """
+    """More than 20% of the tokens are clipped at the end (not for gspo)."""
     if logs.flags.get("loss_type") == "gspo":  # GSPO clips whole sequences, and most of them.
         return None
-    clipped = logs.values("clip_fraction")
     share = logs.end("clip_fraction")
     if share > 0.2:
         return WARNING, f"the clip stops {share:.0%} of the tokens at the end"
-    num_updates = updates_per_batch(logs.flags)
-    can_clip = logs.flags.get("loss_type") == "grpo_clip" and num_updates > 1
-    if can_clip and len(clipped) >= MIN_ITERATIONS and clipped.max() == 0:
-        return NOTE, f"the clip has stopped no token, with {num_updates:g} updates a batch"
     return None
-
-
-def updates_per_batch(flags) -> float:
-    """How many updates main.py takes on a rollout batch, 1 where the flags do not say."""
-    batch = flags.get("rollout_batch_size") or 1
-    epochs = flags.get("epochs_per_rollout_batch") or 1
-    return epochs * batch / (flags.get("train_batch_size") or batch)
 
 
 @rule(

@@ -46,8 +46,6 @@ HEALTHY = {
     "skipped_updates": 0.0,
     "distinct_2_batch": 0.7,
 }
-FLAGS = {"loss_type": "grpo_clip", "rollout_batch_size": 64, "train_batch_size": 64}
-TWO_UPDATES = {"epochs_per_rollout_batch": 2}
 FLAT_REWARD = {"reward": step_up(0)}
 LOW_ENTROPY = ramp(0.5, 0.04)
 
@@ -68,7 +66,7 @@ def evaluations(accuracies):
 
 
 def make_logs(changes, accuracies=(0.3, 0.5, 0.6, 0.7), flags=None):
-    return Logs(train_rows(HEALTHY | changes), evaluations(accuracies), FLAGS | (flags or {}))
+    return Logs(train_rows(HEALTHY | changes), evaluations(accuracies), flags or {})
 
 
 def severities(logs):
@@ -214,14 +212,9 @@ def test_past_its_best_names_the_checkpoint():
     assert rule not in severities(make_logs({}, (0.3, 0.6, 0.8, 0.73)))
 
 
-def test_the_clip_depends_on_the_loss_and_on_the_number_of_updates():
-    much = {"clip_fraction": 0.6}
-    none = {"clip_fraction": 0.0}
-    assert "clip" not in severities(make_logs(much, flags={"loss_type": "gspo"}))
-    assert severities(make_logs(none, flags=TWO_UPDATES))["clip"] == NOTE
-    assert "clip" not in severities(make_logs(none))
-    reinforce = {"loss_type": "reinforce_with_baseline"} | TWO_UPDATES
-    assert "clip" not in severities(make_logs(none, flags=reinforce))
+def test_gspo_clips_much():
+    logs = make_logs({"clip_fraction": 0.6}, flags={"loss_type": "gspo"})
+    assert "clip" not in severities(logs)
 
 
 @pytest.mark.parametrize(
@@ -312,14 +305,14 @@ def test_warnings_come_before_notes():
 # ---- the command line
 
 
-def write(path, changes, **flags):
+def write(path, changes):
     logs = make_logs(changes)
-    return write_run(path, train=logs.train, evaluations=logs.evaluations, **FLAGS | flags)
+    return write_run(path, train=logs.train, evaluations=logs.evaluations)
 
 
 def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
     healthy = write(tmp_path / "healthy", {})
-    bad = write(tmp_path / "bad", {"truncated_fraction": 0.5, "clip_fraction": 0.0}, **TWO_UPDATES)
+    bad = write(tmp_path / "bad", {"truncated_fraction": 0.5, "zero_std_fraction": 0.6})
     assert plotter.main(["--diagnose", str(healthy), str(bad)]) == 0
     first, second, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("healthy: nothing looks wrong in 60 iterations and 4 evaluations")
@@ -336,19 +329,13 @@ def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
     [
         ([], "--log_dir --diagnose --list is required"),
         (["--diagnose"], "expected at least one argument"),
-        (["--diagnose", "nowhere"], "nowhere: there is no such directory"),
         (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),
         (["--diagnose", "run", "--metrics", "kl"], "leave out"),
-        (["--diagnose", "empty"], "no train_log.jsonl"),
-        (["--diagnose", "damaged"], "train_log.jsonl, line 1: not valid JSON"),
     ],
 )
 def test_a_wrong_call_gets_one_line(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run", {})
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "train_log.jsonl").write_text("{\n\n")
     try:
         exit_code = plotter.main(arguments)
     except SystemExit as stop:
