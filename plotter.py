@@ -32,7 +32,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure  # without pyplot, nothing can open a window
-from matplotlib.font_manager import fontManager
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
@@ -44,14 +43,7 @@ from logs.read import column, differing_flags, has_number, value_of_flag
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = "os^Dv*XP"
 LINESTYLES = ("-", "--", ":", "-.")
-# The default font lacks Chinese, Japanese and Korean. Of these fonts a machine may have one.
-CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei")
-CJK_FONTS += ("WenQuanYi Micro Hei", "Droid Sans Fallback", "PingFang SC", "Microsoft YaHei")
 STYLE = {
-    "font.family": [
-        "sans-serif",
-        *(font for font in CJK_FONTS if font in fontManager.get_font_names()),
-    ],
     "font.size": 9,
     "figure.titlesize": 13,
     "axes.titlesize": 10,
@@ -145,7 +137,7 @@ def choose_axis(runs, name):
     return key, label, scale
 
 
-def find_metrics(runs, x_key="step"):
+def find_metrics(runs, x_key):
     """Return the names of all metrics, in the order in which the logs have them.
 
     A metric has a finite number in some row of some run. Counters, settings and the ends of other

@@ -460,35 +460,17 @@ def test_a_mean_of_runs_is_smoothed_before_it_is_taken(tmp_path, draw):
     assert (band[:, 1].min(), band[:, 1].max()) == (0, 1)
 
 
-def runs_with(tmp_path, logs):
-    """Return the runs with these rows of train_log.jsonl."""
-    return read.load_runs([write_run(tmp_path / f"run{i}", rows) for i, rows in enumerate(logs)])
-
-
 def test_runs_may_be_evaluated_at_different_steps_and_end_early(tmp_path):
     """The mean once went to and fro between the runs, of which each step had another one."""
     often = [{"step": step, "y": step} for step in (0, 10, 20, 30, 40)]
     seldom = [{"step": step, "y": step + 2} for step in (0, 15, 30)]
-    curve = plotter.make_curve(runs_with(tmp_path, [often, seldom]), "train/y", "step")
+    paths = [write_run(tmp_path / "often", often), write_run(tmp_path / "seldom", seldom)]
+    curve = plotter.make_curve(read.load_runs(paths), "train/y", "step")
     steps = np.array([0, 10, 15, 20, 30])
     np.testing.assert_array_equal(curve.index, steps)
     np.testing.assert_allclose(curve["line"], steps + 1)
     np.testing.assert_allclose(curve["low"], steps)
     np.testing.assert_allclose(curve["high"], steps + 2)
-
-
-def test_a_mean_over_tokens_is_one_line_that_goes_forward(tmp_path):
-    """Where one run ended, x once fell back: it was the mean of the tokens of those that go on.
-
-    y is a tenth of the tokens in both runs. They share the range from 200 to 600.
-    """
-    logs = []
-    for tokens_of_a_step, num_steps in ((100, 6), (200, 9)):
-        tokens = [step * tokens_of_a_step for step in range(1, num_steps + 1)]
-        logs.append([{"step": n, "total_tokens": n, "y": n / 10} for n in tokens])
-    curve = plotter.make_curve(runs_with(tmp_path, logs), "train/y", "total_tokens")
-    np.testing.assert_array_equal(curve.index, [200, 300, 400, 500, 600])
-    np.testing.assert_allclose(curve["line"], curve.index / 10)
 
 
 def test_a_mean_that_ends_with_a_shorter_run_says_so(tmp_path, draw, capsys):
