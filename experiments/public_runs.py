@@ -19,6 +19,7 @@ from scipy import stats
 import plotter
 from experiments import kept_runs
 from experiments.report_choices import CHOICES, choices_over_the_run
+from experiments.report_style import rate_text
 from logs import markdown
 
 PUBLIC_RUNS = Path(__file__).resolve().parent / "public" / "runs.jsonl"
@@ -163,9 +164,10 @@ def family_of(model: str) -> str:
     return "OLMo-2-1B" if model.startswith("OLMo-2-0425-1B") else "another model"
 
 
-def read_public_runs(path=PUBLIC_RUNS) -> pd.DataFrame:
+@cache
+def read_public_runs() -> pd.DataFrame:
     """A row for each comparison, set of equal runs, learning rate or model before training."""
-    runs = pd.read_json(path, lines=True, precise_float=True)
+    runs = pd.read_json(PUBLIC_RUNS, lines=True, precise_float=True)
     runs["family"] = runs["model"].map(family_of)
     return runs
 
@@ -197,12 +199,8 @@ def interval_of_median(values: pd.Series) -> tuple[float, float] | None:
 
     None with fewer than six values, of which even the whole range does not.
     """
-    # The median is below the k-th lowest value only if fewer than k values are below the median.
-    k = int(stats.binom.ppf(0.025, len(values), 0.5))
-    if k == 0:
-        return None
-    ordered = sorted(values)
-    return ordered[k - 1], ordered[-k]
+    low, high = stats.quantile_test(values).confidence_interval(0.95)
+    return None if np.isnan(low) else (low, high)
 
 
 def count_runs(pairs: pd.DataFrame, arm: str) -> tuple[int, int]:
@@ -356,7 +354,8 @@ def num_higher(differences: pd.Series) -> int:
     return int((differences.round(1) > 0).sum())
 
 
-def pooled_table(runs: pd.DataFrame) -> str:
+def pooled_table() -> str:
+    runs = read_public_runs()
     header = ["question (a - b)", "sources", "a is higher in", "median", "quartiles"]
     header += ["collapsed a; b", "toy world", "model of 135 M", "carries over?"]
     rows = []
@@ -381,8 +380,9 @@ def pooled_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-def decided_table(runs: pd.DataFrame) -> str:
+def decided_table() -> str:
     """The questions with a verdict, in short."""
+    runs = read_public_runs()
     header = ["question (a - b)", "projects", "a is higher in", "median", "here", "carries over?"]
     rows = []
     for question in QUESTIONS:
@@ -395,7 +395,8 @@ def decided_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-def robustness_table(runs: pd.DataFrame) -> str:
+def robustness_table() -> str:
+    runs = read_public_runs()
     header = ["question (a - b)", "median", "95% interval"]
     header += ["without collapsed runs", "with weak pairs"]
     rows = []
@@ -415,7 +416,8 @@ STARTS = {
 }
 
 
-def noise_table(runs: pd.DataFrame) -> str:
+def noise_table() -> str:
+    runs = read_public_runs()
     header = ["start", "step", "sources", "runs", "collapsed", "late", "within 2 points", "sd"]
     header += ["two single runs", "seeds for 10", "for 5", "for 2 points"]
     rows = []
@@ -440,8 +442,8 @@ def noise_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-def rates_table(runs: pd.DataFrame) -> str:
-    rates = runs.query("kind == 'rates' and quality == 'good' and tuning == 'full'")
+def rates_table() -> str:
+    rates = read_public_runs().query("kind == 'rates' and quality == 'good' and tuning == 'full'")
     rates = rates.assign(
         num_runs=rates["accuracies_a"].map(len), mean=100 * rates["accuracies_a"].map(np.mean)
     )
@@ -452,7 +454,7 @@ def rates_table(runs: pd.DataFrame) -> str:
         header += [f"{family}: sources", "collapsed", "points behind the best"]
     rows = []
     for rate, at_rate in rates.groupby("learning_rate"):
-        cells = [np.format_float_scientific(rate, trim="-", exp_digits=1)]
+        cells = [rate_text(rate)]
         for family in families:
             same = at_rate[at_rate["family"] == family]
             counts = (int(same["collapsed_a"].sum()), same["num_runs"].sum())
@@ -462,7 +464,6 @@ def rates_table(runs: pd.DataFrame) -> str:
     return markdown.table(header, rows)
 
 
-# Each makes its table from what read_public_runs returns.
 TABLES = {
     "pooled": pooled_table,
     "robustness": robustness_table,

@@ -55,10 +55,6 @@ class Picture:
     pages: tuple[str, ...] = (REPORT,)
 
 
-def of_public_runs(make: Callable) -> Callable[[], str]:
-    return lambda: make(public_runs.read_public_runs())
-
-
 REAL = "experiments/real/README.md"
 PUBLIC = "experiments/public/README.md"
 ITEMS = [
@@ -72,8 +68,8 @@ ITEMS = [
     Picture("real_model", real_model.draw_real_model, (REAL, REPORT)),
     Table("training_of_real_model", real_model.training_table, (REAL,)),
     Table("calculations_of_real_model", real_model.calculations_table, (REAL,)),
-    Table("carries_over", of_public_runs(public_runs.decided_table)),
-    *(Table(name, of_public_runs(make), (PUBLIC,)) for name, make in public_runs.TABLES.items()),
+    Table("carries_over", public_runs.decided_table),
+    *(Table(name, make, (PUBLIC,)) for name, make in public_runs.TABLES.items()),
     Picture("carries_over", public_runs.draw_carries_over, (PUBLIC, REPORT)),
 ]
 

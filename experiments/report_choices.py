@@ -545,10 +545,11 @@ def zero_shot_table() -> str:
     return markdown.table([*header, "right in any format"], rows)
 
 
-def rounds_table(arm: str = "questions96_group8_epochs4") -> str:
+def rounds_table() -> str:
     """Five rounds of expert iteration, means of three seeds on validation."""
     evaluations = evaluations_by_round()
-    evaluations = evaluations[evaluations["arm"] == arm].groupby("ei_step")
+    evaluations = evaluations[evaluations["arm"] == "questions96_group8_epochs4"]
+    evaluations = evaluations.groupby("ei_step")
     rows = [
         ["accuracy (%)", *(f"{value:.1f}" for value in evaluations["accuracy"].mean())],
         ["careful hard steps (%)", *(f"{x:.1f}" for x in evaluations["careful_share"].mean())],

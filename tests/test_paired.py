@@ -86,27 +86,6 @@ def test_many_comparisons_correct_a_small_p_value():
     assert among_others[0].verdict == "undecided"
 
 
-@pytest.mark.parametrize(
-    "p_values, expected",
-    [
-        ([0.9, 0.036, 0.001, 0.03], [False, True, True, True]),
-        ([0.9, 0.039, 0.001, 0.039], [False, False, True, False]),
-        ([0.02, 0.9], [True, False]),
-        ([0.03, 0.9], [False, False]),
-    ],
-)
-def test_benjamini_and_hochberg_by_hand(p_values, expected):
-    """With four hypotheses the thresholds are 0.0125, 0.025, 0.0375 and 0.05; with two 0.025.
-
-    Each comparison is a class of its own, so that its variance is its own.
-    """
-    shape = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
-    shifts = [stats.t.isf(p_value / 2, 4) * stats.sem(shape) for p_value in p_values]
-    differences = judge([shape + shift for shift in shifts], classes=range(len(shifts)))
-    assert [difference.p_value for difference in differences] == pytest.approx(p_values)
-    assert ["significant" in difference.verdict for difference in differences] == expected
-
-
 def test_variances_that_differ_by_chance_alone_become_one():
     generator = np.random.default_rng(0)
     differences = [generator.normal(0, 2, 5) for _ in range(3000)]
