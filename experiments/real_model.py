@@ -108,42 +108,53 @@ def rates_table() -> str:
 
 # --- GRPO -----------------------------------------------------------------------------------------
 
-ARMS = {"grpo": "GRPO"}
+ARMS = {"grpo": "GRPO", "format": "format only"}
 SPAN = 10  # iterations
 
 
 def draw_real_model() -> tuple[Figure, str]:
-    """Greedy accuracy on validation, and accuracy and entropy of the samples in training."""
+    """Greedy accuracy on validation; accuracy, length and entropy of the samples in training."""
     evaluations = kept_runs.read("real", "eval_log.jsonl")
     training = kept_runs.read("real", "train_log.jsonl")
-    titles = ["greedy, on validation", "samples in training", "entropy of samples"]
-    figure, panels = new_figure(titles, (9, 2.9))
-    greedy, samples, entropy = panels
+    titles = ["greedy, on validation", "samples in training", "length of samples"]
+    figure, panels = new_figure([*titles, "entropy of samples"], (8, 5.4), num_rows=2)
+    greedy, samples, length, entropy = panels
     for arm, name in ARMS.items():
         color = COLORS[name]
         curves = {
             greedy: 100 * by_seed(evaluations, "accuracy", arm),
-            samples: 100 * by_seed(training, "accuracy", arm).rolling(SPAN).mean().dropna(),
-            entropy: by_seed(training, "entropy", arm).rolling(SPAN).mean().dropna(),
+            samples: 100 * mean_of_last(by_seed(training, "accuracy", arm)),
+            length: mean_of_last(by_seed(training, "response_length", arm)),
         }
+        if arm == "grpo":
+            curves[entropy] = mean_of_last(by_seed(training, "entropy", arm))
         for ax, curve in curves.items():
             draw_mean_and_range(ax, curve, color, label=name)
     greedy.set(ylabel="accuracy (%)", ylim=(0, 25))
     samples.set(ylabel="accuracy (%)", ylim=(0, 25))
+    length.set(ylabel="tokens", ylim=(0, 40))
     entropy.set(ylabel="entropy (nats per token)", ylim=(0, None))
     for ax in panels:
         ax.set(xlabel="iteration")
         label_lines(ax)
     shares = 100 * by_seed(training, "accuracy", "grpo").mean(axis="columns")
-    best_answers = 100 * by_seed(evaluations, "accuracy", "grpo").mean(axis="columns")
+    ends = {arm: 100 * by_seed(evaluations, "accuracy", arm).mean(axis="columns") for arm in ARMS}
     return figure, (
-        f"*With GRPO {shares.head(SPAN).mean():.1f}% of the samples are right in the first ten "
-        f"iterations, {shares.loc[41:50].mean():.1f}% in 41 to 50 and "
-        f"{shares.tail(SPAN).mean():.1f}% in the last ten; greedy accuracy is "
-        f"{best_answers.iloc[0]:.1f}% before and {best_answers.iloc[-1]:.1f}% after. Lines are "
-        "means over seeds, bands their range. (a) is of 300 validation problems. (b) and (c) are "
-        "means of the last ten iterations, with 128 samples each.*"
+        f"*Greedy accuracy is {ends['grpo'].iloc[0]:.1f}% before training, "
+        f"{ends['grpo'].iloc[-1]:.1f}% after GRPO and {ends['format'].iloc[-1]:.1f}% after GRPO "
+        "with a reward for the format alone. With all rewards "
+        f"{shares.head(SPAN).mean():.1f}% of the samples are right in the first ten iterations, "
+        f"{shares.loc[41:50].mean():.1f}% in 41 to 50 and {shares.tail(SPAN).mean():.1f}% in the "
+        "last ten. Lines are means over three seeds of GRPO and two of the format alone, bands "
+        "their range. (a) is of 300 validation problems; the rest are means of the last ten "
+        "iterations, with 128 samples each. (d) is of groups with different rewards, of which the "
+        "format alone leaves too few to draw.*"
     )
+
+
+def mean_of_last(curves: pd.DataFrame) -> pd.DataFrame:
+    """Means of the last SPAN iterations, from the first SPAN on."""
+    return curves.rolling(SPAN).mean().iloc[SPAN - 1 :]
 
 
 MEASURES = {  # {name: (column of train_log.jsonl, factor, decimals)}
@@ -163,6 +174,8 @@ def training_table() -> str:
     rows = []
     for measure, (column, factor, decimals) in MEASURES.items():
         for arm, name in ARMS.items():
+            if (arm, column) == ("format", "entropy"):
+                continue  # it is that of groups with different rewards, of which there are few
             curves = factor * by_seed(training, column, arm)
             spans = [curves.loc[end - SPAN + 1 : end].mean() for end in ends]
             rows.append([measure, name, "", *(mean_and_range(span, decimals) for span in spans)])
@@ -191,23 +204,128 @@ def calculations_in(completion: str) -> list[tuple[str, bool]]:
 
 
 def calculations_table() -> str:
-    """What greedy answers to the validation problems calculate, by iteration of GRPO."""
+    """What greedy answers to the validation problems calculate, by reward and iteration."""
     archive.unpack("real")
-    table = {}  # {measure: its cells}
     iterations = (0, 20, 40, 60)
-    for iteration in iterations:
-        paths = STUDY.glob(f"grpo_seed*/eval/step_{iteration:06d}.jsonl")
-        completions = [row["completion"] for path in paths for row in jsonl.read(path)]
-        of_answers = [calculations_in(completion) for completion in completions]
-        several = np.mean([len(calculations) > 1 for calculations in of_answers])
-        table.setdefault("answers with several calculations", []).append(percent(several))
-        results = pd.DataFrame(sum(of_answers, []), columns=["sign", "is_right"])
-        for sign in OPERATORS:
-            is_right = results["is_right"][results["sign"] == sign]
-            cell = f"{percent(len(is_right) / len(results))} ({percent(is_right.mean())})"
-            table.setdefault(f"`{sign}`: share (right)", []).append(cell)
-        table.setdefault("calculations that are right", []).append(
-            percent(results["is_right"].mean())
-        )
-    header = ["measure", *(f"iteration {iteration}" for iteration in iterations)]
-    return markdown.table(header, [[measure, *cells] for measure, cells in table.items()])
+    rows = []
+    for arm, name in ARMS.items():
+        shares = []
+        for iteration in iterations:
+            has_none = ["=" not in completion for completion in completions_at(arm, iteration)]
+            shares.append(percent(np.mean(has_none)))
+        rows.append(["answers without a calculation", name, *shares])
+    columns = [calculations_at(iteration) for iteration in iterations]
+    for measure in columns[0]:
+        rows.append([measure, ARMS["grpo"], *(column[measure] for column in columns)])
+    header = ["measure", "reward", *(f"iteration {iteration}" for iteration in iterations)]
+    return markdown.table(header, rows)
+
+
+def completions_at(arm: str, iteration: int) -> list[str]:
+    """The greedy answers of all seeds of an arm."""
+    paths = sorted(STUDY.glob(f"{arm}_seed*/eval/step_{iteration:06d}.jsonl"))
+    return [row["completion"] for path in paths for row in jsonl.read(path)]
+
+
+def calculations_at(iteration: int) -> dict[str, str]:
+    """{measure: its cell} of the greedy answers in the runs of GRPO."""
+    of_answers = [calculations_in(completion) for completion in completions_at("grpo", iteration)]
+    has_several = [len(calculations) > 1 for calculations in of_answers]
+    cells = {"answers with several": percent(np.mean(has_several))}
+    results = pd.DataFrame(sum(of_answers, []), columns=["sign", "is_right"])
+    for sign in OPERATORS:
+        is_right = results["is_right"][results["sign"] == sign]
+        share = percent(len(is_right) / len(results))
+        cells[f"`{sign}`: share (right)"] = f"{share} ({percent(is_right.mean())})"
+    cells["calculations that are right"] = percent(results["is_right"].mean())
+    return cells
+
+
+TAG = re.compile(r"</?(?:reasoning|answer)>")
+
+
+def rollouts_table() -> str:
+    """The first five samples that the log of the first run has of some iterations."""
+    archive.unpack("real")
+    columns = []
+    for iteration in (1, 20, 40, 60):
+        samples = jsonl.read(STUDY / "grpo_seed1" / "rollouts" / f"step_{iteration:06d}.jsonl")
+        columns.append([one_line(sample["completion"]) for sample in samples[:5]])
+    header = ["before", "iteration 20", "iteration 40", "iteration 60"]
+    return markdown.table(header, [list(row) for row in zip(*columns, strict=True)])
+
+
+def one_line(completion: str) -> str:
+    """A completion without tags and line breaks, as code in a table."""
+    lines = TAG.sub("", completion).split("\n")
+    return "`" + "; ".join(line for line in lines if line) + "`"
+
+
+def pass_at_k_table() -> str:
+    """pass@k of 100 validation problems before and after GRPO, strict and flexible."""
+    ks = (1, 2, 4, 8, 16, 32)
+    runs = {"start": ["sft128_seed0"], "GRPO": [f"grpo_seed{seed}" for seed in (1, 2, 3)]}
+    rows = []
+    for name, of_name in runs.items():
+        evaluations = pd.DataFrame([last_evaluation(f"{run}_pass_at_k") for run in of_name])
+        for kind, key in (("strict", "pass@{}"), ("flexible", "pass_flexible@{}")):
+            cells = [mean_and_range(100 * evaluations[key.format(k)]) for k in ks]
+            rows.append([name, kind, *cells])
+    return markdown.table(["model", "answers", *(f"k = {k}" for k in ks)], rows)
+
+
+# --- On test --------------------------------------------------------------------------------------
+
+START = "sft128_seed0"
+MODELS = {  # {name: its runs}
+    "GRPO": [f"grpo_seed{seed}" for seed in (1, 2, 3)],
+    "format only": [f"format_seed{seed}" for seed in (1, 2)],
+}
+NUM_DRAWS = 10_000
+
+
+def verdicts(run: str, kind: str) -> pd.Series:
+    """Whether each problem was answered rightly, in per cent, by id; kind: strict or flexible."""
+    return 100 * answers(run).set_index("id")[f"correct_{kind}"].astype(float)
+
+
+def gain_interval(gains: np.ndarray) -> tuple[float, float]:
+    """95% interval of a mean gain: percentiles of a bootstrap over seeds and problems.
+
+    Args:
+        gains: (seeds, problems).
+    """
+    generator = np.random.default_rng(0)
+    num_seeds, num_problems = gains.shape
+    # How often each seed and each problem is drawn, (draws, seeds) and (draws, problems).
+    seeds = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), NUM_DRAWS)
+    problems = generator.multinomial(
+        num_problems, np.full(num_problems, 1 / num_problems), NUM_DRAWS
+    )
+    means = ((seeds @ gains) * problems).sum(axis=1) / gains.size
+    low, high = np.percentile(means, [2.5, 97.5])
+    return low, high
+
+
+def gains_table() -> str:
+    """Accuracy on test of each model, and its gain over the starting point."""
+    archive.unpack("real")
+    header = ["measure on test", "start"]
+    for name in MODELS:
+        header += [name, "gain"]
+    rows = []
+    for measure, suffix, kind in (
+        ("greedy, strict (%)", "test", "strict"),
+        ("greedy, flexible (%)", "test", "flexible"),
+        ("sampled, strict (%)", "test_sampled", "strict"),
+        ("sampled, flexible (%)", "test_sampled", "flexible"),
+    ):
+        before = verdicts(f"{START}_{suffix}", kind)
+        row = [measure, f"{before.mean():.1f}"]
+        for runs in MODELS.values():
+            after = pd.DataFrame({run: verdicts(f"{run}_{suffix}", kind) for run in runs})
+            gains = after.sub(before, axis="index").T.to_numpy()  # (seeds, problems)
+            low, high = gain_interval(gains)
+            row += [mean_and_range(after.mean()), f"{gains.mean():+z.1f} [{low:z.1f}, {high:z.1f}]"]
+        rows.append(row)
+    return markdown.table(header, rows)
