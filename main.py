@@ -112,8 +112,6 @@ class Groups:
     """Completions, G consecutive ones for each prompt, with their rewards and advantages."""
 
     rollout: Rollout  # the completions of this process
-    advantages: Tensor  # (N,) what multiplies log-probs: advantages; rewards under no_baseline
-    has_reward: Tensor  # (N,) False where the reward is missing
     records: list[Record]  # N, and after dynamic sampling more: every completion that was sampled
     trained_records: list[Record]  # N: those of `records` whose completions are trained on
     metrics: dict[str, float]  # of all processes
@@ -143,15 +141,13 @@ def sample_groups(
 
     # 3. How much better is a completion than the other completions of its group?
     rewards = column(records, "reward")  # (N,) one weighted sum for each completion
-    has_reward = ~rewards.isnan()
     advantages, group_metrics = compute_group_normalized_rewards(
         rewards, config.group_size, normalize_by_std=config.use_std_normalization
     )
-    for i, record in enumerate(records):
-        record["advantage"] = advantages[i].item() if has_reward[i] else math.nan
-    if config.loss_type == "no_baseline":
-        advantages = rewards.nan_to_num()
-    return Groups(rollout, advantages, has_reward, records, records, metrics | group_metrics)
+    advantages = advantages.masked_fill(rewards.isnan(), math.nan)
+    for record, advantage in zip(records, advantages.tolist(), strict=True):
+        record["advantage"] = advantage
+    return Groups(rollout, records, records, metrics | group_metrics)
 
 
 def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
@@ -163,11 +159,9 @@ def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
     """
     G = config.group_size
     rollout = groups.rollout
-    advantages = groups.advantages.clone()
-    has_reward = groups.has_reward.clone()
     records = list(groups.records)
     trained_records = list(groups.trained_records)
-    my_groups = distributed.share(range(len(advantages) // G))
+    my_groups = distributed.share(range(len(trained_records) // G))
     for _ in range(config.dynamic_sampling):
         is_flat = flat_groups(column(trained_records, "reward"), G)  # (N / G,)
         flat = is_flat.nonzero().flatten().tolist()
@@ -183,20 +177,15 @@ def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
             # Row 0 of the rollout is the first row of group my_groups[0].
             my_rows = rows_of_groups([group - my_groups[0] for group in my_flat], G)
             rollout = rollout.replace(my_rows, new.rollout)
-        rows = rows_of_groups(flat, G)
-        advantages[rows] = new.advantages
-        has_reward[rows] = new.has_reward
         records += new.records
-        for row, record in zip(rows, new.records, strict=True):
+        for row, record in zip(rows_of_groups(flat, G), new.records, strict=True):
             trained_records[row] = record
     is_flat = flat_groups(column(trained_records, "reward"), G)
     metrics = {
         "sampled_prompts": len(records) // G,
         "zero_std_fraction_trained": is_flat.float().mean().item(),
     }
-    return Groups(
-        rollout, advantages, has_reward, records, trained_records, groups.metrics | metrics
-    )
+    return Groups(rollout, records, trained_records, groups.metrics | metrics)
 
 
 def rollout_for_training(config: GRPOConfig, groups: Groups) -> Rollout:
@@ -207,14 +196,17 @@ def rollout_for_training(config: GRPOConfig, groups: Groups) -> Rollout:
     of sequences with it.
     """
     rollout = groups.rollout
-    device = rollout.completion_mask.device
-    has_reward = distributed.share(groups.has_reward).to(device)  # (B,)
+    # What multiplies the log-probs, (B,); NaN without a reward.
+    name = "reward" if config.loss_type == "no_baseline" else "advantage"
+    weights = column(distributed.share(groups.trained_records), name)
+    weights = weights.to(rollout.completion_mask.device)
+    has_reward = ~weights.isnan()
     has_tokens = has_reward
     if config.mask_truncated_completions:
         has_tokens = has_tokens & rollout.finished
     return replace(
         rollout,
-        advantages=distributed.share(groups.advantages).to(device),
+        advantages=weights.nan_to_num(),
         has_reward=has_reward,
         loss_mask=rollout.completion_mask * has_tokens.unsqueeze(1),
     )

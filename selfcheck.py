@@ -28,6 +28,7 @@ from sampling import decoding, generation
 from sampling.rollout import compute_rollout_logps
 from training import completions
 from training.memory import OutOfMemory
+from training.records import column
 from training.run import Run, resolve
 
 NUM_PROMPTS = 4  # sampled in groups of --group_size
@@ -178,9 +179,9 @@ def check_spread(config: GRPOConfig, run: Run, groups: main.Groups) -> CheckResu
         f"mean reward {groups.metrics['reward']:.3f}, in {flat_fraction:.0%} of the groups all"
         " rewards are equal"
     )
-    num_missing = int((~groups.has_reward).sum())
-    if num_missing:
-        figure = f"{num_missing} of {len(groups.has_reward)} rewards are missing (NaN), {figure}"
+    is_missing = column(groups.records, "reward").isnan()
+    if is_missing.any():
+        figure = f"{is_missing.sum()} of {len(is_missing)} rewards are missing (NaN), {figure}"
     return CheckResult(ok=flat_fraction < 0.9, figure=figure)
 
 

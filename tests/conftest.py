@@ -285,13 +285,11 @@ def training_rollout(batch, config, rollout=None):
 
     A row whose advantage is NaN has no reward.
     """
-    advantages = batch["advantages"]
+    records = [{"reward": value, "advantage": value} for value in batch["advantages"].tolist()]
     groups = main.Groups(
-        rollout=rollout or rollout_of(batch).select(distributed.share(range(len(advantages)))),
-        advantages=advantages.nan_to_num(),
-        has_reward=~advantages.isnan(),
-        records=[],
-        trained_records=[],
+        rollout=rollout or rollout_of(batch).select(distributed.share(range(len(records)))),
+        records=records,
+        trained_records=records,
         metrics={},
     )
     return main.rollout_for_training(config, groups)

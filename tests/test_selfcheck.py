@@ -1,6 +1,7 @@
 """Each check passes on a sound setting and fails on one that is broken in just its way."""
 
 import copy
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -176,9 +177,10 @@ def test_completions_of_which_too_many_are_cut_are_found(setting):
 def test_missing_rewards_are_not_called_equal_only(setting):
     args, run = setting
     groups = selfcheck.sample_groups(args, run)
-    groups = replace(groups, has_reward=torch.zeros_like(groups.has_reward))
+    for record in groups.records:
+        record["reward"] = math.nan
     figure = selfcheck.check_spread(args, run, groups).figure
-    assert figure.startswith(f"{len(groups.has_reward)} of {len(groups.has_reward)} rewards are")
+    assert figure.startswith(f"{len(groups.records)} of {len(groups.records)} rewards are")
 
 
 def test_all_checks_pass_on_a_sound_setting(capsys):
