@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 import distributed
 import utils
 from sampling import generation
+from sampling.rollout import as_rollout
 
 transformers_logging.disable_progress_bar()
 
@@ -406,20 +407,17 @@ def why_not_supported(model: PreTrainedModel) -> str | None:
     for name in RESCALING:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"it rescales its logits after the output layer ({name})"
-    P = 5
     C = 3
     generator = torch.Generator().manual_seed(0)
-    prompt_ids = torch.randint(config.vocab_size, (2, P), generator=generator)
-    prompt_mask = torch.ones_like(prompt_ids)
-    prompt_mask[1, :2] = 0  # the second prompt is shorter
+    prompts = torch.randint(config.vocab_size, (2, 5), generator=generator).tolist()
+    prompts[1] = prompts[1][2:]  # the second prompt is shorter
     uniforms = 1 - torch.rand((4, C), generator=generator, dtype=torch.float64)
-    repeated_prompts = prompt_ids.repeat_interleave(2, dim=0)  # (4, P)
-    mask = torch.cat([prompt_mask.repeat_interleave(2, dim=0), torch.ones(4, C).long()], dim=1)
     try:
-        completion_ids, sampled_logps = generation.sample_tokens(
-            model, prompt_ids, prompt_mask, uniforms
-        )
-        ids = torch.cat([repeated_prompts, completion_ids], dim=1)
+        completion_ids, sampled_logps = generation.sample_tokens(model, prompts, uniforms)
+        pairs = zip(utils.repeat_each(prompts, 2), completion_ids.tolist(), strict=True)
+        rollout = as_rollout(list(pairs), 0, model.device)
+        ids = rollout.prompt_completion_ids
+        mask = rollout.attention_mask
         logps = utils.get_per_token_logps(model, ids, mask, C, group_size=2)
         expected = _logps_of_unpadded_rows(model, ids, mask, C)
     except Exception as error:  # a model of another kind may raise anything

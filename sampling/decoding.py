@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -36,23 +37,25 @@ class Decoder:
         self.column = torch.zeros(1, dtype=torch.long, device=device)
 
     def start(
-        self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, prompt_of_row: Tensor
+        self, model: PreTrainedModel, prompts: list[list[int]], prompt_of_row: Tensor
     ) -> Tensor:
         """Run N prompts once, and begin R sequences after them.
 
         Args:
-            prompt_ids, prompt_mask: (N, P), padded on the left.
+            prompts: N lists of token ids.
             prompt_of_row: (R,) which of the prompts each sequence continues.
 
         Returns:
             (R, H) the last hidden states.
         """
         self.cache = DynamicCache()  # the memory of an earlier batch is free from here on
-        layers, last_hidden = _run_prompts(model, prompt_ids, prompt_mask)
-        P = prompt_ids.shape[1]
+        layers, last_hidden = _run_prompts(model, prompts)
+        lengths = [len(prompt) for prompt in prompts]
+        P = max(lengths)
         self.column.fill_(P)
         self.num_used_columns = P
-        self.padding = P - prompt_mask.sum(1, keepdim=True)  # (N, 1) columns before each prompt
+        # How many columns there are before each prompt: (N, 1).
+        self.padding = P - torch.tensor(lengths, device=model.device).unsqueeze(1)
         self.cache.layers = [KVLayer(keys, values, self.column) for keys, values in layers]
         self._add_columns()
         self.select(prompt_of_row)
@@ -118,26 +121,26 @@ class Decoder:
 
 
 def _run_prompts(
-    model: PreTrainedModel, ids: Tensor, mask: Tensor
+    model: PreTrainedModel, prompts: list[list[int]]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Run N prompts once, from ids and mask (N, P).
+    """Run N prompts once.
 
     What all of them begin with, such as a system prompt, runs only once. The prompts of an
     evaluation are many, so they run in chunks, which bounds the memory.
 
     Returns:
-        the keys and values of each layer, (N, heads, P, D) each, and the last hidden states (N, H).
+        the keys and values of each layer, (N, heads, P, D) each, padded on the left, and the last
+        hidden states (N, H).
     """
     decoder = model.get_decoder()
-    N, P = ids.shape
-    columns = torch.arange(P, device=ids.device)
-    lengths = mask.sum(1)
-    padding = P - lengths.unsqueeze(1)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
     # Here the padding follows the prompts, where no token of theirs sees it.
-    ids = ids.gather(1, (columns + padding) % P)
+    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    ids = ids.to(model.device)  # (N, P)
+    N, P = ids.shape
     is_common = (ids == ids[0]).all(0)
     num_common = min(int(is_common.cumprod(0).sum()), int(lengths.min()) - 1)
-    is_seen = torch.ones_like(mask)
+    is_seen = torch.ones_like(ids)
     common_cache = DynamicCache()
     if num_common:
         decoder(
@@ -161,6 +164,8 @@ def _run_prompts(
         caches.append(cache)
         last = (lengths[rows] - num_common - 1)[:, None, None]
         last_hidden.append(outputs.last_hidden_state.take_along_dim(last, dim=1).squeeze(1))
+    columns = torch.arange(P, device=model.device)
+    padding = P - lengths.unsqueeze(1)
     padding_first = ((columns - padding) % P)[:, None, :, None]
     layers = []
     for chunks in zip(*(cache.layers for cache in caches), strict=True):
@@ -389,8 +394,7 @@ def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Deco
             return earlier
         max_rows = max(max_rows, earlier.max_rows)
         max_columns = max(max_columns, earlier.max_columns)
-    one_token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    layers, _ = _run_prompts(model, one_token, torch.ones_like(one_token))
+    layers, _ = _run_prompts(model, [[0]])
     bytes_per_token = sum(keys.nbytes + values.nbytes for keys, values in layers)
     max_columns += -max_columns % CapturedDecoder.columns_per_block
     memory = torch.cuda.get_device_properties(model.device).total_memory

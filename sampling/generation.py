@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import utils
 from sampling.decoding import ATTENTION, Decoder, decoder_for, draw
-from sampling.rollout import Rollout, as_rollout, left_pad
+from sampling.rollout import Rollout, as_rollout
 
 
 @torch.no_grad()
@@ -60,13 +60,7 @@ def generate(
     if len(prompts) == 0:  # a tokenizer cannot tokenize an empty list
         return as_rollout([], pad_token_id, model.device)
 
-    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-    if not all(prompt_ids):
-        number = prompt_ids.index([])
-        raise ValueError(
-            f"prompt {number} is {prompts[number]!r}, which has no tokens; a completion needs at"
-            " least one token before it"
-        )
+    prompt_ids = _tokenize(tokenizer, prompts)
     end_finder = EndFinder(model, tokenizer, stop_strings)
     completions = [Completion() for _ in range(len(prompts) * num_samples)]
     # All random numbers are drawn here, so that a sample depends neither on the sequences in its
@@ -84,18 +78,14 @@ def generate(
         decoder = decoder_for(model, max_rows, max_columns)
         for rows in row_order.split(min(max_rows, decoder.max_rows)):
             batch_prompts, prompt_of_row = (rows // num_samples).unique(return_inverse=True)
-            batch_ids = [prompt_ids[i] for i in batch_prompts.tolist()]
-            ids, mask = left_pad(batch_ids, pad_token_id, model.device)
-            batch = [completions[row] for row in rows.tolist()]
-            rows = rows.to(model.device)
-            prompt_of_row = prompt_of_row.to(model.device)
-            hidden = decoder.start(model, ids, mask, prompt_of_row)
+            batch_prompt_ids = [prompt_ids[i] for i in batch_prompts.tolist()]
+            hidden = decoder.start(model, batch_prompt_ids, prompt_of_row.to(model.device))
             _decode(
                 model,
                 decoder,
                 hidden,
-                batch,
-                uniforms[rows],
+                [completions[row] for row in rows.tolist()],
+                uniforms[rows.to(model.device)],
                 temperature,
                 end_finder.find,
                 progress,
@@ -116,25 +106,37 @@ def generate(
     return rollout
 
 
+def _tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
+    """The token ids of each prompt. Raises ValueError for a prompt that has none."""
+    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    if not all(prompt_ids):
+        number = prompt_ids.index([])
+        raise ValueError(
+            f"prompt {number} is {prompts[number]!r}, which has no tokens; a completion needs at"
+            " least one token before it"
+        )
+    return prompt_ids
+
+
 def sample_tokens(
-    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, uniforms: Tensor
+    model: PreTrainedModel, prompts: list[list[int]], uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Sample from the model, whatever ends a completion: R sequences of N prompts. For checks.
 
     Args:
-        prompt_ids, prompt_mask: (N, P), padded on the left.
+        prompts: N lists of token ids.
         uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
 
     Returns:
         (token ids, their log-probs), (R, C) each.
     """
     R = len(uniforms)
-    N = len(prompt_ids)
+    N = len(prompts)
     prompt_of_row = torch.arange(N).repeat_interleave(R // N)
     decoder = Decoder(model.device, R)
     completions = [Completion() for _ in range(R)]
     with _sampling_mode(model):
-        hidden = decoder.start(model, prompt_ids, prompt_mask, prompt_of_row)
+        hidden = decoder.start(model, prompts, prompt_of_row)
         _decode(model, decoder, hidden, completions, uniforms, 1.0, lambda ids, start: None)
     ids = torch.tensor([completion.ids for completion in completions])
     return ids, torch.tensor([completion.logps for completion in completions])

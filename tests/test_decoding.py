@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache
 
 import utils
 from sampling import decoding, generation
-from sampling.rollout import compute_rollout_logps, left_pad
+from sampling.rollout import compute_rollout_logps
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")
@@ -78,13 +78,12 @@ def test_a_step_asks_the_host_nothing(name, monkeypatch):
         )
         layers = [(torch.zeros(3, 2, 5, 8), torch.zeros(3, 2, 5, 8)) for _ in range(2)]
         monkeypatch.setattr(decoding, "_run_prompts", lambda *_: (layers, torch.zeros(3, 32)))
-        prompt_ids = torch.ones(3, 5, dtype=torch.long)
         prompt_of_row = torch.zeros(12, dtype=torch.long)
         token = torch.zeros(12, dtype=torch.long)
         uniforms = torch.zeros(12, dtype=torch.float64)
     decoder = decoding.Decoder(model.device, 12)
     with torch.no_grad(), generation._sampling_mode(model):
-        hidden = decoder.start(model, prompt_ids, prompt_ids, prompt_of_row)
+        hidden = decoder.start(model, [[1] * 5] * 3, prompt_of_row)
         assert hidden.shape == (12, 32)
         for temperature in (0.0, 0.7):
             token, logps = decoder.step(model, token, uniforms, temperature)
@@ -372,12 +371,11 @@ def test_the_least_recently_used_graph_makes_room(model, tokenizer, monkeypatch)
     sizes, _ = captures_in_python(monkeypatch)
     monkeypatch.setattr(decoding.CapturedDecoder, "MAX_GRAPHS", 2)
     decoder = decoding.CapturedDecoder(model.device, 3, 128)
-    prompt_ids = torch.ones(1, 4, dtype=torch.long)
     for num_rows in (1, 2, 1, 3, 1, 2):
         prompt_of_row = torch.zeros(num_rows, dtype=torch.long)
         uniforms = torch.full((num_rows,), 0.5, dtype=torch.float64)
         with torch.no_grad(), generation._sampling_mode(model):
-            decoder.start(model, prompt_ids, prompt_ids, prompt_of_row)
+            decoder.start(model, [[1, 1, 1, 1]], prompt_of_row)
             decoder.step(model, prompt_of_row, uniforms, 1.0)
     assert [R for R, _ in sizes] == [1, 2, 3, 2]
 
@@ -451,13 +449,12 @@ def test_what_all_prompts_begin_with_runs_once(name):
     model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
     system_prompt = list(range(10, 20))  # longer than a sliding window
     prompts = [[*system_prompt, *question] for question in ([1], [1, 2, 3, 4], [5, 6])]
-    ids, mask = left_pad(prompts, 0, model.device)
     passes = []
     hook = model.get_decoder().register_forward_pre_hook(
         lambda _, args: passes.append(args[0].shape)
     )
     with torch.no_grad():
-        layers, hidden = decoding._run_prompts(model, ids, mask)
+        layers, hidden = decoding._run_prompts(model, prompts)
         hook.remove()
         assert passes == [(1, 10), (3, 4)]
         for row, prompt in enumerate(prompts):
