@@ -2,6 +2,7 @@
 
 import math
 import random
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -91,7 +92,7 @@ def test_an_update_raises_the_log_probs_of_good_completions(model_folder, tmp_pa
 
 def test_showing_tokens_changes_nothing_else(whole_run, model_folder, tmp_path):
     """Not the logs, nor the weights."""
-    with mock.patch.object(token_changes, "NUM_GROUPS", 0):
+    with mock.patch.object(token_changes, "shown", lambda *_: nullcontext()):
         assert main.main(run_flags(model_folder, tmp_path, num_train_iters=2)) == 0
     resume = ["--output_dir", str(tmp_path), "--resume", "--num_train_iters", "4"]
     assert main.main(resume) == 0
@@ -125,16 +126,14 @@ def records_of(groups):
     return records
 
 
-def test_groups_are_chosen_by_the_spread_of_their_rewards():
-    """Groups of equal rewards, or with fewer than two, come last; of equal ones the first come."""
+def test_the_group_with_the_largest_spread_of_rewards_is_chosen():
+    """Equal rewards, or fewer than two, have no spread; of equal spreads the first one counts."""
     nan = math.nan
     groups = [[0.1, 0.1, 0.1], [nan, 5, nan], [0, 1, nan], [0, 2, 1], [1, 0, 2], [nan, nan, nan]]
     records = records_of(groups)
-    assert choose_rows(records, 3, 0) == []
-    assert choose_rows(records, 3, 1) == [9, 10, 11]
-    assert choose_rows(records, 3, 3) == list(range(6, 15))
-    assert choose_rows(records, 3, 4) == [0, 1, 2, *range(6, 15)]
-    assert choose_rows(records, 3, 9) == list(range(18))
+    assert choose_rows(records, 3) == [9, 10, 11]
+    assert choose_rows(records[:9], 3) == [6, 7, 8]
+    assert choose_rows(records[:6], 3) == [0, 1, 2]
 
 
 def test_of_a_large_group_the_largest_advantages_are_shown():
@@ -142,8 +141,7 @@ def test_of_a_large_group_the_largest_advantages_are_shown():
     rewards[5] = -3.0
     rewards[9] = 2.0
     rewards[11] = math.nan
-    (rows,) = [choose_rows(records_of([rewards]), 12, 1)]
-    assert rows == [0, 1, 2, 3, 4, 5, 6, 9]
+    assert choose_rows(records_of([rewards]), 12) == [0, 1, 2, 3, 4, 5, 6, 9]
 
 
 # --- Texts ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the updates of an iteration did to each token of a few groups of completions.
+"""What the updates of an iteration did to each token of a group of completions.
 
 The transcript of an iteration (rollouts/step_000010.jsonl) has this of the group whose rewards have
 the largest standard deviation. The policy scores it once more after the updates, without gradient,
@@ -26,7 +26,6 @@ from training.run import Run
 # Only so many completions of a group are shown, since scoring them takes time: all 16 of the demo's
 # groups would add 3.7 % to an iteration.
 MAX_COMPLETIONS = 8
-NUM_GROUPS = 1
 REPLACEMENT_CHARACTER = "\ufffd"  # stands in a text for bytes that are no character
 
 
@@ -42,7 +41,7 @@ def shown(config: GRPOConfig, run: Run, rollout: Rollout, records: list[Record])
         rollout: of this process, with the log-probs that several updates share.
         records: (N,) of the completions that are trained on.
     """
-    shown_rows = choose_rows(records, config.group_size, NUM_GROUPS)
+    shown_rows = choose_rows(records, config.group_size)
     all_my_rows = distributed.share(range(len(records)))
     # Row 0 of the rollout is row all_my_rows[0] of all processes together.
     my_rows = [row - all_my_rows[0] for row in shown_rows if row in all_my_rows]
@@ -61,8 +60,6 @@ def shown(config: GRPOConfig, run: Run, rollout: Rollout, records: list[Record])
         if old_logps is None:
             old_logps = compute_logps(run.model)
     yield
-    if not shown_rows:
-        return
     with run.timer("tokens"):
         logps = compute_logps(run.model)
         columns = {"logp": rollout.sampled_logps, "change": logps - old_logps}
@@ -101,12 +98,12 @@ def describe_tokens(run: Run, rollout: Rollout, row: int, columns: dict[str, Ten
     return tokens
 
 
-def choose_rows(records: Sequence[Record], group_size: int, num_groups: int) -> list[int]:
+def choose_rows(records: Sequence[Record], group_size: int) -> list[int]:
     """The rows of the completions that are shown, in their order.
 
-    They belong to the num_groups groups whose rewards have the largest standard deviation. Of each
-    group they are the MAX_COMPLETIONS with the largest advantages, whatever their sign. Where
-    numbers are equal, the first groups and the first completions are chosen.
+    They belong to the group whose rewards have the largest standard deviation, and are the
+    MAX_COMPLETIONS with the largest advantages, whatever their sign. Where numbers are equal, the
+    first group and the first completions are chosen.
     """
 
     def spread(rows: range) -> float:
@@ -121,9 +118,8 @@ def choose_rows(records: Sequence[Record], group_size: int, num_groups: int) -> 
         return 0.0 if math.isnan(advantage) else abs(advantage)
 
     groups = [range(row, row + group_size) for row in range(0, len(records), group_size)]
-    shown_rows = []
-    for rows in sorted(groups, key=spread, reverse=True)[:num_groups]:
-        shown_rows += sorted(rows, key=size_of_advantage, reverse=True)[:MAX_COMPLETIONS]
+    group = max(groups, key=spread)
+    shown_rows = sorted(group, key=size_of_advantage, reverse=True)[:MAX_COMPLETIONS]
     return sorted(shown_rows)
 
 
