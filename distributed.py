@@ -117,7 +117,7 @@ class Lines:
 
 
 def share(items):
-    """This process's consecutive share of a list or tensor that every process has.
+    """This process's consecutive share of a list or range that every process has.
 
     `gather` puts the shares of all processes together again.
     """
@@ -126,21 +126,14 @@ def share(items):
     return items[start:end]
 
 
-def gather(shard):
-    """All: join the shards of all processes in the order of the processes.
-
-    Args:
-        shard: a list, or a tensor that is joined along its first dimension and comes back on the
-            CPU. (On one process it stays where it is.)
+def gather(shard: list) -> list:
+    """All: join the lists of all processes in the order of the processes.
 
     Unpickling is safe here, since the data comes only from the other processes of this run.
     """
     if world_size() == 1:
         return shard
     shards = [None] * world_size()
-    if isinstance(shard, torch.Tensor):
-        dist.all_gather_object(shards, shard.cpu())
-        return torch.cat(shards)
     dist.all_gather_object(shards, shard)
     items = []
     for process_items in shards:
@@ -219,23 +212,16 @@ def process_seed(seed: int) -> int:
     return seed + 1_000_003 * rank()
 
 
-def process_gpus() -> list[int]:
-    """The number of the GPU that this process uses, in a list; empty where there is no GPU.
-
-    A process uses one GPU, however many the machine has. So a run can go on alike on another
-    machine.
-    """
-    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
-
-
 def get_rng_state() -> dict:
     """Every random state that a run draws from, in types that a checkpoint may hold."""
     name, numbers, *rest = np.random.get_state()
+    # A process uses one GPU, however many the machine has. So a run can go on alike on another one.
+    cuda_states = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return {
         "python": random.getstate(),  # a reward function may draw from this one and from NumPy's
         "numpy": (name, numbers.tolist(), *rest),
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in process_gpus()],
+        "cuda": cuda_states,
     }
 
 
@@ -258,16 +244,16 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
 
 
 def set_rng_state(state: dict) -> None:
-    """Restore this process's random state; CUDA's only if it has as many GPUs as then."""
+    """Restore this process's random state; a GPU's only if there was one then and is one now."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    gpus = process_gpus()
-    if len(state["cuda"]) != len(gpus):
+    num_saved = len(state["cuda"])
+    num_gpus = int(torch.cuda.is_available())
+    if num_saved != num_gpus:
         print(
-            f"saved with the random states of {len(state['cuda'])} GPUs, continued with"
-            f" {len(gpus)}: random numbers on a GPU start anew"
+            f"saved with the random states of {num_saved} GPUs, continued with {num_gpus}: random"
+            " numbers on a GPU start anew"
         )
-    else:
-        for gpu, cuda_state in zip(gpus, state["cuda"], strict=True):
-            torch.cuda.set_rng_state(cuda_state, gpu)
+    elif num_gpus:
+        torch.cuda.set_rng_state(state["cuda"][0])
