@@ -307,11 +307,12 @@ def accumulate_gradient(
         the metrics of the update, its loss among them.
     """
     rows = torch.tensor(rows, dtype=torch.long)
-    num_sequences, num_tokens = distributed.all_sum(
-        int(rollout.has_reward[rows].sum()), int(rollout.loss_mask[rows].sum())
-    )
     trained_rows = rows_that_teach(rollout, rows, config)
-    (num_trained_tokens,) = distributed.all_sum(int(rollout.loss_mask[trained_rows].sum()))
+    num_sequences, num_tokens, num_trained_tokens = distributed.all_sum(
+        int(rollout.has_reward[rows].sum()),
+        int(rollout.loss_mask[rows].sum()),
+        int(rollout.loss_mask[trained_rows].sum()),
+    )
 
     shares = []
     for _, batch, is_counted in rollout.micro_batches(
@@ -501,25 +502,25 @@ def compute_loss(
     )
     loss = share_of_mean(per_token_loss)
 
-    def share_of_token_mean(per_token: Tensor) -> float:
-        return masked_sum(per_token, mask).div(max(1, num_trained_tokens)).item()
-
     with torch.no_grad():
-        metrics = {
-            "response_length": mask.sum().item() / max(1, num_sequences),
-            "entropy": share_of_token_mean(entropy),
-            "ratio_mean": share_of_token_mean((policy_logps - old_logps).exp()),
-        }
-        for name, is_clipped in clip_masks.items():
-            metrics[name] = share_of_token_mean(is_clipped.float())
+        per_token = {"entropy": entropy, "ratio_mean": (policy_logps - old_logps).exp()}
+        per_token |= clip_masks
+        metrics = {"response_length": mask.sum().item() / max(1, num_sequences)}
         if config.beta > 0:
+            per_token["kl_per_token"] = per_token_kl
             metrics["kl"] = share_of_mean(per_token_kl).item()
-            metrics["kl_per_token"] = share_of_token_mean(per_token_kl)
         if sampled_per_token_logps is not None:
-            metrics["sampling_logp_gap"] = share_of_token_mean(
-                (old_logps - sampled_per_token_logps).abs()
-            )
+            per_token["sampling_logp_gap"] = (old_logps - sampled_per_token_logps).abs()
+        metrics |= token_means(per_token, mask, num_trained_tokens)
     return loss, metrics
+
+
+def token_means(per_token: dict[str, Tensor], mask: Tensor, num_tokens: int) -> dict[str, float]:
+    """The sum of each (B, C) over the unmasked tokens, divided by num_tokens."""
+    return {
+        name: masked_sum(values, mask).div(max(1, num_tokens)).item()
+        for name, values in per_token.items()
+    }
 
 
 # --- Setting up -----------------------------------------------------------------------------------
