@@ -95,10 +95,6 @@ class Rollout:
 
         Both are as the sampler has made them: what training adds is not there yet.
         """
-        for rollout in (self, new):
-            added = [rollout.advantages, rollout.has_reward, rollout.loss_mask]
-            added += [rollout.old_logps, rollout.ref_logps]
-            assert all(values is None for values in added), "training has added to the rollout"
         P = max(self.prompt_ids.shape[1], new.prompt_ids.shape[1])
         C = max(self.completion_ids.shape[1], new.completion_ids.shape[1])
         old_tensors = self._padded_tensors(P, C)
