@@ -7,7 +7,7 @@ from dataclasses import replace
 import huggingface_hub.constants
 import pytest
 import torch
-from conftest import VOCAB, random_model, small_tokenizer
+from conftest import VOCAB, random_model, run_flags, small_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -378,6 +378,13 @@ def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(monkeypatch, ca
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert llms.resolve_device("auto") == "cpu"
     assert capsys.readouterr().err.startswith("warning: this PyTorch was built for CUDA 13.0")
+
+
+def test_a_run_says_once_that_no_gpu_can_be_used(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert main.main(run_flags(tmp_path / "no_model", tmp_path / "run", device="auto")) == 2
+    assert capsys.readouterr().err.count("warning: this PyTorch was built for CUDA") == 1
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):

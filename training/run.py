@@ -109,12 +109,13 @@ def run_to_the_end(
     """
     with signals.output_watched():
         try:
+            config = resolve(config)
             # While a process waits for the others, Python would not hear a signal.
             with signals.handled(signal.SIG_DFL):
-                distributed.init(llms.resolve_device(config.device), several_processes)
+                distributed.init(config.device, several_processes)
             # With --resume the settings come from args.json, which other nodes may not see. So all
             # processes take those of the first one.
-            config = distributed.from_main(resolve(config))
+            config = distributed.from_main(config)
             with signals.handled(signals.stop_at_once), locked_directory(config):
                 run = setup(config)
                 distributed.barrier()  # no process trains before all are ready
