@@ -612,8 +612,6 @@ def parse(config_type: type[Settings], argv: Sequence[str] | None = None) -> Set
             config.check()
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    except RecursionError:
-        parser.error("an @file names itself")
     return config
 
 

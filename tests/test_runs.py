@@ -698,7 +698,7 @@ CALM = {"kl_per_token": 0.1, "skipped_updates": 0}
 
 
 def test_guard_needs_patience_in_a_row():
-    guard = Guard(max_kl=1.0, patience=3)
+    guard = Guard(max_kl=1.0)
     high_kl = CALM | {"kl_per_token": 5.0}
     for metrics in (CALM, high_kl, high_kl, CALM, high_kl, high_kl):
         guard.check(metrics)
@@ -712,7 +712,7 @@ def test_guard_needs_patience_in_a_row():
 
 
 def test_guard_takes_a_kl_that_is_not_a_number_for_divergence():
-    guard = Guard(max_kl=1.0, patience=3)
+    guard = Guard(max_kl=1.0)
     nan_kl = CALM | {"kl_per_token": math.nan}
     guard.check(nan_kl)
     guard.check(nan_kl)

@@ -26,7 +26,7 @@ def check(config: GRPOConfig | FineTuningConfig) -> None:
         check_batches(config)
         check_clip(config)
     check_tracker(config.report_to)
-    check_split(config)
+    DATASETS[config.dataset_name].check_split(config.eval_split, config.dataset_path)
     llms.check_model_name("--model_name", config.model_name)
     check_evaluator(config)
 
@@ -123,11 +123,6 @@ def check_tracker(package: str) -> None:
     is_installed = spec is not None and spec.origin is not None
     if not is_installed:
         raise ValueError(f"--report_to {package}: not installed here; pip install {package}")
-
-
-def check_split(config: GRPOConfig | FineTuningConfig) -> None:
-    """The split to evaluate on must be there."""
-    DATASETS[config.dataset_name].check_split(config.eval_split, config.dataset_path)
 
 
 def check_evaluator(config: GRPOConfig | FineTuningConfig) -> None:

@@ -12,13 +12,12 @@ class Diverged(Exception):
 class Guard:
     """Watches the metrics of each iteration, and stops a run that has diverged.
 
-    It has if, in `patience` iterations in a row, an update was skipped because its loss or gradient
+    It has if, in PATIENCE iterations in a row, an update was skipped because its loss or gradient
     was not finite, or the mean KL to the reference was above `max_kl` nats per token.
     """
 
-    def __init__(self, max_kl: float = 3.0, patience: int = PATIENCE):
+    def __init__(self, max_kl: float):
         self.max_kl = max_kl
-        self.patience = patience
         self.skipped_streak = 0  # how many iterations in a row have skipped an update
         self.high_kl_streak = 0  # how many iterations in a row had too high a KL
 
@@ -32,12 +31,12 @@ class Guard:
             "the run has diverged; lower --learning_rate or raise --beta, and start again from a"
             " checkpoint"
         )
-        if self.skipped_streak >= self.patience:
+        if self.skipped_streak >= PATIENCE:
             raise Diverged(
                 f"in {self.skipped_streak} iterations in a row an update was skipped, because its"
                 f" loss or gradient is not finite: {advice}"
             )
-        if self.high_kl_streak >= self.patience:
+        if self.high_kl_streak >= PATIENCE:
             raise Diverged(
                 f"mean KL to the reference was above {self.max_kl:g} nats in"
                 f" {self.high_kl_streak} iterations in a row, now {kl:.3g}: {advice}"
