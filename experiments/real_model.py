@@ -223,7 +223,7 @@ def calculations_table() -> str:
 
 def completions_at(arm: str, iteration: int) -> list[str]:
     """The greedy answers of all seeds of an arm."""
-    paths = sorted(STUDY.glob(f"{arm}_seed*/eval/step_{iteration:06d}.jsonl"))
+    paths = sorted(STUDY.glob(f"{arm}_seed?/eval/step_{iteration:06d}.jsonl"))
     return [row["completion"] for path in paths for row in jsonl.read(path)]
 
 
@@ -261,25 +261,11 @@ def one_line(completion: str) -> str:
     return "`" + "; ".join(line for line in lines if line) + "`"
 
 
-def pass_at_k_table() -> str:
-    """pass@k of 100 validation problems before and after GRPO, strict and flexible."""
-    ks = (1, 2, 4, 8, 16, 32)
-    runs = {"start": ["sft128_seed0"], "GRPO": [f"grpo_seed{seed}" for seed in (1, 2, 3)]}
-    rows = []
-    for name, of_name in runs.items():
-        evaluations = pd.DataFrame([last_evaluation(f"{run}_pass_at_k") for run in of_name])
-        for kind, key in (("strict", "pass@{}"), ("flexible", "pass_flexible@{}")):
-            cells = [mean_and_range(100 * evaluations[key.format(k)]) for k in ks]
-            rows.append([name, kind, *cells])
-    return markdown.table(["model", "answers", *(f"k = {k}" for k in ks)], rows)
-
-
 # --- On test --------------------------------------------------------------------------------------
 
 START = "sft128_seed0"
 MODELS = {  # {name: its runs}
     "GRPO": [f"grpo_seed{seed}" for seed in (1, 2, 3)],
-    "format only": [f"format_seed{seed}" for seed in (1, 2)],
 }
 NUM_DRAWS = 10_000
 

@@ -68,6 +68,8 @@ ITEMS = [
     Picture("real_model", real_model.draw_real_model, (REAL, REPORT)),
     Table("training_of_real_model", real_model.training_table, (REAL,)),
     Table("calculations_of_real_model", real_model.calculations_table, (REAL,)),
+    Table("samples_of_real_model", real_model.rollouts_table, (REAL,)),
+    Table("gains_of_real_model", real_model.gains_table, (REAL, REPORT)),
     Table("carries_over", public_runs.decided_table),
     *(Table(name, make, (PUBLIC,)) for name, make in public_runs.TABLES.items()),
     Picture("carries_over", public_runs.draw_carries_over, (PUBLIC, REPORT)),

@@ -12,6 +12,7 @@ from experiments.paired import (
     outcome_at_best_rate,
     pool_variances,
 )
+from experiments.real_model import gain_interval
 
 
 def outcomes_on(parabolas, rates):
@@ -147,3 +148,15 @@ def test_seeds_that_agree_prove_nothing():
 def test_the_inverse_of_trigamma(x):
     y = special.polygamma(1, x)
     assert inverse_trigamma(y) == pytest.approx(x, rel=1e-6)
+
+
+def test_the_interval_of_a_gain_counts_the_spread_of_seeds_and_of_problems():
+    """Against the normal approximation: the variances of both means add up."""
+    generator = np.random.default_rng(1)
+    seeds = np.linspace(0, 40, 20)[:, None]
+    problems = generator.choice([-100.0, 100.0], (1, 1000), p=[0.4, 0.6])
+    for gains in (problems, seeds + np.zeros((1, 1000)), seeds + problems):
+        variance = gains.mean(1).var() / len(gains) + gains.mean(0).var() / 1000
+        low, high = gain_interval(gains)
+        assert high - low == pytest.approx(2 * 1.96 * variance**0.5, rel=0.05)
+        assert (low + high) / 2 == pytest.approx(gains.mean(), abs=0.5)
