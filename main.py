@@ -198,15 +198,15 @@ def rollout_for_training(config: GRPOConfig, groups: Groups) -> Rollout:
     rollout = groups.rollout
     # What multiplies the log-probs, (B,); NaN without a reward.
     name = "reward" if config.loss_type == "no_baseline" else "advantage"
-    weights = column(distributed.share(groups.trained_records), name)
-    weights = weights.to(rollout.completion_mask.device)
-    has_reward = ~weights.isnan()
+    multipliers = column(distributed.share(groups.trained_records), name)
+    multipliers = multipliers.to(rollout.completion_mask.device)
+    has_reward = ~multipliers.isnan()
     has_tokens = has_reward
     if config.mask_truncated_completions:
         has_tokens = has_tokens & rollout.finished
     return replace(
         rollout,
-        advantages=weights.nan_to_num(),
+        advantages=multipliers.nan_to_num(),
         has_reward=has_reward,
         loss_mask=rollout.completion_mask * has_tokens.unsqueeze(1),
     )
