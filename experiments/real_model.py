@@ -211,8 +211,8 @@ def calculations_table() -> str:
     for arm, name in ARMS.items():
         shares = []
         for iteration in iterations:
-            has_none = ["=" not in completion for completion in completions_at(arm, iteration)]
-            shares.append(percent(np.mean(has_none)))
+            has_none = ~answers_at(arm, iteration)["completion"].str.contains("=")
+            shares.append(percent(has_none.mean()))
         rows.append(["answers without a calculation", name, *shares])
     columns = [calculations_at(iteration) for iteration in iterations]
     for measure in columns[0]:
@@ -221,18 +221,22 @@ def calculations_table() -> str:
     return markdown.table(header, rows)
 
 
-def completions_at(arm: str, iteration: int) -> list[str]:
+def answers_at(arm: str, iteration: int) -> pd.DataFrame:
     """The greedy answers of all seeds of an arm."""
     paths = sorted(STUDY.glob(f"{arm}_seed?/eval/step_{iteration:06d}.jsonl"))
-    return [row["completion"] for path in paths for row in jsonl.read(path)]
+    return pd.DataFrame([row for path in paths for row in jsonl.read(path)])
 
 
 def calculations_at(iteration: int) -> dict[str, str]:
     """{measure: its cell} of the greedy answers in the runs of GRPO."""
-    of_answers = [calculations_in(completion) for completion in completions_at("grpo", iteration)]
-    has_several = [len(calculations) > 1 for calculations in of_answers]
-    cells = {"answers with several": percent(np.mean(has_several))}
-    results = pd.DataFrame(sum(of_answers, []), columns=["sign", "is_right"])
+    table = answers_at("grpo", iteration)
+    calculations = table["completion"].map(calculations_in)
+    several = table["correct_strict"][calculations.map(len) > 1]
+    share = percent(len(several) / len(table))
+    cells = {
+        "answers with several": f"{share} ({percent(several.mean())})" if len(several) else share
+    }
+    results = pd.DataFrame(calculations.sum(), columns=["sign", "is_right"])
     for sign in OPERATORS:
         is_right = results["is_right"][results["sign"] == sign]
         share = percent(len(is_right) / len(results))
