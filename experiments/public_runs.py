@@ -5,6 +5,7 @@ experiments/public/README.md says what each table shows. experiments/report.py w
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,13 +18,16 @@ from matplotlib.patches import Patch
 from scipy import stats
 
 import plotter
-from experiments import kept_runs
+from experiments import kept_runs, real_model
 from experiments.report_choices import CHOICES, choices_over_the_run
 from experiments.report_style import rate_text
 from logs import markdown
 
 PUBLIC_RUNS = Path(__file__).resolve().parent / "public" / "runs.jsonl"
 CHANGE_THAT_MATTERS = 5  # points: two methods whose intervals lie within this are called equal
+
+# Mean and interval of a difference in points, None if it was not measured.
+Estimate = tuple[float, float, float] | None
 
 
 @dataclass(frozen=True)
@@ -34,18 +38,18 @@ class Question:
         text: "a - b".
         rows: which comparisons of runs.jsonl answer it, as a query of pandas.
         ours: the two arms of our toy world that answer it, STUDY/ARM each.
-        real_model: mean and interval with the model of 135 million parameters.
+        real_model: returns mean and interval with the model of 135 million parameters.
         remark: what the table adds to the verdict on accuracy.
     """
 
     text: str
     rows: str
     ours: tuple[str, str] | None = None
-    real_model: tuple[float, float, float] | None = None
+    real_model: Callable[[], Estimate] = lambda: None
     remark: str = ""
 
     @property
-    def toy(self) -> tuple[float, float, float] | None:
+    def toy(self) -> Estimate:
         """Mean and interval of the same difference in our toy world."""
         return difference_in_toy_world(*self.ours) if self.ours else None
 
@@ -73,6 +77,7 @@ QUESTIONS = (
         "raw rewards - group mean subtracted",
         "question == 'baseline'",
         ("choices/no_baseline", "choices/base"),
+        real_model.raw_rewards_difference,
     ),
     Question(
         "not divided by the std - divided", "question == 'std'", ("choices/no_std", "choices/base")
@@ -341,7 +346,7 @@ def interval(values: tuple[float, float] | None) -> str:
     return "-" if values is None else f"{values[0]:+.1f} to {values[1]:+.1f}"
 
 
-def estimate(values: tuple[float, float, float] | None, otherwise: str) -> str:
+def estimate(values: Estimate, otherwise: str) -> str:
     return otherwise if values is None else "{:+.1f} [{:.1f}, {:.1f}]".format(*values)
 
 
@@ -373,7 +378,7 @@ def pooled_table() -> str:
                 interval(quartiles),
                 f"{ratio(pooled.collapsed_a)}; {ratio(pooled.collapsed_b)}",
                 estimate(question.toy, "not run"),
-                estimate(question.real_model, "not run yet"),
+                estimate(question.real_model(), "not run"),
                 carries_over(pooled, question.toy) + question.remark,
             ]
         )
@@ -514,7 +519,7 @@ def draw_carries_over() -> tuple[Figure, str]:
         pooled = pool(runs, question)
         draw_sources(ax, row, pooled)
         draw_interval(ax, row + 0.2, question.toy, TOY)
-        draw_interval(ax, row + 0.34, question.real_model, REAL_MODEL)
+        draw_interval(ax, row + 0.34, question.real_model(), REAL_MODEL)
         higher = f"{num_higher(pooled.differences)} of {len(pooled.differences)}"
         write_beside(ax, row, higher, VERDICT_IN_FIGURE[carries_over(pooled, question.toy)])
         ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
@@ -587,8 +592,7 @@ def legend_handles(bands: dict) -> list:
     handles.append(open_dot)
     handles.append(Line2D([], [], color="black", linewidth=2.5, label="median of the sources"))
     handles.append(Line2D([], [], **TOY))
-    if any(question.real_model for question in QUESTIONS):
-        handles.append(Line2D([], [], **REAL_MODEL))
+    handles.append(Line2D([], [], **REAL_MODEL))
     for when, (width, color) in bands.items():
         label = f"95% of pairs of equal runs, {when}: {width:.0f} points"
         handles.append(Patch(color=color, label=label))

@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ from experiments.report_style import (
 from logs import jsonl, markdown
 
 STUDY = Path(__file__).resolve().parent / "real"
-STARTS = ("sft32", "sft128")
-RATES = ("5e-6", "2e-5")  # of 1e-5 the last evaluation is missing
+STARTS = ("sft32", "sft128", "sft512")
+RATES = ("5e-6", "1e-5", "2e-5")
 
 
 def last_evaluation(run: str) -> dict:
@@ -214,7 +215,7 @@ def calculations_table() -> str:
             has_none = ~answers_at(arm, iteration)["completion"].str.contains("=")
             shares.append(percent(has_none.mean()))
         rows.append(["answers without a calculation", name, *shares])
-    columns = [calculations_at(iteration) for iteration in iterations]
+    columns = [calculations_at("grpo", iteration) for iteration in iterations]
     for measure in columns[0]:
         rows.append([measure, ARMS["grpo"], *(column[measure] for column in columns)])
     header = ["measure", "reward", *(f"iteration {iteration}" for iteration in iterations)]
@@ -227,9 +228,9 @@ def answers_at(arm: str, iteration: int) -> pd.DataFrame:
     return pd.DataFrame([row for path in paths for row in jsonl.read(path)])
 
 
-def calculations_at(iteration: int) -> dict[str, str]:
-    """{measure: its cell} of the greedy answers in the runs of GRPO."""
-    table = answers_at("grpo", iteration)
+def calculations_at(arm: str, iteration: int) -> dict[str, str]:
+    """{measure: its cell} of the greedy answers of all seeds of an arm."""
+    table = answers_at(arm, iteration)
     calculations = table["completion"].map(calculations_in)
     several = table["correct_strict"][calculations.map(len) > 1]
     share = percent(len(several) / len(table))
@@ -267,10 +268,31 @@ def one_line(completion: str) -> str:
 
 # --- On test --------------------------------------------------------------------------------------
 
-START = "sft128_seed0"
-MODELS = {  # {name: its runs}
-    "GRPO": [f"grpo_seed{seed}" for seed in (1, 2, 3)],
-}
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model: its runs, and the run that it began from."""
+
+    name: str
+    runs: tuple[str, ...]
+    start: str = "sft128_seed0"
+
+
+def runs_of(arm: str, *seeds: int) -> tuple[str, ...]:
+    return tuple(f"{arm}_seed{seed}" for seed in seeds)
+
+
+PLANNED = (
+    Model("GRPO, 60 iterations at 2e-5", runs_of("grpo", 1, 2, 3)),
+    Model("the format alone", runs_of("format", 1, 2)),
+)
+# These were evaluated on a GPU, and so was the model that they began from.
+ON_A_GPU = (
+    Model("GRPO again, on a GPU", runs_of("grpo_gpu", 1, 2, 3), "sft128_seed0_gpu"),
+    Model("GRPO, 240 iterations at 5e-6", runs_of("slow", 1, 2), "sft128_seed0_gpu"),
+    Model("GRPO from 512 solutions, 240 at 1e-5", runs_of("strong", 1, 2), "sft512_seed0"),
+    Model("GRPO on GSM8K", ("gsm8k_seed1",), "sft128_seed0_gsm8k"),
+)
 NUM_DRAWS = 10_000
 
 
@@ -298,24 +320,104 @@ def gain_interval(gains: np.ndarray) -> tuple[float, float]:
 
 
 def gains_table() -> str:
-    """Accuracy on test of each model, and its gain over the starting point."""
+    """Accuracy on test of each model, and its gain over the model that it began from."""
     archive.unpack("real")
-    header = ["measure on test", "start"]
-    for name in MODELS:
-        header += [name, "gain"]
+    header = ["model, on test", "answers", "start (%)", "end (%)", "gain", "gain, flexible"]
     rows = []
-    for measure, suffix, kind in (
-        ("greedy, strict (%)", "test", "strict"),
-        ("greedy, flexible (%)", "test", "flexible"),
-        ("sampled, strict (%)", "test_sampled", "strict"),
-        ("sampled, flexible (%)", "test_sampled", "flexible"),
-    ):
-        before = verdicts(f"{START}_{suffix}", kind)
-        row = [measure, f"{before.mean():.1f}"]
-        for runs in MODELS.values():
-            after = pd.DataFrame({run: verdicts(f"{run}_{suffix}", kind) for run in runs})
-            gains = after.sub(before, axis="index").T.to_numpy()  # (seeds, problems)
-            low, high = gain_interval(gains)
-            row += [mean_and_range(after.mean()), f"{gains.mean():+z.1f} [{low:z.1f}, {high:z.1f}]"]
-        rows.append(row)
+    for model in (*PLANNED, *ON_A_GPU):
+        for answers_are, suffix in (("greedy", "test"), ("sampled", "test_sampled")):
+            before, after, gain = gain_of(model, suffix, "strict")
+            _, _, flexible_gain = gain_of(model, suffix, "flexible")
+            rows.append([model.name, answers_are, before, after, gain, flexible_gain])
+    return markdown.table(header, rows)
+
+
+def gain_of(model: Model, suffix: str, kind: str) -> tuple[str, str, str]:
+    """Accuracy before and after training, and the gain with its interval, as texts."""
+    before = verdicts(f"{model.start}_{suffix}", kind)
+    after = pd.DataFrame({run: verdicts(f"{run}_{suffix}", kind) for run in model.runs})
+    gains = after.sub(before, axis="index").T.to_numpy()  # (seeds, problems)
+    low, high = gain_interval(gains)
+    gain = f"{gains.mean():+z.1f} [{low:z.1f}, {high:z.1f}]"
+    return f"{before.mean():.1f}", mean_and_range(after.mean()), gain
+
+
+# --- What else was asked --------------------------------------------------------------------------
+
+
+def pass_at_k_table() -> str:
+    """pass@k of 100 validation problems before and after GRPO, strict and flexible."""
+    ks = (1, 2, 4, 8, 16, 32)
+    models = {"start": ("sft128_seed0",), "GRPO": runs_of("grpo", 1, 2, 3)}
+    archive.unpack("real")
+    rows = []
+    for name, runs in models.items():
+        evaluations = pd.DataFrame([last_evaluation(f"{run}_pass_at_k") for run in runs])
+        for kind, key in (("strict", "pass@{}"), ("flexible", "pass_flexible@{}")):
+            cells = [mean_and_range(100 * evaluations[key.format(k)]) for k in ks]
+            rows.append([name, kind, *cells])
+    return markdown.table(["model", "answers", *(f"k = {k}" for k in ks)], rows)
+
+
+LONGER = {"slow": "128 solutions, 5e-6", "strong": "512 solutions, 1e-5"}
+
+
+def longer_table() -> str:
+    """Samples in training and greedy answers to validation problems in the longer runs."""
+    training = kept_runs.read("real", "train_log.jsonl")
+    evaluations = kept_runs.read("real", "eval_log.jsonl")
+    span = 40  # iterations from one evaluation to the next
+    ends = range(span, int(by_seed(training, "step", "slow").index.max()) + 1, span)
+    rows = []
+    for arm, name in LONGER.items():
+        greedy = 100 * by_seed(evaluations, "accuracy", arm)
+        right = [calculations_at(arm, end)["calculations that are right"] for end in (0, *ends)]
+        rows.append(["greedy, on validation (%)", name, *map(mean_and_range, rows_of(greedy))])
+        rows.append(["their calculations that are right (%)", name, *right])
+        for measure in ("samples that are right (%)", "entropy (nats per token)"):
+            column, factor, decimals = MEASURES[measure]
+            curves = factor * by_seed(training, column, arm)
+            spans = [curves.loc[end - span + 1 : end].mean() for end in ends]
+            cells = [mean_and_range(values, decimals) for values in spans]
+            rows.append([measure, name, "", *cells])
+    header = ["measure", "start and rate", "iteration 0", *(f"to {end}" for end in ends)]
+    return markdown.table(header, rows)
+
+
+def rows_of(table: pd.DataFrame) -> list[pd.Series]:
+    return [row for _, row in table.iterrows()]
+
+
+def raw_rewards_difference() -> tuple[float, float, float]:
+    """Raw rewards minus advantages after 20 iterations, greedy on validation, with the interval."""
+    archive.unpack("real")
+    differences = []
+    for seed in (1, 2):
+        raw, usual = (
+            pd.DataFrame(jsonl.read(STUDY / f"{arm}_seed{seed}" / "eval" / "step_000020.jsonl"))
+            for arm in ("raw_rewards", "grpo_gpu")
+        )
+        is_right = "correct_strict"
+        pair = raw.merge(usual, on="id", suffixes=("_raw", "_usual"))
+        right, usually_right = pair[f"{is_right}_raw"], pair[f"{is_right}_usual"]
+        differences.append(100 * (right.astype(float) - usually_right.astype(float)))
+    differences = np.stack(differences)  # (seeds, problems)
+    return differences.mean(), *gain_interval(differences)
+
+
+def raw_rewards_table() -> str:
+    """Thirty iterations with advantages and with raw rewards."""
+    training = kept_runs.read("real", "train_log.jsonl")
+    evaluations = kept_runs.read("real", "eval_log.jsonl")
+    arms = {"grpo_gpu": "advantages", "raw_rewards": "raw rewards"}
+    header = ["the loss weights tokens by", "samples right, 1 to 10", "11 to 20", "21 to 30"]
+    header += ["greedy, at 0", "at 20", "without a calculation, at 20"]
+    rows = []
+    for arm, name in arms.items():
+        samples = 100 * by_seed(training, "accuracy", arm)
+        greedy = 100 * by_seed(evaluations, "accuracy", arm)
+        spans = [samples.loc[end - SPAN + 1 : end].mean() for end in (10, 20, 30)]
+        cells = [*spans, greedy.loc[0], greedy.loc[20]]
+        has_none = ~answers_at(arm, 20)["completion"].str.contains("=")
+        rows.append([name, *map(mean_and_range, cells), percent(has_none.mean())])
     return markdown.table(header, rows)

@@ -91,7 +91,9 @@ def judge_table() -> str:
     names = [f"likelihood_seed{seed}.json" for seed in JUDGED_SEEDS]
     reports = [json.loads((folder / name).read_text("utf-8")) for name in names]
     likelihood = pd.DataFrame(reports)
-    rating = json.loads((folder / "rating.json").read_text("utf-8"))
+    archive.unpack("real")
+    paths = [folder / "rating.json", STUDIES / "real" / "judge_seed0" / "judge_report.json"]
+    raters = [with_flat_keys(json.loads(path.read_text("utf-8"))) for path in paths]
     rows = []
     for damage, name in {
         "shuffled words": "shuffled words",
@@ -99,16 +101,29 @@ def judge_table() -> str:
         "cut": "the second half cut off",
         "repeated": "the first half twice",
     }.items():
-        ends = [f"{rating[f'{end}/{damage}']:.2f}" for end in ("auc", "auc_low", "auc_high")]
         cells = [mean_and_range(likelihood[f"auc/{damage}"], 2)]
-        cells.append("{} [{}, {}]".format(*ends))
+        for rating in raters:
+            ends = [f"{rating[f'{end}/{damage}']:.2f}" for end in ("auc", "auc_low", "auc_high")]
+            cells.append("{} [{}, {}]".format(*ends))
         rows.append([f"AUC, {name}", *cells])
     for name, key in {
         "rank correlation with length": "length_correlation",
         "standard deviation within a group": "spread",
     }.items():
-        rows.append([name, mean_and_range(likelihood[key], 2), f"{rating[key]:.2f}"])
-    return markdown.table(["intact against damaged", "likelihood judge", "rating judge"], rows)
+        cells = [f"{rating[key]:.2f}" for rating in raters]
+        rows.append([name, mean_and_range(likelihood[key], 2), *cells])
+    header = ["intact against damaged", "likelihood judge", "rating judge", "SmolLM2 rates"]
+    return markdown.table(header, rows)
+
+
+def with_flat_keys(report: dict) -> dict:
+    """A report of judge_report.py, also with the keys that it had earlier, such as auc_low/cut."""
+    flat = {}
+    for damage, found in report.items():
+        if isinstance(found, dict):
+            for key, old_key in {"auc": "auc", "low": "auc_low", "high": "auc_high"}.items():
+                flat[f"{old_key}/{damage}"] = found[key]
+    return report | flat
 
 
 # --- 7. The choices of a trainer ------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
     python experiments/real/keep.py output/real/sft32_seed0 [output/real/...]
 
-Of each run this writes to experiments/real/RUN: args.json, the two logs, the report on a judge, the
-answers of its evaluations as row number, completion and verdict (without the question), and a few
-rollouts.
+Of each run this writes to experiments/real/RUN: args.json, the two logs, the report on a judge and
+the pairs that it rated, the answers of its evaluations as row number, completion and verdict
+(without the question), and a few rollouts.
 `python experiments/archive.py pack real` then packs all runs of the study.
 """
 
@@ -18,6 +18,13 @@ sys.path.insert(0, str(STUDY.parent.parent))
 
 from logs import jsonl  # noqa: E402
 
+KEPT_AS_THEY_ARE = (
+    "args.json",
+    "train_log.jsonl",
+    "eval_log.jsonl",
+    "judge_report.json",
+    "judge_pairs.jsonl",
+)
 ANSWER_COLUMNS = ("id", "completion", "correct_strict", "correct_flexible", "reward", "length")
 ROLLOUT_STEPS = (1, 20, 40, 60)
 ROLLOUTS_OF_STEP = 16
@@ -28,12 +35,12 @@ def keep(run: Path) -> None:
 
     Raises ValueError if the folder holds no run.
     """
-    if not (run / "args.json").exists():
-        raise ValueError(f"{run} holds no run: it has no args.json")
+    if not (run / "args.json").exists() and not (run / "judge_report.json").exists():
+        raise ValueError(f"{run} holds no run: it has neither args.json nor judge_report.json")
     kept = STUDY / run.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
-    for name in ("args.json", "train_log.jsonl", "eval_log.jsonl", "judge_report.json"):
+    for name in KEPT_AS_THEY_ARE:
         if (run / name).exists():
             shutil.copyfile(run / name, kept / name)
     for path in sorted((run / "eval").glob("*.jsonl")):

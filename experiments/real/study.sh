@@ -82,6 +82,22 @@ raw_rewards() {
     done | two_at_a_time
 }
 
+# R7: the same on GSM8K, whose last 500 training problems are output/gsm8k/validation.jsonl.
+gsm8k() {
+    command_of gsm8k_seed1 main.py $GRPO --dataset_path output/gsm8k --max_completion_length 256 --num_train_iters 60 \
+        --learning_rate $RATE --seed 1 | two_at_a_time
+}
+
+# Longer and slower, from the starting point and from SFT on 512 solutions. These were not planned.
+longer() {
+    for seed in ${SEEDS:-1 2}; do
+        command_of slow_seed$seed main.py $GRPO --num_train_iters 240 --eval_iterations 40 --learning_rate 5e-6 \
+            --seed $seed
+        command_of strong_seed$seed main.py $GRPO --model_name $REAL/sft512_seed0/checkpoints/step_000064 \
+            --num_train_iters 240 --eval_iterations 40 --learning_rate 1e-5 --seed $seed
+    done | two_at_a_time
+}
+
 # Accuracy on test, greedy and at temperature 1, of the starting point and of the last checkpoint of each run named.
 on_test() {
     for run in sft128_seed0 "$@"; do
