@@ -285,6 +285,7 @@ def runs_of(arm: str, *seeds: int) -> tuple[str, ...]:
 PLANNED = (
     Model("GRPO, 60 iterations at 2e-5", runs_of("grpo", 1, 2, 3)),
     Model("the format alone", runs_of("format", 1, 2)),
+    Model("SFT, 60 more updates", ("more_sft_seed2",)),
 )
 # These were evaluated on a GPU, and so was the model that they began from.
 ON_A_GPU = (
