@@ -177,7 +177,7 @@ def test_it_runs_top_to_bottom_and_training_helps():
     for code, quicker_code in (
         ("num_updates=60, print_every", "num_updates=15, print_every"),
         ("num_updates=60, reward_function", "num_updates=3, reward_function"),
-        ("num_updates=12,", "num_updates=2,"),
+        ("num_updates=12,", "num_updates=4,"),
         ("eval_loader.examples[:200]", "eval_loader.examples[:20]"),
     ):
         (cell,) = [cell for cell in notebook.cells if code in cell.source]
