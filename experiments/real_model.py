@@ -36,9 +36,13 @@ def last_evaluation(run: str) -> dict:
     return jsonl.read(STUDY / run / "eval_log.jsonl")[-1]
 
 
-def answers(run: str) -> pd.DataFrame:
-    """The answers of a run's last evaluation: id, completion, verdicts, reward and length."""
-    return pd.DataFrame(jsonl.read(max((STUDY / run / "eval").glob("*.jsonl"))))
+def answers(run: str, step: int | None = None) -> pd.DataFrame:
+    """The answers of an evaluation of a run, by default the last one.
+
+    Columns: id, completion, verdicts, reward and length.
+    """
+    pattern = "*.jsonl" if step is None else f"step_{step:06d}.jsonl"
+    return pd.DataFrame(jsonl.read(max((STUDY / run / "eval").glob(pattern))))
 
 
 def flat_groups(run: str) -> float:
@@ -210,10 +214,7 @@ def calculations_table() -> str:
     iterations = (0, 20, 40, 60)
     rows = []
     for arm, name in ARMS.items():
-        shares = []
-        for iteration in iterations:
-            has_none = ~answers_at(arm, iteration)["completion"].str.contains("=")
-            shares.append(percent(has_none.mean()))
+        shares = [percent(share_without_calculation(arm, i)) for i in iterations]
         rows.append(["answers without a calculation", name, *shares])
     columns = [calculations_at("grpo", iteration) for iteration in iterations]
     for measure in columns[0]:
@@ -226,6 +227,10 @@ def answers_at(arm: str, iteration: int) -> pd.DataFrame:
     """The greedy answers of all seeds of an arm."""
     paths = sorted(STUDY.glob(f"{arm}_seed?/eval/step_{iteration:06d}.jsonl"))
     return pd.DataFrame([row for path in paths for row in jsonl.read(path)])
+
+
+def share_without_calculation(arm: str, iteration: int) -> float:
+    return 1 - answers_at(arm, iteration)["completion"].str.contains("=").mean()
 
 
 def calculations_at(arm: str, iteration: int) -> dict[str, str]:
@@ -297,9 +302,9 @@ ON_A_GPU = (
 NUM_DRAWS = 10_000
 
 
-def verdicts(run: str, kind: str) -> pd.Series:
+def verdicts(run: str, kind: str, step: int | None = None) -> pd.Series:
     """Whether each problem was answered rightly, in per cent, by id; kind: strict or flexible."""
-    return 100 * answers(run).set_index("id")[f"correct_{kind}"].astype(float)
+    return 100 * answers(run, step).set_index("id")[f"correct_{kind}"].astype(float)
 
 
 def gain_interval(gains: np.ndarray) -> tuple[float, float]:
@@ -326,10 +331,10 @@ def gains_table() -> str:
     header = ["model, on test", "answers", "start (%)", "end (%)", "gain", "gain, flexible"]
     rows = []
     for model in (*PLANNED, *ON_A_GPU):
-        for answers_are, suffix in (("greedy", "test"), ("sampled", "test_sampled")):
+        for decoding, suffix in (("greedy", "test"), ("sampled", "test_sampled")):
             before, after, gain = gain_of(model, suffix, "strict")
             _, _, flexible_gain = gain_of(model, suffix, "flexible")
-            rows.append([model.name, answers_are, before, after, gain, flexible_gain])
+            rows.append([model.name, decoding, before, after, gain, flexible_gain])
     return markdown.table(header, rows)
 
 
@@ -373,7 +378,8 @@ def longer_table() -> str:
     for arm, name in LONGER.items():
         greedy = 100 * by_seed(evaluations, "accuracy", arm)
         right = [calculations_at(arm, end)["calculations that are right"] for end in (0, *ends)]
-        rows.append(["greedy, on validation (%)", name, *map(mean_and_range, rows_of(greedy))])
+        cells = [mean_and_range(seeds) for _, seeds in greedy.iterrows()]
+        rows.append(["greedy, on validation (%)", name, *cells])
         rows.append(["their calculations that are right (%)", name, *right])
         for measure in ("samples that are right (%)", "entropy (nats per token)"):
             column, factor, decimals = MEASURES[measure]
@@ -385,23 +391,14 @@ def longer_table() -> str:
     return markdown.table(header, rows)
 
 
-def rows_of(table: pd.DataFrame) -> list[pd.Series]:
-    return [row for _, row in table.iterrows()]
-
-
 def raw_rewards_difference() -> tuple[float, float, float]:
     """Raw rewards minus advantages after 20 iterations, greedy on validation, with the interval."""
     archive.unpack("real")
     differences = []
     for seed in (1, 2):
-        raw, usual = (
-            pd.DataFrame(jsonl.read(STUDY / f"{arm}_seed{seed}" / "eval" / "step_000020.jsonl"))
-            for arm in ("raw_rewards", "grpo_gpu")
-        )
-        is_right = "correct_strict"
-        pair = raw.merge(usual, on="id", suffixes=("_raw", "_usual"))
-        right, usually_right = pair[f"{is_right}_raw"], pair[f"{is_right}_usual"]
-        differences.append(100 * (right.astype(float) - usually_right.astype(float)))
+        raw = verdicts(f"raw_rewards_seed{seed}", "strict", step=20)
+        usual = verdicts(f"grpo_gpu_seed{seed}", "strict", step=20)
+        differences.append(raw - usual)
     differences = np.stack(differences)  # (seeds, problems)
     return differences.mean(), *gain_interval(differences)
 
@@ -419,6 +416,6 @@ def raw_rewards_table() -> str:
         greedy = 100 * by_seed(evaluations, "accuracy", arm)
         spans = [samples.loc[end - SPAN + 1 : end].mean() for end in (10, 20, 30)]
         cells = [*spans, greedy.loc[0], greedy.loc[20]]
-        has_none = ~answers_at(arm, 20)["completion"].str.contains("=")
-        rows.append([name, *map(mean_and_range, cells), percent(has_none.mean())])
+        has_none = percent(share_without_calculation(arm, 20))
+        rows.append([name, *map(mean_and_range, cells), has_none])
     return markdown.table(header, rows)

@@ -92,8 +92,8 @@ def judge_table() -> str:
     reports = [json.loads((folder / name).read_text("utf-8")) for name in names]
     likelihood = pd.DataFrame(reports)
     archive.unpack("real")
-    paths = [folder / "rating.json", STUDIES / "real" / "judge_seed0" / "judge_report.json"]
-    raters = [with_flat_keys(json.loads(path.read_text("utf-8"))) for path in paths]
+    path = STUDIES / "real" / "judge_seed0" / "judge_report.json"
+    rating = json.loads(path.read_text("utf-8"))
     rows = []
     for damage, name in {
         "shuffled words": "shuffled words",
@@ -102,28 +102,14 @@ def judge_table() -> str:
         "repeated": "the first half twice",
     }.items():
         cells = [mean_and_range(likelihood[f"auc/{damage}"], 2)]
-        for rating in raters:
-            ends = [f"{rating[f'{end}/{damage}']:.2f}" for end in ("auc", "auc_low", "auc_high")]
-            cells.append("{} [{}, {}]".format(*ends))
+        cells.append("{auc:.2f} [{low:.2f}, {high:.2f}]".format(**rating[damage]))
         rows.append([f"AUC, {name}", *cells])
     for name, key in {
         "rank correlation with length": "length_correlation",
         "standard deviation within a group": "spread",
     }.items():
-        cells = [f"{rating[key]:.2f}" for rating in raters]
-        rows.append([name, mean_and_range(likelihood[key], 2), *cells])
-    header = ["intact against damaged", "likelihood judge", "rating judge", "SmolLM2 rates"]
-    return markdown.table(header, rows)
-
-
-def with_flat_keys(report: dict) -> dict:
-    """A report of judge_report.py, also with the keys that it had earlier, such as auc_low/cut."""
-    flat = {}
-    for damage, found in report.items():
-        if isinstance(found, dict):
-            for key, old_key in {"auc": "auc", "low": "auc_low", "high": "auc_high"}.items():
-                flat[f"{old_key}/{damage}"] = found[key]
-    return report | flat
+        rows.append([name, mean_and_range(likelihood[key], 2), f"{rating[key]:.2f}"])
+    return markdown.table(["intact against damaged", "likelihood judge", "rating judge"], rows)
 
 
 # --- 7. The choices of a trainer ------------------------------------------------------------------
