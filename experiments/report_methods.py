@@ -275,6 +275,7 @@ def invents_number(answer: dict) -> bool:
 # --- 4. GRPO against SFT --------------------------------------------------------------------------
 
 MORE_UPDATES = 10_000  # On so many solutions SFT makes 313 updates; on fewer ones it makes 60.
+SIZES_WITH_WORTH = (10, 100, 1_000, 10_000)  # the other sizes only tell how accuracy rises
 
 
 def runs_on_solutions(study: str, log: str = "test.jsonl") -> pd.DataFrame:
@@ -358,7 +359,9 @@ def worth_of_solutions() -> dict[str, Worth]:
     """{arm of SFT: its worth}."""
     curves = grpo_with_more_evaluations()
     worths = {}
-    for arm, runs in runs_on_solutions("sft", "answers.jsonl").groupby("arm", sort=False):
+    solutions = runs_on_solutions("sft", "answers.jsonl")
+    solutions = solutions[solutions["solutions"].isin(SIZES_WITH_WORTH)]
+    for arm, runs in solutions.groupby("arm", sort=False):
         accuracy = runs["accuracy"].mean()
         seeds = [iteration_that_reaches(accuracy, curve) for _, curve in curves.items()]
         mean = iteration_that_reaches(accuracy, curves.mean(axis="columns"))
@@ -405,7 +408,9 @@ def sft_table() -> str:
     worths = worth_of_solutions()
     rows = []
     for study, then in (("sft", ""), ("sft_then_grpo", ", then GRPO")):
-        for arm, runs in runs_on_solutions(study).groupby("arm", sort=False):
+        solutions = runs_on_solutions(study)
+        solutions = solutions[solutions["solutions"].isin(SIZES_WITH_WORTH)]
+        for arm, runs in solutions.groupby("arm", sort=False):
             first = runs.iloc[0]
             seeds = runs.set_index("seed")["accuracy"]
             row = [f"SFT on {first['solutions']:,} {first['kind']}{then}", rate_text(first["rate"])]
@@ -421,6 +426,17 @@ def sft_table() -> str:
     return markdown.table(header, rows)
 
 
+def sizes_table() -> str:
+    """Accuracy on test after SFT, by the number of solutions and by their kind."""
+    runs = runs_on_solutions("sft")
+    means = runs.pivot_table(index="kind", columns="solutions", values="accuracy")
+    rows = []
+    for kind in ("direct", "careful"):
+        cells = ["" if np.isnan(accuracy) else f"{accuracy:.1f}" for accuracy in means.loc[kind]]
+        rows.append([kind, *cells])
+    return markdown.table(["solutions", *(f"{size:,}" for size in means)], rows)
+
+
 FIGURES = {
     "training": draw_training,
     "scaling": draw_scaling,
@@ -433,4 +449,5 @@ TABLES = {
     "scaling": scaling_table,
     "operands": operands_table,
     "sft": sft_table,
+    "sizes": sizes_table,
 }
