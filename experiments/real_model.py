@@ -19,7 +19,7 @@ from experiments.kept_runs import by_seed
 from experiments.report_style import (
     COLORS,
     draw_mean_and_range,
-    label_lines,
+    label_end,
     mean_and_range,
     new_figure,
 )
@@ -122,38 +122,40 @@ def draw_real_model() -> tuple[Figure, str]:
     evaluations = kept_runs.read("real", "eval_log.jsonl")
     training = kept_runs.read("real", "train_log.jsonl")
     titles = ["greedy, on validation", "samples in training", "length of samples"]
-    figure, panels = new_figure([*titles, "entropy of samples"], (8, 5.4), num_rows=2)
+    figure, panels = new_figure([*titles, "entropy of samples"], (9, 5.6), num_rows=2)
     greedy, samples, length, entropy = panels
-    for arm, name in ARMS.items():
-        color = COLORS[name]
+    for arm, name, color, linestyle, above in (
+        ("grpo", "GRPO", COLORS["GRPO"], "-", -9),
+        ("format", "format only", COLORS["format only"], "-", 0),
+        ("slow", "GRPO at 5e-6", COLORS["GRPO"], "--", 0),
+    ):
         curves = {
             greedy: 100 * by_seed(evaluations, "accuracy", arm),
             samples: 100 * mean_of_last(by_seed(training, "accuracy", arm)),
             length: mean_of_last(by_seed(training, "response_length", arm)),
         }
-        if arm == "grpo":
+        if arm != "format":
             curves[entropy] = mean_of_last(by_seed(training, "entropy", arm))
         for ax, curve in curves.items():
-            draw_mean_and_range(ax, curve, color, label=name)
-    greedy.set(ylabel="accuracy (%)", ylim=(0, 25))
-    samples.set(ylabel="accuracy (%)", ylim=(0, 25))
-    length.set(ylabel="tokens", ylim=(0, 40))
+            draw_mean_and_range(ax, curve, color, linestyle=linestyle)
+            label_end(ax, curve.mean(axis="columns"), name, color, above)
+    greedy.set(ylabel="accuracy (%)", ylim=(0, 36))
+    samples.set(ylabel="accuracy (%)", ylim=(0, 36))
+    length.set(ylabel="length (tokens)", ylim=(0, 40))
     entropy.set(ylabel="entropy (nats per token)", ylim=(0, None))
     for ax in panels:
-        ax.set(xlabel="iteration")
-        label_lines(ax)
-    shares = 100 * by_seed(training, "accuracy", "grpo").mean(axis="columns")
-    ends = {arm: 100 * by_seed(evaluations, "accuracy", arm).mean(axis="columns") for arm in ARMS}
+        ax.set(xlabel="iteration", xlim=(0, 330), xticks=range(0, 241, 60))
+    ends = {}
+    for arm in ("grpo", "format", "slow"):
+        ends[arm] = 100 * by_seed(evaluations, "accuracy", arm).mean(axis="columns")
     return figure, (
-        f"*Greedy accuracy is {ends['grpo'].iloc[0]:.1f}% before training, "
-        f"{ends['grpo'].iloc[-1]:.1f}% after GRPO and {ends['format'].iloc[-1]:.1f}% after GRPO "
-        "with a reward for the format alone. With all rewards "
-        f"{shares.head(SPAN).mean():.1f}% of the samples are right in the first ten iterations, "
-        f"{shares.loc[41:50].mean():.1f}% in 41 to 50 and {shares.tail(SPAN).mean():.1f}% in the "
-        "last ten. Lines are means over three seeds of GRPO and two of the format alone, bands "
-        "their range. (a) is of 300 validation problems; the rest are means of the last ten "
-        "iterations, with 128 samples each. (d) is of groups with different rewards, of which the "
-        "format alone leaves too few to draw.*"
+        f"*In 60 iterations greedy accuracy on validation goes from {ends['grpo'].iloc[0]:.1f}% "
+        f"to {ends['grpo'].iloc[-1]:.1f}% with GRPO and to {ends['format'].iloc[-1]:.1f}% with a "
+        "reward for the format alone; in 240 slower ones it goes from "
+        f"{ends['slow'].iloc[0]:.1f}% to {ends['slow'].iloc[-1]:.1f}%. Lines are means over "
+        "three seeds of GRPO and two of the others, bands their range. (a) is of 300 validation "
+        "problems; the rest are means of the last ten iterations, with 128 samples each. (d) "
+        "leaves out groups with equal rewards; the format alone has too few others to draw.*"
     )
 
 

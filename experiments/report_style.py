@@ -54,6 +54,12 @@ def label_lines(ax: Axes) -> None:
     plotter.label_ends(ax, ends)
 
 
+def label_end(ax: Axes, curve: pd.Series, text: str, color: str, above: float = 0) -> None:
+    """Write a text beside the last point of a curve, or so many printer's points above that."""
+    end = (curve.index[-1], curve.iloc[-1])
+    ax.annotate(text, end, (5, above), textcoords="offset points", color=color, va="center")
+
+
 def rate_text(learning_rate: float) -> str:
     return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
 

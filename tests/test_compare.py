@@ -307,8 +307,8 @@ def test_a_comparison_that_is_stopped_goes_on(tmp_path):
     """Stopped in the middle, the same command makes the runs that are missing, and no other."""
     own_flags = ["--arm", "beta 0.04", "--arm", "beta 0", "--learning_rate", "1e-3"]
     own_flags += ["--seeds", "2"]
-    flags = "--num_train_iters 10 --rollout_batch_size 8 --group_size 4 --eval_size 8"
-    flags += " --max_completion_length 16 --eval_iterations 5"
+    flags = "--num_train_iters 4 --rollout_batch_size 8 --group_size 4 --eval_size 8"
+    flags += " --max_completion_length 16 --eval_iterations 2"
     flags = [*MODEL, *flags.split()]
 
     stopped = run_compare(own_flags, tmp_path, *flags)
@@ -329,7 +329,7 @@ def test_a_comparison_that_is_stopped_goes_on(tmp_path):
     for beta, seed in itertools.product(("0.04", "0"), (0, 1)):
         folder = tmp_path / f"beta{beta}_rate1e-3_seed{seed}"
         steps = [row["step"] for row in logs_of(folder)["train_log.jsonl"]]
-        assert steps == list(range(1, 11)), folder
+        assert steps == list(range(1, 5)), folder
         args = json.loads((folder / "args.json").read_text())["args"]
         assert (args["beta"], args["seed"]) == (float(beta), seed)
     assert "| beta0.04 |" in (tmp_path / "comparison.md").read_text()

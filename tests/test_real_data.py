@@ -46,7 +46,7 @@ def test_tiny_model_trains_and_evaluates_on_real_gsm8k(data_folder, tmp_path):
 def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
     """Random weights of the real size, the real tokenizer and real GSM8K.
 
-    An iteration is 2 prompts x 2 completions of up to 32 tokens. Nearly all of the memory is for
+    An iteration is one prompt with 2 completions of up to 8 tokens. Nearly all of the memory is for
     weights, gradients and the optimiser, and does not depend on these numbers.
     """
     qwen = data_folder / "models" / "qwen2"
@@ -61,9 +61,9 @@ def test_qwen2_half_billion_iteration_fits_into_16_gib(data_folder, tmp_path):
         model_name=tmp_path / "model",
         dataset_path=data_folder / "data" / "gsm8k",
         device="cpu",
-        rollout_batch_size=4,
+        rollout_batch_size=2,
         group_size=2,
-        max_completion_length=32,
+        max_completion_length=8,
         num_train_iters=1,
         eval_size=1,
         output_dir=tmp_path / "run",
