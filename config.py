@@ -132,6 +132,12 @@ class ModelConfig:
         " memory and about a third more time.",
         may_change=True,
     )
+    lora_rank: int | None = setting(
+        None,
+        "Freeze the weights, and train adapters of this rank beside the linear maps of the layers"
+        " (LoRA, arXiv:2106.09685). It takes much less memory, and about ten times the"
+        " --learning_rate. (default: train the weights themselves)",
+    )
 
 
 @dataclass(frozen=True)
