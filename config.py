@@ -718,7 +718,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def _nearest_flag(self, word: str) -> str | None:
         """The flag that a word is most like, or whose initials it is, as --lr; None without."""
         flags = [flag for flag in self._option_string_actions if flag not in ("-h", "--help")]
-        for flag in flags:
+        for flag in reversed(flags):  # --lr is --learning_rate, which comes after --lora_rank
             initials = "".join(part[0] for part in flag.removeprefix("--").split("_"))
             if word == f"--{initials}":
                 return flag
