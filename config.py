@@ -132,6 +132,12 @@ class ModelConfig:
         " memory and about a third more time.",
         may_change=True,
     )
+    lora_rank: int | None = setting(
+        None,
+        "Freeze the weights, and train adapters of this rank beside the linear maps of the layers"
+        " (LoRA, arXiv:2106.09685). It takes much less memory, and about ten times the"
+        " --learning_rate. (default: train the weights themselves)",
+    )
 
 
 @dataclass(frozen=True)
@@ -712,7 +718,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def _nearest_flag(self, word: str) -> str | None:
         """The flag that a word is most like, or whose initials it is, as --lr; None without."""
         flags = [flag for flag in self._option_string_actions if flag not in ("-h", "--help")]
-        for flag in flags:
+        for flag in reversed(flags):  # --lr is --learning_rate, which comes after --lora_rank
             initials = "".join(part[0] for part in flag.removeprefix("--").split("_"))
             if word == f"--{initials}":
                 return flag

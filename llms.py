@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import distributed
+import lora
 import utils
 from sampling import generation
 from sampling.rollout import as_rollout
@@ -207,7 +208,7 @@ def _set_attention(model: PreTrainedModel, attn_implementation: str) -> None:
 
 
 def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights in a directory, under the names that they have in `model`.
+    """The trained weights in a directory, under the names that they have in `model`.
 
     transformers saves some weights under other names than a model has for them, or several together
     as one. Only its own way of loading knows which.
@@ -215,6 +216,8 @@ def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     Raises:
         ValueError: The weights are those of another model, or not finite.
     """
+    if lora.has_adapters(model):
+        return lora.read_adapter(folder, model)
     return _load_model(folder, copy.deepcopy(model.config)).state_dict()
 
 
@@ -451,11 +454,14 @@ def _logps_of_unpadded_rows(model: PreTrainedModel, ids: Tensor, mask: Tensor, C
 def get_base_model(model: PreTrainedModel) -> PreTrainedModel:
     """The frozen reference policy: a copy of the model that is never updated.
 
-    It is split over the processes, if there are several. Where autocast would round the weights of
-    the decoder layers' linear maps in every pass, they are bfloat16 from the beginning.
+    Of a model with adapters it is the model without them, which shares its weights. A copy is split
+    over the processes, if there are several. Where autocast would round the weights of the decoder
+    layers' linear maps in every pass, they are bfloat16 from the beginning.
     """
+    if lora.has_adapters(model):
+        return lora.without_adapters(model)
     linear_weights = []
-    if model.device.type == "cuda" and utils.has_bfloat16():
+    if utils.has_autocast(model.device):
         linear_weights = weights_that_autocast_rounds(model)
     return shard(_frozen_copy(model, linear_weights))
 
@@ -487,23 +493,27 @@ def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
     """The model that samples: the policy itself, or a copy of it.
 
     Of several processes each has a whole copy. They make unequal numbers of decoding steps, which a
-    sharded model cannot do.
+    sharded model cannot do. With adapters it is a copy into which they are merged.
 
     Args:
         dtype: "float32"; "bfloat16", for which a copy is made; or "auto", which is bfloat16 on
             CUDA, where that is faster, and float32 elsewhere.
     """
-    can_sample_in_bfloat16 = model.device.type == "cuda" and utils.has_bfloat16()
-    is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and can_sample_in_bfloat16)
-    if not is_bfloat16 and distributed.world_size() == 1:
+    is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.has_autocast(model.device))
+    if lora.has_adapters(model):
+        model = lora.without_adapters(model)
+    elif not is_bfloat16 and distributed.world_size() == 1:
         return model
-    return _frozen_copy(model, list(model.parameters()) if is_bfloat16 else [])
+    sampler = _frozen_copy(model, list(model.parameters()) if is_bfloat16 else [])
+    return sampler if is_bfloat16 else sampler.float()
 
 
 @torch.no_grad()
 def refresh_sampler(sampler: PreTrainedModel, model: PreTrainedModel) -> None:
     """Give a sampling copy the policy's present weights."""
-    if distributed.world_size() > 1:
+    if lora.has_adapters(model):
+        lora.merge_into(sampler, model)
+    elif distributed.world_size() > 1:
         for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
             copied.copy_(distributed.full_tensor(weight.to(copied.dtype)))
     elif sampler is not model:
@@ -520,6 +530,9 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
     On CUDA the decoder layers are gathered in bfloat16, to which autocast would cast them anyway.
     The residual stream, the embedding, the output layer, the sum of the gradients and the master
     weights stay float32.
+
+    Weights beside which adapters are trained are not split, and need not be gathered. The reference
+    shares them.
     """
     if distributed.world_size() == 1:
         return model
@@ -530,12 +543,14 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
         )
     else:
         layer_policy = MixedPrecisionPolicy()
+    whole = lora.frozen_weights(model)
     for layer in model.get_decoder().layers:
-        _shard_module(layer, mesh, layer_policy)
+        _shard_module(layer, mesh, layer_policy, whole)
     embedding = model.get_input_embeddings()
     if embedding.weight is not model.get_output_embeddings().weight:
-        _shard_module(embedding, mesh, MixedPrecisionPolicy())  # it is freed again after its use
-    _shard_module(model, mesh, MixedPrecisionPolicy())
+        # It is freed again after its use.
+        _shard_module(embedding, mesh, MixedPrecisionPolicy(), whole)
+    _shard_module(model, mesh, MixedPrecisionPolicy(), whole)
     # The loss calls model.per_token_logps and not forward. FSDP2 gathers the embedding, the last
     # norm and the output layer for registered methods only.
     model.per_token_logps = MethodType(utils.per_token_logps_of_unsharded, model)
@@ -544,10 +559,15 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _shard_module(
-    module: torch.nn.Module, mesh: DeviceMesh, mp_policy: MixedPrecisionPolicy
+    module: torch.nn.Module,
+    mesh: DeviceMesh,
+    mp_policy: MixedPrecisionPolicy,
+    whole: set[torch.nn.Parameter],
 ) -> None:
-    """Split one module's weights over the processes; its gradient is a sum over them."""
-    fully_shard(module, mesh=mesh, mp_policy=mp_policy, reshard_after_forward=True)
+    """Split a module's weights, but for `whole`, over the processes; its gradient is a sum."""
+    fully_shard(
+        module, mesh=mesh, mp_policy=mp_policy, reshard_after_forward=True, ignored_params=whole
+    )
     module.set_force_sum_reduction_for_comms(True)
     module.set_gradient_divide_factor(1.0)
 

@@ -117,7 +117,7 @@ def check_sampled_logps(config: GRPOConfig, run: Run, groups: main.Groups) -> Ch
     gaps = (logps - rollout.sampled_logps).abs()[rollout.completion_mask.bool()]
     # bfloat16, in a sampling copy or under autocast, has 8 bits of mantissa: its log-probs differ
     # by some hundredths of a nat on average (0.03 in a real model of 135 million parameters).
-    uses_bfloat16 = run.sampler is not run.model or run.model.device.type == "cuda"
+    uses_bfloat16 = run.sampler.dtype == torch.bfloat16 or run.model.device.type == "cuda"
     limit = 0.1 if uses_bfloat16 else 1e-3
     return CheckResult(
         ok=gaps.mean().item() < limit,
@@ -197,9 +197,9 @@ def check_memory(config: GRPOConfig, run: Run, groups: main.Groups) -> CheckResu
     )
     run.model.zero_grad()
     # AdamW's two moments, 4 bytes each, do not exist before the first update.
-    num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    num_trained = sum(weight.numel() for weight in run.model.parameters() if weight.requires_grad)
     peak_so_far, total = memory(run.model.device)
-    peak = peak_so_far + 8 * num_parameters
+    peak = peak_so_far + 8 * num_trained
     return CheckResult(
         ok=peak < 0.9 * total, figure=f"peak {peak / 2**30:.1f} of {total / 2**30:.1f} GiB"
     )

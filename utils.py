@@ -383,9 +383,14 @@ def isolated_seed(seed: int) -> Iterator[None]:
 
 def autocast(device: str | torch.device) -> AbstractContextManager:
     """bfloat16 autocast on a CUDA device that has bfloat16, over float32 weights; else nothing."""
-    if torch.device(device).type == "cuda" and has_bfloat16():
+    if has_autocast(device):
         return torch.autocast("cuda", torch.bfloat16)
     return nullcontext()
+
+
+def has_autocast(device: str | torch.device) -> bool:
+    """Whether `autocast` computes in bfloat16 on this device."""
+    return torch.device(device).type == "cuda" and has_bfloat16()
 
 
 def has_bfloat16() -> bool:

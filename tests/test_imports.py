@@ -21,7 +21,7 @@ FLOORS = """
     losses.py judges
     llms.py rl_datasets.py
     data
-    sampling
+    sampling lora.py
     utils.py signals.py
     grading distributed.py plotter.py
     logs

@@ -67,6 +67,9 @@ MISTAKES_IN_FLAGS = """
     main --lr=1e-4 | --lr=1e-4 | did you mean --learning_rate?
     main --learning_rate inf | --learning_rate | inf
     main --num_train_iters 0 | --num_train_iters | more than 0 | not 0
+    main --lora_rank 0 | --lora_rank | more than 0 | not 0
+    sft --lora_rank -1 | --lora_rank | more than 0 | not -1
+    main --lora_rank 17 | --lora_rank 17 | 16 | k_proj | lower it
     main --seed -1 | --seed | at least 0 | -1
     main --seed 4294967296 | --seed | at most 4294967295
     main --loss_type ppo | --loss_type | 'ppo' | grpo_clip

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import distributed
 import llms
+import lora
 from logs import jsonl
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
@@ -47,7 +48,7 @@ def write(
 
     Args:
         state: what `torch.load(weights_only=True)` can read: tensors, numbers, text, lists, dicts.
-        weights: the complete weights of a sharded model (`gather_state`); None: the model's own.
+        weights: by `gather_state`; None: the model's own.
 
     Raises:
         OSError: it cannot be written, for example because the disk is full.
@@ -57,10 +58,13 @@ def write(
     temporary = folder / "unfinished"
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
     try:
-        model.save_pretrained(temporary, state_dict=weights)
+        if lora.has_adapters(model):
+            lora.save(temporary, model, weights)
+        else:
+            model.save_pretrained(temporary, state_dict=weights)
         tokenizer.save_pretrained(temporary)
         torch.save(state | {"log_sizes": _sync_logs(output_dir)}, temporary / "trainer.pt")
-        for file in temporary.iterdir():
+        for file in temporary.rglob("*"):
             _sync(file)
         _sync(temporary)
         shutil.rmtree(path, ignore_errors=True)  # one that could not be read
@@ -197,13 +201,15 @@ def gather_state(model, optimizer) -> tuple[dict | None, dict]:
     """All processes: the complete weights and optimiser state, under the names of the parameters.
 
     Of several processes the first one gets them, on its CPU. On one process the weights are None,
-    because the model has them.
+    because the model has them, unless it has adapters (`lora.gather_weights`).
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     # Before the first update the optimiser has no state, and asking for it would create one.
     optimizer_state = {}
     if optimizer.state:
         optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
+    if lora.has_adapters(model):
+        return lora.gather_weights(model), optimizer_state
     if distributed.world_size() == 1:
         return None, optimizer_state
     weights = get_model_state_dict(model, options=options)
@@ -219,7 +225,7 @@ def scatter_state(model, optimizer, weights: dict, optimizer_state: dict) -> Non
     """
     has_several = distributed.world_size() > 1
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=has_several, strict=False)
-    if weights:
+    if weights and not lora.has_adapters(model):  # adapters are not tied
         for name, saved_name in model.all_tied_weights_keys.items():
             weights[name] = weights[saved_name]
     set_model_state_dict(model, weights, options=options)

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import llms
+import lora
 import signals
 from config import OutputConfig, may_change, read_args
 from evaluator import RewardError, RewardEvaluator
@@ -317,10 +318,10 @@ def take_fingerprints(config: OutputConfig, run: Run) -> dict[str, int]:
     reward_file, colon, _ = (config.evaluator or "").rpartition(":")
     if colon:
         fingerprints[f"the file {reward_file}"] = zlib.crc32(Path(reward_file).read_bytes())
-    if run.base_model is not None:
+    if run.base_model is not None or lora.has_adapters(run.model):
         checksum = 0
         for weight in run.model.parameters():
-            weight = distributed.full_tensor(weight.detach()).cpu().contiguous()
+            weight = distributed.full_tensor(weight.detach()).float().cpu().contiguous()
             checksum = zlib.crc32(weight.numpy(), checksum)
         fingerprints[f"the model {config.model_name}"] = checksum
     return fingerprints

@@ -1,6 +1,7 @@
 """Model, data and rewards of a run, from its settings."""
 
 import llms
+import lora
 import utils
 from config import FineTuningConfig, GRPOConfig
 from evaluator import get_evaluator
@@ -23,6 +24,8 @@ def load(config: GRPOConfig | FineTuningConfig, *, with_reference: bool = False)
         attn_implementation=config.attn_implementation,
         gradient_checkpointing=config.gradient_checkpointing,
     )
+    if config.lora_rank is not None:
+        lora.add_adapters(model, config.lora_rank, config.seed)
     train_loader, eval_loader = get_dataloaders(
         config.dataset_name,
         tokenizer,
