@@ -27,6 +27,7 @@ import distributed
 import utils
 from sampling import generation
 from sampling.rollout import as_rollout
+from sampling.vllm import VLLMSampler
 
 transformers_logging.disable_progress_bar()
 
@@ -501,9 +502,11 @@ def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
 
 
 @torch.no_grad()
-def refresh_sampler(sampler: PreTrainedModel, model: PreTrainedModel) -> None:
+def refresh_sampler(sampler: PreTrainedModel | VLLMSampler, model: PreTrainedModel) -> None:
     """Give a sampling copy the policy's present weights."""
-    if distributed.world_size() > 1:
+    if isinstance(sampler, VLLMSampler):
+        sampler.load_weights(model.named_parameters())
+    elif distributed.world_size() > 1:
         for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
             copied.copy_(distributed.full_tensor(weight.to(copied.dtype)))
     elif sampler is not model:
