@@ -49,13 +49,14 @@ class VLLMSampler:
         """
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is given tensors of this process
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would send them to its authors
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM
         from vllm.platforms import current_platform
 
         self.device = model.device
         self.has_tied_weights = model.config.tie_word_embeddings
         self.generation_config = model.generation_config  # says which tokens end a completion
+        is_one_of_several = distributed.world_size() > 1
         is_cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if is_cuda and utils.has_bfloat16() else torch.float32
         if current_platform.device_type != self.device.type:
@@ -67,7 +68,7 @@ class VLLMSampler:
         self.llm = LLM(
             model=model_name,
             dtype=self.dtype,
-            seed=seed,
+            seed=distributed.process_seed(seed),
             max_model_len=max_length,
             max_num_seqs=max_concurrent_sequences,
             kv_cache_memory_bytes=(
@@ -77,6 +78,8 @@ class VLLMSampler:
             enforce_eager=not is_cuda,
             load_format="dummy",  # so a weight that `load_weights` left out would be noticed
             logprobs_mode="processed_logprobs",  # those after the division by the temperature
+            # Of several processes each has a vLLM with all weights, on its own GPU.
+            distributed_executor_backend="external_launcher" if is_one_of_several else None,
         )
 
     @torch.no_grad()

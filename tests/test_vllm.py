@@ -10,6 +10,7 @@ import torch
 from conftest import ROOT, as_flags, random_model, run_flags, run_script
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+import distributed
 import llms
 import main
 import sft
@@ -163,6 +164,7 @@ def test_what_vllm_is_asked_for(stand_in, model_folder, model, tokenizer):
     assert options["max_num_seqs"] == 5
     assert options["enforce_eager"]
     assert options["logprobs_mode"] == "processed_logprobs"
+    assert options["distributed_executor_backend"] is None
     # Keys and values of 2 layers with 2 heads of 8 numbers each, in float32.
     bytes_per_token = 2 * 2 * 2 * 8 * 4
     assert options["kv_cache_memory_bytes"] == 5 * (60 + 128) * bytes_per_token
@@ -179,6 +181,17 @@ def test_what_vllm_is_asked_for(stand_in, model_folder, model, tokenizer):
         skip_special_tokens=False,
         logprobs=0,
     )
+
+
+def test_of_several_processes_each_has_a_vllm_and_random_numbers_of_its_own(
+    stand_in, model_folder, model, monkeypatch
+):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    load(model, model_folder)
+    options = stand_in.latest.options
+    assert options["distributed_executor_backend"] == "external_launcher"
+    assert options["seed"] == distributed.process_seed(3) != 3
 
 
 def test_greedy_decoding_has_the_log_probs_at_temperature_1(
@@ -293,15 +306,13 @@ def test_without_vllm_the_line_says_how_to_install_it(model_folder, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_processes", "words"),
+    ("settings", "words"),
     [
-        (dict(sampling_dtype="float32"), 1, "leave --sampling_dtype float32 out"),
-        (dict(), 2, "one process"),
-        (dict(device="cuda:1"), 1, "CUDA_VISIBLE_DEVICES=1"),
+        (dict(sampling_dtype="float32"), "leave --sampling_dtype float32 out"),
+        (dict(device="cuda:1"), "CUDA_VISIBLE_DEVICES=1"),
     ],
 )
-def test_flags_that_do_not_fit(settings, num_processes, words, stand_in, monkeypatch):
-    monkeypatch.setattr(checks.distributed, "world_size", lambda: num_processes)
+def test_flags_that_do_not_fit(settings, words, stand_in):
     with pytest.raises(ValueError, match=words):
         checks.check_sampler(GRPOConfig(sampler="vllm", **settings))
     checks.check_sampler(GRPOConfig(**settings))
@@ -351,7 +362,7 @@ def test_vllm_itself_follows_the_policy_through_updates_and_a_resume(tmp_path):
         TINY_MODEL,
         folder,
         sampler="vllm",
-        evaluator="arithmetic",
+        evaluator="gsm8k",
         max_completion_length=64,
         num_train_iters=3,
     )
@@ -385,13 +396,13 @@ def compare_vllm_itself():
                 weight.mul_(1.05)
         llms.refresh_sampler(sampler, model)
     prompts = ["Eva buys 2 eggs and then 3 more.", "Ben has 20 dollars.", "What is 3 times 4?"]
-    stop_strings = ("</reasoning>", " = ")
+    stop_strings = ("1", "wer is 2")
     rollout = vllm.generate(
         sampler,
         tokenizer,
         prompts,
         num_samples=16,
-        max_completion_length=40,
+        max_completion_length=4,
         temperature=0.7,
         stop_strings=stop_strings,
     )

@@ -68,11 +68,6 @@ def check_sampler(config: GRPOConfig | FineTuningConfig) -> None:
             f"--sampler vllm samples in bfloat16 on a GPU that has it, otherwise in float32; leave"
             f" --sampling_dtype {config.sampling_dtype} out"
         )
-    if distributed.world_size() > 1:
-        raise ValueError(
-            "--sampler vllm runs with one process: start it with python and not with torchrun, or"
-            " use --sampler torch"
-        )
     if config.device.startswith("cuda:"):
         raise ValueError(
             f"--sampler vllm takes the first GPU that it sees: instead of --device {config.device},"
