@@ -55,7 +55,7 @@ def setting(
         zero: whether a number may be 0; every number must otherwise be more than 0.
         at_most: the greatest value that a number may have.
         may_change: whether a resumed run may have another value. None of these settings changes
-            what is learnt, though on another device other completions are sampled.
+            what is learnt, though another device or sampler draws other completions.
     """
     metadata = dict(help=help, choices=choices, zero=zero, at_most=at_most, may_change=may_change)
     return field(default=default, metadata=metadata)
@@ -181,6 +181,17 @@ class CompletionConfig:
         "auto: bfloat16 on a GPU that has it, otherwise float32.\n"
         "float32: samples with the trained weights themselves.\n"
         "bfloat16: samples with a copy in bfloat16, renewed after each update.",
+    )
+    sampler: Literal["torch", "vllm"] = setting(
+        "torch",
+        "What samples completions, in training and in evaluations alike.\n"
+        "torch: this project's own sampler. A completion depends on the seed alone, and --resume"
+        " repeats a run bit for bit.\n"
+        "vllm: vLLM in this process, which has to be installed (docs/gpus.md) and pays for long"
+        " completions. Its weights are renewed after each update, and sampling_logp_gap says how"
+        " far its log-probs are from the policy's. A completion depends on those sampled beside it,"
+        " and --resume does not repeat a run bit for bit.",
+        may_change=True,
     )
 
 

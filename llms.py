@@ -28,6 +28,7 @@ import lora
 import utils
 from sampling import generation
 from sampling.rollout import as_rollout
+from sampling.vllm import VLLMSampler
 
 transformers_logging.disable_progress_bar()
 
@@ -509,9 +510,11 @@ def get_sampler(model: PreTrainedModel, dtype: str = "auto") -> PreTrainedModel:
 
 
 @torch.no_grad()
-def refresh_sampler(sampler: PreTrainedModel, model: PreTrainedModel) -> None:
+def refresh_sampler(sampler: PreTrainedModel | VLLMSampler, model: PreTrainedModel) -> None:
     """Give a sampling copy the policy's present weights."""
-    if lora.has_adapters(model):
+    if isinstance(sampler, VLLMSampler):
+        sampler.load_weights(lora.merged_weights(model))
+    elif lora.has_adapters(model):
         lora.merge_into(sampler, model)
     elif distributed.world_size() > 1:
         for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):

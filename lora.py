@@ -11,6 +11,7 @@ Shapes: r rank, I inputs and O outputs of a linear map. W is (O, I), A (r, I) an
 import copy
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -139,6 +140,18 @@ def frozen_weights(model: PreTrainedModel) -> set[torch.nn.Parameter]:
     if not has_adapters(model):
         return set()
     return {weight for weight in model.parameters() if not weight.requires_grad}
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """All: every weight by its name in the model, with the adapters merged in."""
+    layers = adapted_layers(model)
+    adapters = adapter_weights(model).keys()
+    for name, weight in model.named_parameters():
+        layer = layers.get(name.removesuffix(".weight"))
+        if layer is not None:
+            weight = layer.merged_weight()
+        if name not in adapters:
+            yield name, weight
 
 
 @torch.no_grad()

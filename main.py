@@ -68,7 +68,7 @@ def train(config: GRPOConfig, run: Run) -> None:
     if config.eval_only:
         write_logs.print_categories(config, completions.evaluate(config, run))
         return
-    guard = Guard(config.max_kl)
+    guard = Guard(config.max_kl, checks_sampler=config.sampler == "vllm")
     for step in iterations(config, run, config.eval_iterations, config.save_iterations):
         # 1 to 3. Sample G completions for each of several prompts, reward them, compute advantages.
         examples = run.train_loader.next_batch(config.rollout_batch_size // config.group_size)

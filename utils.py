@@ -30,6 +30,11 @@ BUCKET_TOKENS_ON_GPU = 8192
 
 Item = TypeVar("Item")
 
+if not hasattr(PreTrainedModel, "is_activation_checkpointing"):
+    # Before transformers 5.21 these had other names.
+    PreTrainedModel.is_activation_checkpointing = PreTrainedModel.is_gradient_checkpointing
+    PreTrainedModel.activation_checkpointing_enable = PreTrainedModel.gradient_checkpointing_enable
+
 # --- Log-probabilities ----------------------------------------------------------------------------
 
 

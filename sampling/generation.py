@@ -56,11 +56,10 @@ def generate(
     Returns:
         A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
     """
-    pad_token_id = tokenizer.pad_token_id
     if len(prompts) == 0:  # a tokenizer cannot tokenize an empty list
-        return as_rollout([], pad_token_id, model.device)
+        return as_rollout([], tokenizer.pad_token_id, model.device)
 
-    prompt_ids = _tokenize(tokenizer, prompts)
+    prompt_ids = tokenize(tokenizer, prompts)
     end_finder = EndFinder(model, tokenizer, stop_strings)
     completions = [Completion() for _ in range(len(prompts) * num_samples)]
     # All random numbers are drawn here, so that a sample depends neither on the sequences in its
@@ -91,22 +90,11 @@ def generate(
                 progress,
             )
 
-    all_ids = [completion.ids for completion in completions]
-    finished = [completion.finished for completion in completions]
-    all_logps = []
-    for completion in completions:
-        all_logps += completion.logps
     prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
-    id_pairs = list(zip(prompts_of_rows, all_ids, strict=True))
-    rollout = as_rollout(id_pairs, pad_token_id, model.device)
-    is_token = rollout.completion_mask.bool()
-    rollout.sampled_logps[is_token] = torch.tensor(all_logps, device=model.device)
-    rollout.finished = torch.tensor(finished, device=model.device)
-    rollout.texts = end_finder.to_texts(all_ids)
-    return rollout
+    return to_rollout(prompts_of_rows, completions, end_finder, model.device)
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
+def tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
     """The token ids of each prompt. Raises ValueError for a prompt that has none."""
     prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     if not all(prompt_ids):
@@ -247,6 +235,27 @@ def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], find
             completion.finished = True
             del completion.ids[length:]
             del completion.logps[length:]
+
+
+def to_rollout(
+    prompt_ids: list[list[int]],
+    completions: list[Completion],
+    end_finder: "EndFinder",
+    device: torch.device,
+) -> Rollout:
+    """The Rollout of B completions and the token ids of their B prompts."""
+    all_ids = [completion.ids for completion in completions]
+    finished = [completion.finished for completion in completions]
+    all_logps = []
+    for completion in completions:
+        all_logps += completion.logps
+    id_pairs = list(zip(prompt_ids, all_ids, strict=True))
+    rollout = as_rollout(id_pairs, end_finder.tokenizer.pad_token_id, device)
+    is_token = rollout.completion_mask.bool()
+    rollout.sampled_logps[is_token] = torch.tensor(all_logps, device=device)
+    rollout.finished = torch.tensor(finished, device=device)
+    rollout.texts = end_finder.to_texts(all_ids)
+    return rollout
 
 
 # --- Where a completion ends ----------------------------------------------------------------------

@@ -21,6 +21,7 @@ def check(config: GRPOConfig | FineTuningConfig) -> None:
     """Find mistakes before a model is loaded or the hub is asked."""
     check_names(config)
     check_device(config.device)
+    check_sampler(config)
     check_evaluation_size(config)
     if isinstance(config, GRPOConfig):
         check_batches(config)
@@ -51,6 +52,33 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError):
         usable_devices = "cpu or cuda" if torch.cuda.is_available() else "cpu"
         raise ValueError(f"--device {device} cannot be used here; use {usable_devices}") from None
+
+
+def check_sampler(config: GRPOConfig | FineTuningConfig) -> None:
+    """The sampler must be installed, and able to work with the settings."""
+    if config.sampler != "vllm":
+        return
+    if not is_installed("vllm"):
+        raise ValueError(
+            "--sampler vllm: vLLM is not installed here; pip install -r requirements-vllm.txt, best"
+            " into an environment of its own (docs/gpus.md)"
+        )
+    if config.sampling_dtype != "auto":
+        raise ValueError(
+            f"--sampler vllm samples in bfloat16 on a GPU that has it, otherwise in float32; leave"
+            f" --sampling_dtype {config.sampling_dtype} out"
+        )
+    if config.device.startswith("cuda:"):
+        raise ValueError(
+            f"--sampler vllm takes the first GPU that it sees: instead of --device {config.device},"
+            f" set CUDA_VISIBLE_DEVICES={config.device.removeprefix('cuda:')}"
+        )
+
+
+def is_installed(package: str) -> bool:
+    spec = find_spec(package)
+    # Python finds a mere folder of that name too, but then there is no file to import.
+    return spec is not None and spec.origin is not None
 
 
 def check_evaluation_size(config: OutputConfig) -> None:
@@ -118,10 +146,7 @@ def check_tracker(package: str) -> None:
     """The tracker's package must be installed."""
     if package == "none":
         return
-    spec = find_spec(package)
-    # Python finds a mere folder of that name too, but then there is no file to import.
-    is_installed = spec is not None and spec.origin is not None
-    if not is_installed:
+    if not is_installed(package):
         raise ValueError(f"--report_to {package}: not installed here; pip install {package}")
 
 

@@ -13,7 +13,7 @@ import signals
 import utils
 from config import CompletionConfig, OutputConfig
 from evaluator import RewardEvaluator, Rewards
-from sampling import generation
+from sampling import generation, vllm
 from sampling.rollout import Rollout
 from training import write_logs
 from training.memory import flag_to_lower
@@ -44,8 +44,9 @@ def sample(
         if between_tokens:
             between_tokens()
 
+    sampling = vllm if isinstance(run.sampler, vllm.VLLMSampler) else generation
     with bar, flag_to_lower("max_concurrent_sequences", config.max_concurrent_sequences):
-        return generation.generate(
+        return sampling.generate(
             run.sampler,
             run.tokenizer,
             [example["prompt"] for example in examples],

@@ -31,6 +31,7 @@ from config import OutputConfig, may_change, read_args
 from evaluator import RewardError, RewardEvaluator
 from logs import jsonl
 from rl_datasets import DataLoader, can_be_encoded, default_eval_split
+from sampling.vllm import VLLMSampler
 from training import checkpoints
 from training.guard import Diverged
 from training.memory import is_out_of_memory
@@ -47,7 +48,7 @@ class Run:
     train_loader: DataLoader  # sft.py puts its solutions in the place of the examples
     eval_loader: DataLoader
     evaluator: RewardEvaluator
-    sampler: PreTrainedModel  # the weights that sample: the policy itself, or a copy of it
+    sampler: PreTrainedModel | VLLMSampler  # the policy itself, or a copy of its weights
     base_model: PreTrainedModel | None = None  # the frozen reference, where there is one
     timer: StageTimer = field(default_factory=StageTimer)
 

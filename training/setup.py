@@ -1,12 +1,16 @@
 """Model, data and rewards of a run, from its settings."""
 
+from transformers import PreTrainedModel
+
 import llms
 import lora
 import utils
 from config import FineTuningConfig, GRPOConfig
 from evaluator import get_evaluator
 from rl_datasets import get_dataloaders
+from sampling.vllm import VLLMSampler
 from training.checks import check, check_lengths
+from training.memory import OutOfMemory, flag_to_lower
 from training.run import Run
 from training.timer import StageTimer
 
@@ -51,7 +55,11 @@ def load(config: GRPOConfig | FineTuningConfig, *, with_reference: bool = False)
         reference=(base_model, tokenizer),  # --judge_type policy judges with it
     )
     evaluator.check_gold(train_loader.examples, eval_loader.examples)
-    sampler = llms.get_sampler(model, config.sampling_dtype)
+    if config.sampler == "vllm":
+        max_length = longest_prompt + config.max_completion_length
+        sampler = load_vllm(config, model, max_length)
+    else:
+        sampler = llms.get_sampler(model, config.sampling_dtype)
     return Run(
         model=llms.shard(model),
         base_model=base_model,
@@ -62,3 +70,37 @@ def load(config: GRPOConfig | FineTuningConfig, *, with_reference: bool = False)
         eval_loader=eval_loader,
         timer=StageTimer(model.device),
     )
+
+
+def load_vllm(
+    config: GRPOConfig | FineTuningConfig, model: PreTrainedModel, max_length: int
+) -> VLLMSampler:
+    """The sampler of --sampler vllm, with the policy's weights.
+
+    Args:
+        max_length: the most tokens of a prompt and its completion.
+
+    Raises:
+        ValueError: in one line, for a model that vLLM cannot load.
+        OutOfMemory: it names the flag to lower.
+    """
+    num_sequences = config.max_concurrent_sequences
+    try:
+        with flag_to_lower("max_concurrent_sequences", num_sequences, how="start again with"):
+            sampler = VLLMSampler(
+                model,
+                config.model_name,
+                max_length=max_length,
+                max_concurrent_sequences=num_sequences,
+                seed=config.seed,
+            )
+            llms.refresh_sampler(sampler, model)
+            return sampler
+    except OutOfMemory:
+        raise
+    except Exception as error:  # what vLLM raises has no class in common
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"--sampler vllm: vLLM cannot load {config.model_name}"
+            f" ({type(error).__name__}: {reason}); use --sampler torch"
+        ) from error

@@ -1,0 +1,167 @@
+"""vLLM in the place of the project's own sampler: --sampler vllm.
+
+It runs in this process, with memory of its own. It draws from the whole distribution and returns
+the log-probs of softmax(logits / temperature), as `generation` does. But a completion depends on
+those that are sampled beside it.
+
+The package is imported only where it is used, because most runs do without it.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import distributed
+import utils
+from sampling.generation import Completion, EndFinder, eos_token_ids, to_rollout, tokenize
+from sampling.rollout import Rollout, as_rollout
+
+# vLLM stores keys and values in blocks of at most this many tokens.
+BLOCK_TOKENS = 128
+
+
+class VLLMSampler:
+    """A copy of the policy in vLLM, which is bfloat16 on a GPU that has it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        model_name: str,
+        *,
+        max_length: int,
+        max_concurrent_sequences: int,
+        seed: int,
+    ):
+        """Load vLLM beside a policy, with random weights until `load_weights` is called.
+
+        Args:
+            model_name: where config.json and the tokenizer are.
+            max_length: the most tokens of a prompt and its completion.
+            max_concurrent_sequences: the most completions at a time, for whose keys and values
+                memory is taken.
+
+        Raises:
+            ValueError: this vLLM is built for another device than the policy's.
+            Exception: whatever vLLM raises for a model that it does not support.
+        """
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is given tensors of this process
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would send them to its authors
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        self.device = model.device
+        self.has_tied_weights = model.config.tie_word_embeddings
+        self.generation_config = model.generation_config  # says which tokens end a completion
+        is_one_of_several = distributed.world_size() > 1
+        is_cuda = self.device.type == "cuda"
+        self.dtype = torch.bfloat16 if is_cuda and utils.has_bfloat16() else torch.float32
+        if current_platform.device_type != self.device.type:
+            raise ValueError(
+                f"this vLLM is built for {current_platform.device_type}, and not for --device"
+                f" {self.device.type}"
+            )
+        bytes_per_token = kv_cache_bytes_per_token(model, self.dtype)
+        self.llm = LLM(
+            model=model_name,
+            dtype=self.dtype,
+            seed=distributed.process_seed(seed),
+            max_model_len=max_length,
+            max_num_seqs=max_concurrent_sequences,
+            kv_cache_memory_bytes=(
+                max_concurrent_sequences * (max_length + BLOCK_TOKENS) * bytes_per_token
+            ),
+            gpu_memory_utilization=0.01,  # a share that must be free at first
+            enforce_eager=not is_cuda,
+            load_format="dummy",  # so a weight that `load_weights` left out would be noticed
+            logprobs_mode="processed_logprobs",  # those after the division by the temperature
+            # Of several processes each has a vLLM with all weights, on its own GPU.
+            distributed_executor_backend="external_launcher" if is_one_of_several else None,
+        )
+
+    @torch.no_grad()
+    def load_weights(self, named_weights: Iterable[tuple[str, Tensor]]) -> None:
+        """All: give vLLM every weight of the policy, by the name that it has there."""
+        weights = (
+            (name, distributed.full_tensor(weight.to(self.dtype))) for name, weight in named_weights
+        )
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if self.device.type == "cpu" and self.has_tied_weights:
+            self.llm.apply_model(pack_output_layer)
+        self.llm.reset_prefix_cache()  # the keys and values of prompts, by the old weights
+
+
+def pack_output_layer(vllm_model: nn.Module) -> None:
+    """Renew the copy of the embedding that is the output layer on a CPU, if the two are tied.
+
+    It has the layout that the CPU's products read, and vLLM itself makes it only once.
+    """
+    layer = vllm_model.lm_head
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def kv_cache_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """The memory that the keys and values of one token take."""
+    config = model.config.get_text_config()
+    head_size = getattr(config, "head_dim", None)
+    if head_size is None:
+        head_size = config.hidden_size // config.num_attention_heads
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * num_heads * head_size * dtype.itemsize
+
+
+@torch.no_grad()
+def generate(
+    sampler: VLLMSampler,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    num_samples: int = 1,
+    max_completion_length: int = 512,
+    temperature: float = 1.0,
+    stop_strings: Sequence[str] = (),
+    max_concurrent_sequences: int = 512,
+    progress: Callable[[int], None] | None = None,
+) -> Rollout:
+    """Sample as generation.generate does, with the same arguments, errors and result.
+
+    Args:
+        max_concurrent_sequences: not used, since it was set when vLLM was loaded.
+        progress: called once, in the end, with the number of completions.
+    """
+    from vllm import SamplingParams
+
+    if len(prompts) == 0:
+        return as_rollout([], tokenizer.pad_token_id, sampler.device)
+    prompt_ids = tokenize(tokenizer, prompts)
+    params = SamplingParams(
+        n=num_samples,
+        temperature=temperature,
+        max_tokens=max_completion_length,
+        stop=list(stop_strings),
+        include_stop_str_in_output=True,
+        stop_token_ids=eos_token_ids(sampler, tokenizer),
+        ignore_eos=True,  # of the model's files; it is among the stop_token_ids
+        skip_special_tokens=False,  # a stop string may be one
+        logprobs=0,  # of the sampled token alone
+    )
+    outputs = sampler.llm.generate(
+        [{"prompt_token_ids": ids} for ids in prompt_ids], params, use_tqdm=False
+    )
+    completions = []
+    for output in outputs:
+        for sequence in output.outputs:
+            ids = list(sequence.token_ids)
+            logps = [
+                logp_of_id[token_id].logprob
+                for token_id, logp_of_id in zip(ids, sequence.logprobs, strict=True)
+            ]
+            completions.append(Completion(ids, logps, sequence.finish_reason == "stop"))
+    if progress:
+        progress(len(completions))
+    prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
+    end_finder = EndFinder(sampler, tokenizer, stop_strings)
+    return to_rollout(prompts_of_rows, completions, end_finder, sampler.device)

