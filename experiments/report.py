@@ -73,6 +73,7 @@ ITEMS = [
     Table("longer_runs_of_real_model", real_model.longer_table, (REAL,)),
     Table("raw_rewards_of_real_model", real_model.raw_rewards_table, (REAL,)),
     Table("gains_of_real_model", real_model.gains_table, (REAL, REPORT)),
+    Table("lora", report_choices.lora_table, ("experiments/README.md",)),
     Table("carries_over", public_runs.decided_table),
     *(Table(name, make, (PUBLIC,)) for name, make in public_runs.TABLES.items()),
     Picture("carries_over", public_runs.draw_carries_over, (PUBLIC, REPORT)),

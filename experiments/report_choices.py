@@ -359,6 +359,38 @@ def rates_table() -> str:
     return markdown.table(header, rows)
 
 
+TRAINED = {  # {arm of `lora`: what is trained}
+    "full": "all weights",
+    "lora1": "rank 1",
+    "lora4": "rank 4",
+    "lora32": "rank 32",
+}
+REAL_RUNS = {  # {run of SmolLM2: (what is trained, the learning rate)}
+    "real_start": ("nothing yet", ""),
+    "real_full_seed1": ("all weights", "2e-5"),
+    "real_lora1_seed1": ("rank 1", "4e-4"),
+}
+
+
+def lora_table() -> str:
+    """Adapters of several ranks beside full training, on test."""
+    rates = at_best_rates("lora", "test.jsonl").groupby("arm")["rate"].first()
+    full = accuracy_by_seed("lora", "full")
+    rows = []
+    for arm, name in TRAINED.items():
+        seeds = accuracy_by_seed("lora", arm)
+        difference = "" if arm == "full" else kept_runs.difference(seeds, full).mean_cell()
+        row = ["tiny/1m", name, rate_text(rates[arm]), mean_and_range(seeds), difference]
+        rows.append([*row, ""])
+    evaluations = read("lora", "eval_log.jsonl").set_index("run")["accuracy"]
+    for run, (name, rate) in REAL_RUNS.items():
+        greedy = f"{100 * evaluations[f'{run}_test']:.1f}"
+        sampled = f"{100 * evaluations[f'{run}_test_sampled']:.1f}"
+        rows.append(["SmolLM2-135M", name, rate, greedy, "", sampled])
+    header = ["model", "trained", "rate", "greedy (%)", "minus all weights", "sampled (%)"]
+    return markdown.table(header, rows)
+
+
 # --- 8. Expert iteration and filtered SFT ---------------------------------------------------------
 
 EXPERT_ITERATION = re.compile(r"questions(\d+)_group(\d+)_epochs(\d+)")
@@ -637,6 +669,7 @@ def updates_table() -> str:
         "base": "1",
         "updates2": "2",
         "updates4": "4",
+        "updates4_no_clip": "4, no clip",
         "updates16": "16",
         "updates16_no_clip": "16, no clip",
         "updates16_cispo": "16, CISPO",
