@@ -273,6 +273,7 @@ def _load_model(
             attn_implementation="sdpa",
             use_safetensors=True,
             local_files_only=local_files_only,
+            adapter_kwargs={"local_files_only": local_files_only},  # where peft is installed
             ignore_mismatched_sizes=True,  # these are reported
             output_loading_info=True,
         )
