@@ -273,7 +273,7 @@ def carries_over(pooled: Pool, toy: tuple[float, float, float] | None) -> str:
     if is_found_in_toy:
         return "cannot be told" if low <= mean <= high else "no, not of that size"
     if not is_found and max(-low, high) < CHANGE_THAT_MATTERS:
-        return "yes, no difference found"
+        return "no difference in either"
     return "cannot be told"
 
 
@@ -484,7 +484,7 @@ TOY = {"color": "0.3", "marker": "D", "label": "our toy world, with its interval
 REAL_MODEL = {"color": plotter.COLORS[4], "marker": "s", "label": "our model of 135 million"}
 VERDICT_IN_FIGURE = {
     "yes": "yes",
-    "yes, no difference found": "none",
+    "no difference in either": "none",
     "no": "no",
     "no, not of that size": "no",
     "cannot be told": "?",

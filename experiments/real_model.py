@@ -151,7 +151,7 @@ def draw_real_model() -> tuple[Figure, str]:
     return figure, (
         f"*In 60 iterations greedy accuracy on validation goes from {ends['grpo'].iloc[0]:.1f}% "
         f"to {ends['grpo'].iloc[-1]:.1f}% with GRPO and to {ends['format'].iloc[-1]:.1f}% with a "
-        "reward for the format alone; in 240 slower ones it goes from "
+        "reward for the format alone; in 240 at a lower rate it goes from "
         f"{ends['slow'].iloc[0]:.1f}% to {ends['slow'].iloc[-1]:.1f}%. Lines are means over "
         "three seeds of GRPO and two of the others, bands their range. (a) is of 300 validation "
         "problems; the rest are means of the last ten iterations, with 128 samples each. (d) "

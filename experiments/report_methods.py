@@ -130,7 +130,7 @@ def mechanism_table() -> str:
     num_hard = (after["careful"] + after["direct"]) / after["n"]
     num_easy = after["easy"] / after["n"]
     expected = [expected_accuracy(shares / 100, num_hard, num_easy) for shares in columns]
-    name = f"{num_hard:.2f} hard and {num_easy:.2f} easy steps that are all right, expected"
+    name = f"{num_hard:.2f} hard and {num_easy:.2f} easy steps all right, predicted"
     rows.append([name, *(f"{share:.1%}" for share in expected)])
     header = ["share", "before training", "before, but as careful as after", "after training"]
     return markdown.table(header, rows)
@@ -204,10 +204,10 @@ def draw_scaling() -> tuple[Figure, str]:
     by_size.text(1.7e6, 86, "after", ha="center", va="center")
     by_size.text(1.7e6, 31, "before", ha="center", va="center")
     return figure, (
-        "*1m and 3m learn the task, 0.1m and 0.3m hardly. (a) Accuracy on 500 validation problems: "
-        "mean of three seeds, with a band from the lowest to the highest. 1m is the demo. "
-        "(b) Accuracy on 2,000 test problems: hollow before training, filled after it, a dot for "
-        "each of three seeds.*"
+        "*1m and 3m learn the task; 0.1m and 0.3m barely do. (a) Accuracy on 500 validation "
+        "problems: mean of three seeds, with a band from the lowest to the highest. 1m is the "
+        "demo. (b) Accuracy on 2,000 test problems: hollow before training, filled after it, a dot "
+        "for each of three seeds.*"
     )
 
 
@@ -317,7 +317,7 @@ def draw_sft() -> tuple[Figure, str]:
     ax.set(xlabel="worked solutions", ylabel="accuracy on test (%)")
     ax.xaxis.set_major_formatter("{x:,.0f}")
     return figure, (
-        "*From 100 careful solutions on SFT ends where GRPO does, on direct ones far below it. "
+        "*With 100 or more careful solutions SFT ends where GRPO does, with direct ones far below. "
         "Dots are three seeds at the best learning rate of each set, lines their means, and "
         "bands GRPO's three seeds. The run on 10,000 solutions has five times the updates, and "
         "is not joined to the others. Accuracy on 2,000 test problems.*"
