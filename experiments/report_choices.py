@@ -711,6 +711,19 @@ def grid_table() -> str:
     return markdown.table(["accuracy (%)", "1 mini-batch", "2 mini-batches"], rows)
 
 
+def long_table() -> str:
+    """Accuracy on validation in runs of 200 iterations."""
+    evaluations = read("choices", "eval_log.jsonl")
+    steps = [60, 100, 140, 200]
+    rows = []
+    for arm, name in {"base_200": "1", "updates4_200": "4"}.items():
+        accuracy = 100 * by_seed(evaluations, "accuracy", arm)
+        rows.append([name, str(accuracy.shape[1])])
+        rows[-1] += [mean_and_range(accuracy.loc[step]) for step in steps]
+    header = ["updates per batch", "seeds", *(f"at iteration {step} (%)" for step in steps)]
+    return markdown.table(header, rows)
+
+
 UPDATES = {"base": "1", "updates2": "2", "updates4": "4", "updates16": "16"}
 CLIPS = {
     "updates16": "clip",
@@ -853,5 +866,6 @@ TABLES = {
     "prompts": prompts_table,
     "sweep": sweep_table,
     "grid": grid_table,
+    "long": long_table,
     "rewards": rewards_table,
 }
