@@ -35,7 +35,7 @@ from logs import markdown
 
 STUDIES = kept_runs.STUDIES
 # Settings of GRPO that are compared within a panel; the first one is the usual one.
-SETTINGS = (COLORS["GRPO"], "#000000", "#56B4E9", "#882255")
+SETTINGS = (COLORS["GRPO"], "#000000", "#56B4E9", "#882255", "#999999")
 
 
 def first_and_last(curves: pd.DataFrame, decimals: int) -> str:
@@ -470,7 +470,7 @@ def draw_expert_iteration() -> tuple[Figure, str]:
     draw_entropy_by_samples(entropy)
     return figure, (
         "*Five rounds of 96 x 8 end lower than GRPO and than sixty small rounds with as many "
-        "samples. Green: questions x samples of a round, with four epochs unless it says one. "
+        "samples. Green: questions x samples of a round; large rounds have four epochs unless one. "
         "Lines are means of three seeds (GRPO in (a), large rounds) or four, bands the range of "
         "GRPO and of small rounds. (a) 500 validation problems. (b) Curves: all samples, a running "
         "median of five iterations; dots, joined as in (a): only those that were kept.*"
@@ -587,16 +587,17 @@ def zero_shot_table() -> str:
 
 
 def rounds_table() -> str:
-    """Five rounds of expert iteration, means of three seeds on validation."""
+    """Five rounds of expert iteration with four epochs, means of three seeds on validation."""
     evaluations = evaluations_by_round()
-    evaluations = evaluations[evaluations["arm"] == "questions96_group8_epochs4"]
-    evaluations = evaluations.groupby("ei_step")
-    rows = [
-        ["accuracy (%)", *(f"{value:.1f}" for value in evaluations["accuracy"].mean())],
-        ["careful hard steps (%)", *(f"{x:.1f}" for x in evaluations["careful_share"].mean())],
-    ]
-    header = [f"{int(round_)}" for round_ in evaluations.groups]
-    return markdown.table(["after round", *header], rows)
+    rounds = evaluations["ei_step"].unique()
+    rows = []
+    for questions, group in ((96, 8), (192, 4), (512, 8)):
+        arm = evaluations["arm"] == f"questions{questions}_group{group}_epochs4"
+        means = evaluations[arm].groupby("ei_step")[["accuracy", "careful_share"]].mean()
+        row = [f"{questions} x {group}", *(f"{value:.1f}" for value in means["accuracy"])]
+        rows.append([*row, f"{means['careful_share'].iloc[-1]:.1f}"])
+    header = ["questions x samples", *(f"after {round_:.0f}" for round_ in sorted(rounds))]
+    return markdown.table([*header, "careful in the end"], rows)
 
 
 SIZES = (10, 100, 128, 256, 512, 1_000)
@@ -743,7 +744,7 @@ def draw_curves() -> tuple[Figure, str]:
     draw_accuracy(advantage, advantages)
     lengths = {"base": "own length", "token_mean": "all tokens", "masked_normalize": "constant"}
     draw_accuracy(length, lengths)
-    draw_accuracy(updates, UPDATES)
+    draw_accuracy(updates, UPDATES | {"updates4_no_clip": "4, no clip"})
     draw_by_time(time)
     draw_entropy(entropy, UPDATES)
     draw_accuracy(clip, CLIPS)
