@@ -340,6 +340,20 @@ def gains_table() -> str:
     return markdown.table(header, rows)
 
 
+def short_gains_table() -> str:
+    """The same for strict accuracy alone, a row for each model."""
+    archive.unpack("real")
+    rows = []
+    for model in (*PLANNED, *ON_A_GPU):
+        row = [model.name]
+        for suffix in ("test", "test_sampled"):
+            before, after, gain = gain_of(model, suffix, "strict")
+            row += [f"{before} → {after}", gain]
+        rows.append(row)
+    header = ["model", "greedy, on test (%)", "gain", "samples, on test (%)", "their gain"]
+    return markdown.table(header, rows)
+
+
 def gain_of(model: Model, suffix: str, kind: str) -> tuple[str, str, str]:
     """Accuracy before and after training, and the gain with its interval, as texts."""
     before = verdicts(f"{model.start}_{suffix}", kind)

@@ -244,6 +244,7 @@ def sft_flags(model_folder, gold_file, output_dir, **flags):
     return as_flags(**small | LEARNS | flags)
 
 
+@pytest.mark.slow
 def test_sft_trains_adapters_and_is_resumed(model_folder, gold_file, tmp_path, monkeypatch):
     assert sft.main(sft_flags(model_folder, gold_file, tmp_path / "whole")) == 0
     rows = jsonl.read(tmp_path / "whole" / "train_log.jsonl")
@@ -264,6 +265,7 @@ def fail_at_step_5(config, name, row, append=write_logs.append):
     append(config, name, row)
 
 
+@pytest.mark.slow
 def test_expert_iteration_trains_adapters(model_folder, tmp_path):
     flags = as_flags(
         model_name=model_folder,

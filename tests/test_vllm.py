@@ -246,6 +246,7 @@ def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
     assert main.main(resumed) == 0
 
 
+@pytest.mark.slow
 def test_sft_evaluates_with_it(stand_in, model_folder, gold_file, tmp_path):
     flags = as_flags(
         model_name=model_folder,
