@@ -143,15 +143,14 @@ def frozen_weights(model: PreTrainedModel) -> set[torch.nn.Parameter]:
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """All: every weight by its name in the model, with the adapters merged in."""
+    """All: the model's weights by name, with the adapters merged in, and none that is tied."""
     layers = adapted_layers(model)
-    adapters = adapter_weights(model).keys()
-    for name, weight in model.named_parameters():
+    left_out = adapter_weights(model).keys() | model.all_tied_weights_keys.keys()
+    for name, weight in model.state_dict().items():
+        if name in left_out:
+            continue
         layer = layers.get(name.removesuffix(".weight"))
-        if layer is not None:
-            weight = layer.merged_weight()
-        if name not in adapters:
-            yield name, weight
+        yield name, weight if layer is None else layer.merged_weight()
 
 
 @torch.no_grad()
@@ -170,16 +169,8 @@ def gather_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
     They are whole, in float32 and on the CPU.
     """
-    layers = adapted_layers(model)
-    weights = {}
-    for name, weight in model.state_dict().items():
-        layer = layers.get(name.removesuffix(".weight"))
-        if layer is not None:
-            weight = layer.merged_weight()
-        weights[name] = distributed.full_tensor(weight).float().cpu()
-    for tied_name in model.all_tied_weights_keys:
-        weights.pop(tied_name, None)
-    return weights
+    weights = dict(merged_weights(model)) | adapter_weights(model)
+    return {name: distributed.full_tensor(w).float().cpu() for name, w in weights.items()}
 
 
 def save(folder: Path, model: PreTrainedModel, weights: dict[str, Tensor]) -> None:

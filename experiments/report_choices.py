@@ -470,10 +470,10 @@ def draw_expert_iteration() -> tuple[Figure, str]:
     draw_entropy_by_samples(entropy)
     return figure, (
         "*Five rounds of 96 x 8 end lower than GRPO and than sixty small rounds with as many "
-        "samples. Green: questions x samples of a round; large rounds have four epochs unless one. "
-        "Lines are means of three seeds (GRPO in (a), large rounds) or four, bands the range of "
-        "GRPO and of small rounds. (a) 500 validation problems. (b) Curves: all samples, a running "
-        "median of five iterations; dots, joined as in (a): only those that were kept.*"
+        "samples. Green: questions x samples of a round; large ones have four epochs, or one as "
+        "named. Lines are means of three seeds (GRPO in (a), large rounds) or four, bands the "
+        "range of GRPO and of small rounds. (a) 500 validation problems. (b) Curves: all samples, "
+        "a running median of five iterations; dots, joined as in (a): only those that were kept.*"
     )
 
 

@@ -287,6 +287,12 @@ def runs_on_solutions(study: str, log: str = "test.jsonl") -> pd.DataFrame:
     return table.sort_values(["kind", "solutions", "seed"], ascending=[False, True, True])
 
 
+def runs_with_worth(study: str, log: str) -> pd.DataFrame:
+    """The same of the sizes whose worth is told."""
+    runs = runs_on_solutions(study, log)
+    return runs[runs["solutions"].isin(SIZES_WITH_WORTH)]
+
+
 def draw_sft() -> tuple[Figure, str]:
     figure, (ax,) = new_figure([""], (7, 4.4))
     color = COLORS["SFT"]
@@ -360,9 +366,7 @@ def worth_of_solutions() -> dict[str, Worth]:
     """{arm of SFT: its worth}."""
     curves = grpo_with_more_evaluations()
     worths = {}
-    solutions = runs_on_solutions("sft", "answers.jsonl")
-    solutions = solutions[solutions["solutions"].isin(SIZES_WITH_WORTH)]
-    for arm, runs in solutions.groupby("arm", sort=False):
+    for arm, runs in runs_with_worth("sft", "answers.jsonl").groupby("arm", sort=False):
         accuracy = runs["accuracy"].mean()
         seeds = [iteration_that_reaches(accuracy, curve) for _, curve in curves.items()]
         mean = iteration_that_reaches(accuracy, curves.mean(axis="columns"))
@@ -409,9 +413,7 @@ def sft_table() -> str:
     worths = worth_of_solutions()
     rows = []
     for study, then in (("sft", ""), ("sft_then_grpo", ", then GRPO")):
-        solutions = runs_on_solutions(study)
-        solutions = solutions[solutions["solutions"].isin(SIZES_WITH_WORTH)]
-        for arm, runs in solutions.groupby("arm", sort=False):
+        for arm, runs in runs_with_worth(study, "test.jsonl").groupby("arm", sort=False):
             first = runs.iloc[0]
             seeds = runs.set_index("seed")["accuracy"]
             row = [f"SFT on {first['solutions']:,} {first['kind']}{then}", rate_text(first["rate"])]
