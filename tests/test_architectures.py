@@ -67,7 +67,10 @@ AGREE = {
     "phi3 longrope": LONGROPE,
     "gemma": dict(head_dim=8),
     "gemma3_text": dict(head_dim=8, layer_types=["sliding_attention", "full_attention"]) | WINDOW,
-    "gemma4_text": dict(head_dim=8) | WINDOW,
+    "gemma4_text": dict(
+        head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=SIZES["vocab_size"]
+    )
+    | WINDOW,
     "olmo": {},
     "olmo2": {},
     "olmo3": dict(num_hidden_layers=4) | WINDOW,
@@ -96,7 +99,8 @@ AGREE = {
     "gemma3": dict(
         text_config=SIZES
         | dict(head_dim=8, layer_types=["sliding_attention", "full_attention"])
-        | WINDOW
+        | WINDOW,
+        vision_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2),
     ),
     "ernie4_5": {},
     "exaone4": dict(num_hidden_layers=4, head_dim=8) | WINDOW,

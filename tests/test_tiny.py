@@ -132,16 +132,14 @@ def test_making_a_model_again_begins_with_its_recorded_losses():
         num_examples = stage.num_updates * stage.config.train_batch_size
         examples = make_tiny_models.make_examples(tokenizer, num_examples, stage, seed=0)
         stage = dataclasses.replace(stage, num_updates=8)
-        for size in ("0.1m", "1m"):
-            utils.seed_everything(0)
-            model = make_tiny_models.make_model(size, tokenizer)
-            log = make_tiny_models.train_stage(model, tokenizer, stage, examples, seed=0)
-            losses = [row["loss"] for row in log]
-            recorded_losses = json.loads((ROOT / "tiny" / size / "losses.json").read_text())
-            # Another processor rounds in another way.
-            assert losses == pytest.approx(recorded_losses[:8], rel=1e-3)
+        utils.seed_everything(0)
+        model = make_tiny_models.make_model("1m", tokenizer)
+        log = make_tiny_models.train_stage(model, tokenizer, stage, examples, seed=0)
     finally:
         torch.set_num_threads(num_threads)
+    recorded_losses = json.loads((ROOT / "tiny" / "1m" / "losses.json").read_text())
+    # Another processor rounds in another way.
+    assert [row["loss"] for row in log] == pytest.approx(recorded_losses[:8], rel=1e-3)
 
 
 def make_models(folder, *flags):
