@@ -377,24 +377,32 @@ def draw_curve(ax, runs, metric, axis, style):
 
 
 def label_ends(ax, ends):
-    """Write the label of each curve beside its end, and so far apart that all can be read."""
+    """Write the label of each curve beside its end, with a line to it, so that all can be read."""
     ax.autoscale_view()  # The limits of the axis must be known.
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = {label: to_axes.transform((0, value))[1] for label, (_, value) in ends.items()}
     labels = sorted(heights, key=heights.get)
     height_of_panel = ax.get_position().height * ax.figure.get_figheight()
     gap = 1.25 * matplotlib.rcParams["font.size"] / 72 / height_of_panel
+    pushed_up = dict(heights)
     for lower, upper in itertools.pairwise(labels):
-        heights[upper] = max(heights[upper], heights[lower] + gap)
-    excess = max(0, heights[labels[-1]] - 1)
+        pushed_up[upper] = max(heights[upper], pushed_up[lower] + gap)
+    pushed_down = dict(heights)
+    for upper, lower in itertools.pairwise(reversed(labels)):
+        pushed_down[lower] = min(heights[lower], pushed_down[upper] - gap)
+    middles = {label: (pushed_up[label] + pushed_down[label]) / 2 for label in labels}
+    excess = max(0, middles[labels[-1]] - 1)
     for label in labels:
+        color = ends[label][0]
         ax.annotate(
             label,
-            (1.02, heights[label] - excess),
+            (1, heights[label]),
+            (1.05, middles[label] - excess),
             xycoords="axes fraction",
-            color=ends[label][0],
+            color=color,
             va="center",
             annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "relpos": (0, 0.5)},
         )
 
 

@@ -5,7 +5,7 @@ experiments/public/README.md says what each table shows. experiments/report.py w
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -263,7 +263,7 @@ def pool(runs: pd.DataFrame, question: Question) -> Pool:
 def carries_over(pooled: Pool, toy: tuple[float, float, float] | None) -> str:
     """Does what the toy world found carry over? README.md of public/ states this rule."""
     if toy is None or pooled.interval is None:
-        return "cannot be told"
+        return "unclear"
     mean, *toy_interval = toy
     low, high = pooled.interval
     is_found = low > 0 or high < 0
@@ -271,10 +271,10 @@ def carries_over(pooled: Pool, toy: tuple[float, float, float] | None) -> str:
     if is_found and is_found_in_toy:
         return "yes" if mean * pooled.median > 0 else "no"
     if is_found_in_toy:
-        return "cannot be told" if low <= mean <= high else "no, not of that size"
+        return "unclear" if low <= mean <= high else "no, not of that size"
     if not is_found and max(-low, high) < CHANGE_THAT_MATTERS:
-        return "no difference in either"
-    return "cannot be told"
+        return "none found in either"
+    return "unclear"
 
 
 # ---- noise: how far apart equal runs lie
@@ -390,14 +390,21 @@ def decided_table() -> str:
     runs = read_public_runs()
     header = ["question (a - b)", "projects", "a is higher in", "median", "here", "carries over?"]
     rows = []
-    for question in QUESTIONS:
+    for question in decided_questions(runs):
         pooled = pool(runs, question)
-        verdict = carries_over(pooled, question.toy)
-        if verdict != "cannot be told":
-            counts = [str(len(pooled.differences)), str(num_higher(pooled.differences))]
-            cells = [points(pooled.median), estimate(question.toy, "not run"), verdict]
-            rows.append([question.text, *counts, *cells])
+        counts = [str(len(pooled.differences)), str(num_higher(pooled.differences))]
+        cells = [points(pooled.median), estimate(question.toy, "not run")]
+        rows.append([question.text, *counts, *cells, carries_over(pooled, question.toy)])
     return markdown.table(header, rows)
+
+
+def decided_questions(runs: pd.DataFrame) -> list[Question]:
+    """Those of which one can say whether the answer carries over."""
+    return [
+        question
+        for question in QUESTIONS
+        if carries_over(pool(runs, question), question.toy) != "unclear"
+    ]
 
 
 def robustness_table() -> str:
@@ -477,36 +484,47 @@ TABLES = {
 }
 
 
-# ---- the figure
+# ---- the figures
 
 FAMILIES = {"Qwen2.5-Math-1.5B": 0, "OLMo-2-1B": 1, "another model": 2}  # the colour of each
 TOY = {"color": "0.3", "marker": "D", "label": "our toy world, with its interval"}
 REAL_MODEL = {"color": plotter.COLORS[4], "marker": "s", "label": "our model of 135 million"}
 VERDICT_IN_FIGURE = {
     "yes": "yes",
-    "no difference in either": "none",
+    "none found in either": "none",
     "no": "no",
     "no, not of that size": "no",
-    "cannot be told": "?",
+    "unclear": "?",
 }
 
 
 CAPTION = (
-    "*Raw rewards and expert iteration in large rounds lose on real models too; Dr. GRPO doesn't"
-    " win there, and most other differences are within the noise. Accuracy at the last step that"
-    " both arms have, averaged over the pairs of a source. Grey bands hold 95% of the differences"
-    ' between two single runs of equal settings. "None": no difference found, here or there. Our'
-    " diamonds in the rows of 32 updates have 16.*"
+    "Accuracy at the last step that both arms have, averaged over a project's pairs of runs. Grey"
+    " bands hold 95% of the differences between two runs with the same settings."
 )
 
 
-def draw_carries_over() -> tuple[Figure, str]:
-    """A row for each question: a dot for each source, their median, and the toy world below.
-
-    Returns the figure and its caption.
-    """
+def draw_decided_questions() -> tuple[Figure, str]:
+    """Only the questions with a verdict, and the caption."""
     runs = read_public_runs()
-    fig = Figure(figsize=(9.5, 10), layout="constrained")
+    return draw_carries_over(runs, decided_questions(runs), height=5), (
+        "*Raw rewards and large rounds of expert iteration lose on real models too; Dr. GRPO shows"
+        f" no gain there, and filtering a smaller one. {CAPTION}*"
+    )
+
+
+def draw_all_questions() -> tuple[Figure, str]:
+    runs = read_public_runs()
+    return draw_carries_over(runs, QUESTIONS, height=10), (
+        "*Raw rewards and large rounds of expert iteration lose on real models too; Dr. GRPO shows"
+        f" no gain there, and most other differences are within the noise. {CAPTION} In the rows"
+        ' of 32 updates, ours have 16. "None": no difference found, here or there.*'
+    )
+
+
+def draw_carries_over(runs: pd.DataFrame, questions: Sequence[Question], height: float) -> Figure:
+    """A row for each question: a dot for each source, their median, and the toy world below."""
+    fig = Figure(figsize=(9.5, height), layout="constrained")
     ax = fig.subplots()
     bands = {
         "step 50": (spread_of_two_runs(runs, 50), "0.94"),
@@ -515,7 +533,7 @@ def draw_carries_over() -> tuple[Figure, str]:
     for width, color in bands.values():
         ax.axvspan(-width, width, color=color, linewidth=0, zorder=0)
     ax.axvline(0, color="0.4", linewidth=0.8)
-    for row, question in enumerate(QUESTIONS):
+    for row, question in enumerate(questions):
         pooled = pool(runs, question)
         draw_sources(ax, row, pooled)
         draw_interval(ax, row + 0.2, question.toy, TOY)
@@ -524,9 +542,9 @@ def draw_carries_over() -> tuple[Figure, str]:
         write_beside(ax, row, higher, VERDICT_IN_FIGURE[carries_over(pooled, question.toy)])
         ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
     write_beside(ax, -0.85, "a is\nhigher in", "carries\nover?")
-    format_axes(ax)
+    format_axes(ax, questions)
     fig.legend(handles=legend_handles(bands), loc="outside lower center", ncols=2)
-    return fig, CAPTION
+    return fig
 
 
 def write_beside(ax, row: float, *cells: str) -> None:
@@ -539,7 +557,7 @@ def spread_of_two_runs(runs: pd.DataFrame, step: int) -> float:
     return difference_of_two_runs(measure_noise(equal_runs(runs, f"step_class == {step}")).sd)
 
 
-def format_axes(ax) -> None:
+def format_axes(ax, questions: Sequence[Question]) -> None:
     """Differences are linear up to 10 points and logarithmic beyond."""
     ax.set_xscale("symlog", linthresh=10, linscale=0.9)
     ticks = [-80, -40, -20, -10, -5, 0, 5, 10, 20, 40]
@@ -549,8 +567,8 @@ def format_axes(ax) -> None:
     ax.set_xlabel(
         "b is better  ←  a - b in points of accuracy, logarithmic beyond 10  →  a is better"
     )
-    ax.set_yticks(range(len(QUESTIONS)), [question.text for question in QUESTIONS])
-    ax.set_ylim(len(QUESTIONS) - 0.5, -0.5)
+    ax.set_yticks(range(len(questions)), [question.text for question in questions])
+    ax.set_ylim(len(questions) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
 
@@ -584,16 +602,16 @@ def draw_interval(ax, height: float, values, style: dict) -> None:
 def legend_handles(bands: dict) -> list:
     dot = {"marker": "o", "linestyle": ""}
     handles = [
-        Line2D([], [], **dot, color=plotter.COLORS[i], label=f"a source with {family}")
+        Line2D([], [], **dot, color=plotter.COLORS[i], label=f"a project with {family}")
         for family, i in FAMILIES.items()
     ]
     open_dot = Line2D([], [], **dot, color="0.4", markerfacecolor="none")
     open_dot.set_label("open: a run of either arm collapsed")
     handles.append(open_dot)
-    handles.append(Line2D([], [], color="black", linewidth=2.5, label="median of the sources"))
+    handles.append(Line2D([], [], color="black", linewidth=2.5, label="median of the projects"))
     handles.append(Line2D([], [], **TOY))
     handles.append(Line2D([], [], **REAL_MODEL))
     for when, (width, color) in bands.items():
-        label = f"95% of pairs of equal runs, {when}: {width:.0f} points"
+        label = f"95% of pairs of runs with the same settings, {when}: {width:.0f} points"
         handles.append(Patch(color=color, label=label))
     return handles

@@ -118,7 +118,7 @@ SPAN = 10  # iterations
 
 
 DRAWN = {  # {arm: (name, colour, line style, how far above its line's end the name stands)}
-    "grpo": ("GRPO", COLORS["GRPO"], "-", -9),
+    "grpo": ("GRPO at 2e-5", COLORS["GRPO"], "-", -9),
     "format": ("format only", COLORS["format only"], "-", 0),
     "slow": ("GRPO at 5e-6", COLORS["GRPO"], "--", 0),
 }
@@ -152,15 +152,14 @@ def draw_real_model() -> tuple[Figure, str]:
     length.set(ylabel="length (tokens)", ylim=(0, 40))
     entropy.set(ylabel="entropy (nats per token)", ylim=(0, None))
     for ax in panels:
-        ax.set(xlabel="iteration", xlim=(0, 330), xticks=range(0, 241, 60))
+        ax.set(xlabel="iteration", xlim=(0, 310), xticks=range(0, 241, 60))
     return figure, (
         f"*In 60 iterations greedy accuracy on validation goes from {starts['grpo']} to "
         f"{ends['grpo']} with GRPO and to {ends['format']} with a reward for the format alone; "
         f"in 240 at a lower rate it goes from {starts['slow']} to {ends['slow']}. Lines are means "
-        "over three seeds of GRPO and two of the others, bands their range. (a) is of 300 "
-        "validation problems; the rest are means of the last ten iterations, with 128 samples "
-        "each. (d) leaves out groups with equal rewards; the format alone has too few others to "
-        "draw.*"
+        "over seeds (three of GRPO at 2e-5, two of the others), bands their range. (b) to (d) are "
+        "means of the last ten iterations. (d) leaves out groups with equal rewards; with the "
+        "format alone too few remain.*"
     )
 
 
@@ -350,12 +349,12 @@ def short_gains_table() -> str:
     archive.unpack("real")
     rows = []
     for model in (*PLANNED, *ON_A_GPU):
-        row = [model.name]
+        row = [model.name, str(len(model.runs))]
         for suffix in ("test", "test_sampled"):
             before, after, gain = gain_of(model, suffix, "strict")
             row += [f"{before} → {after}", gain]
         rows.append(row)
-    header = ["model", "greedy, on test (%)", "gain", "samples, on test (%)", "their gain"]
+    header = ["model", "seeds", "greedy, test (%)", "gain", "samples, test (%)", "their gain"]
     return markdown.table(header, rows)
 
 

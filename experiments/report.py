@@ -55,6 +55,7 @@ class Picture:
     pages: tuple[str, ...] = (REPORT,)
 
 
+STUDIES = "experiments/README.md"
 REAL = "experiments/real/README.md"
 PUBLIC = "experiments/public/README.md"
 ITEMS = [
@@ -74,10 +75,15 @@ ITEMS = [
     Table("raw_rewards_of_real_model", real_model.raw_rewards_table, (REAL,)),
     Table("gains_of_real_model", real_model.gains_table, (REAL,)),
     Table("gains_in_short", real_model.short_gains_table),
-    Table("lora", report_choices.lora_table, ("experiments/README.md",)),
+    Table("judge", report_choices.judge_table, (STUDIES,)),
+    Table("mechanism", report_methods.mechanism_table, (STUDIES,)),
+    Table("operands", report_methods.operands_table, (STUDIES,)),
+    Table("rewards", report_choices.rewards_table, (STUDIES,)),
+    Table("lora", report_choices.lora_table, (STUDIES,)),
     Table("carries_over", public_runs.decided_table),
     *(Table(name, make, (PUBLIC,)) for name, make in public_runs.TABLES.items()),
-    Picture("carries_over", public_runs.draw_carries_over, (PUBLIC, REPORT)),
+    Picture("carries_over", public_runs.draw_decided_questions),
+    Picture("public_runs", public_runs.draw_all_questions, (PUBLIC,)),
 ]
 
 

@@ -54,8 +54,8 @@ def accuracy_on_validation(study: str) -> pd.Series:
 # --- 5. A judge -----------------------------------------------------------------------------------
 
 PENALTIES = {  # {arm of `judge`: (name, how it is drawn)}
-    "beta0.04": ("light", {"color": COLORS["GRPO"]}),
-    "beta0.4": ("heavy", {"color": "#56B4E9", "linestyle": "--"}),
+    "beta0.04": ("beta 0.04", {"color": COLORS["GRPO"]}),
+    "beta0.4": ("beta 0.4", {"color": "#56B4E9", "linestyle": "--"}),
 }
 JUDGED_SEEDS = range(3)
 
@@ -79,10 +79,9 @@ def draw_judge() -> tuple[Figure, str]:
             ax.set_ylim(0, 100)
         label_lines(ax)
     return figure, (
-        "*With a light penalty the judge's reward rises most, and the stories become alike. Samples"
-        " in training, smoothed by a running median of five iterations: lines are means of three "
-        "seeds, bands go from the lowest to the highest. The reward is the mean log-likelihood "
-        "under a story model of 260,000 parameters, with a floor for texts that break rules.*"
+        "*With a light penalty (beta 0.04) the judge's reward rises most, and the stories become "
+        "alike. Samples in training, smoothed by a running median of five iterations: lines are "
+        "means of three seeds, bands their range. Texts that break a rule get a low fixed reward.*"
     )
 
 
@@ -124,7 +123,6 @@ class Choice:
     name: str
     arm: str
     reference: str = "base"
-    in_table: bool = True
 
     @property
     def label(self) -> str:
@@ -146,7 +144,7 @@ REFERENCES = {
 }
 CHOICES = (
     Choice("raw rewards", "no_baseline"),
-    Choice("raw rewards", "no_baseline", "no_std", in_table=False),
+    Choice("raw rewards", "no_baseline", "no_std"),
     Choice("no division by the std", "no_std"),
     Choice("mean over all tokens", "token_mean"),
     Choice("sum divided by a constant", "masked_normalize"),
@@ -156,18 +154,18 @@ CHOICES = (
     Choice("2 prompts x 32 samples", "group32"),
     Choice("DAPO's sampler", "dynamic_sampling"),
     Choice("reward for the answer alone", "answer_reward"),
-    Choice("expert iteration, 60 rounds", "expert_iteration", in_table=False),
-    Choice("r1_zero", "r1_zero", "answer_reward", in_table=False),
-    Choice("question_only", "question_only", "answer_reward", in_table=False),
-    Choice("question_only", "question_only", "r1_zero", in_table=False),
+    Choice("expert iteration, 60 rounds", "expert_iteration"),
+    Choice("r1_zero", "r1_zero", "answer_reward"),
+    Choice("question_only", "question_only", "answer_reward"),
+    Choice("question_only", "question_only", "r1_zero"),
     Choice("2 updates per batch", "updates2"),
     Choice("4 updates per batch", "updates4"),
     Choice("16 updates per batch", "updates16"),
     Choice("no clip", "updates16_no_clip", "updates16"),
     Choice("CISPO", "updates16_cispo", "updates16"),
     Choice("REINFORCE", "updates16_reinforce", "updates16"),
-    Choice("clip-higher", "updates16_clip_higher", "updates16", in_table=False),
-    Choice("GSPO", "updates16_gspo", "updates16", in_table=False),
+    Choice("clip-higher", "updates16_clip_higher", "updates16"),
+    Choice("GSPO", "updates16_gspo", "updates16"),
 )
 FIRST_SEEDS = [3, 4, 5, 6]  # They have three learning rates; seeds 7 and 8 have two of them.
 
@@ -263,10 +261,9 @@ def draw_choices() -> tuple[Figure, str]:
     draw_forest(forest)
     return figure, (
         "*The group's mean, the group size and the learning rate matter most. (a) Means of four "
-        "seeds, from the lowest to the highest. (b) Accuracy averaged over iterations 10 to 60: "
-        "difference from the baseline, or from the setting after the minus sign, with 97.5% "
-        "intervals; filled: significant after correction. Four or six seeds, variances pooled "
-        "within choices of one and of several updates, 500 validation problems.*"
+        "seeds, with their range. (b) Accuracy averaged over iterations 10 to 60: difference from "
+        "the baseline, or from the setting after the minus sign, with 97.5% intervals; filled: "
+        "significant after correction.*"
     )
 
 
@@ -310,12 +307,11 @@ def choices_table() -> str:
     at_60 = judge_choices(lambda arm: 100 * accuracy_at_the_end(arm))
     rows = []
     for choice, over_the_run, end in zip(CHOICES, choices_over_the_run(), at_60, strict=True):
-        if choice.in_table:
-            row = [choice.name, REFERENCES[choice.reference], over_the_run.mean_cell()]
-            # DAPO's sampler has sampled more by then, at twice the baseline's rate.
-            at_end = "" if choice.arm == "dynamic_sampling" else end.mean_cell()
-            row += [over_the_run.verdict, at_end, after_100_iterations(choice)]
-            rows.append((over_the_run.mean, row))
+        row = [choice.name, REFERENCES[choice.reference], over_the_run.mean_cell()]
+        # DAPO's sampler has sampled more by then, at twice the baseline's rate.
+        at_end = "" if choice.arm == "dynamic_sampling" else end.mean_cell()
+        row += [over_the_run.verdict, at_end, after_100_iterations(choice)]
+        rows.append((over_the_run.mean, row))
     rows.sort(key=lambda row: -row[0])
     return markdown.table(header, [row for _, row in rows])
 
@@ -414,8 +410,7 @@ class Rounds:
 
     @property
     def short_name(self) -> str:
-        one_epoch = ", 1 epoch" if self.epochs == 1 else ""
-        return f"{self.num_questions} x {self.group_size}{one_epoch}"
+        return "1 epoch" if self.epochs == 1 else f"{self.num_questions} x {self.group_size}"
 
     @property
     def samples(self) -> int:
@@ -464,16 +459,17 @@ def evaluations_by_round() -> pd.DataFrame:
 
 
 def draw_expert_iteration() -> tuple[Figure, str]:
-    titles = ["accuracy by samples", "entropy of the samples"]
-    figure, (accuracy, entropy) = new_figure(titles, (9, 4))
+    titles = ["accuracy by samples", "entropy of all samples", "entropy of the kept samples"]
+    figure, (accuracy, entropy, kept_entropy) = new_figure(titles, (11, 4))
     draw_accuracy_by_samples(accuracy)
     draw_entropy_by_samples(entropy)
+    draw_entropy_of_large_rounds(kept_entropy)
     return figure, (
         "*Five rounds of 96 x 8 end lower than GRPO and than sixty small rounds with as many "
-        "samples. Green: questions x samples of a round; large ones have four epochs, or one as "
-        "named. Lines are means of three seeds (GRPO in (a), large rounds) or four, bands the "
-        "range of GRPO and of small rounds. (a) 500 validation problems. (b) Curves: all samples, "
-        "a running median of five iterations; dots, joined as in (a): only those that were kept.*"
+        'samples. Green: questions x samples of a round, with four epochs in large ones; "1 epoch" '
+        "is 96 x 8 with one. Lines are means of three seeds (GRPO in (a), large rounds) or four, "
+        "bands the range of GRPO and of small rounds. (a) 500 validation problems. (b) A running "
+        "median of five iterations. (c) Large rounds log no other samples than the kept ones.*"
     )
 
 
@@ -508,19 +504,30 @@ def draw_accuracy_by_samples(ax: Axes) -> None:
 def draw_entropy_by_samples(ax: Axes) -> None:
     for arm, column, color, name in (
         ("base", "entropy", COLORS["GRPO"], "GRPO"),
-        ("updates16", "entropy", SETTINGS[3], "GRPO, 16 updates per batch"),
+        ("updates16", "entropy", SETTINGS[3], "GRPO, 16 updates"),
         ("expert_iteration", "sample_entropy", COLORS["expert iteration"], "8 x 8, sixty rounds"),
     ):
         curves = by_samples(curves_of(arm, column).apply(plotter.smooth))
         draw_mean_and_range(ax, curves, color)
         label_end(ax, curves.mean(axis="columns"), name, color)
+    format_entropy(ax)
+
+
+def draw_entropy_of_large_rounds(ax: Axes) -> None:
     entropies = entropy_of_large_rounds()
     for setting, linestyle in drawn_settings():
         entropy = entropies[setting]
         starts = by_samples(entropy.set_axis(entropy.index - 1), setting.samples)
         style = {"linestyle": linestyle, "marker": "o", "markersize": 3}
         ax.plot(starts, color=COLORS["expert iteration"], **style)
-    ax.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log", xlim=(0, 9_500))
+        above = 6 if setting.epochs == 1 else -3
+        label_end(ax, starts, setting.short_name, COLORS["expert iteration"], above)
+    format_entropy(ax)
+
+
+def format_entropy(ax: Axes) -> None:
+    ax.set(xlabel="samples", ylabel="entropy (nats per token)", yscale="log")
+    ax.set(xlim=(0, 9_500), ylim=(0.013, 0.25))
     ticks = [0.02, 0.05, 0.1, 0.2]
     ax.set_yticks(ticks, map(str, ticks))
     ax.set_yticks([], minor=True)
@@ -545,7 +552,7 @@ def by_samples(curves: pd.DataFrame | pd.Series, samples: int = 8 * 8):
 
 FILTERED = {  # {arm of `filtered`: the samples of a teacher that SFT learns from}
     "all": "all samples",
-    "as_many": "as many, drawn blindly",
+    "as_many": "as many, at random",
     "right": "the right ones",
     "wrong": "wrong ones in the format",
 }
@@ -597,21 +604,22 @@ def rounds_table() -> str:
         row = [f"{questions} x {group}", *(f"{value:.1f}" for value in means["accuracy"])]
         rows.append([*row, f"{means['careful_share'].iloc[-1]:.1f}"])
     header = ["questions x samples", *(f"after {round_:.0f}" for round_ in sorted(rounds))]
-    return markdown.table([*header, "careful in the end"], rows)
+    return markdown.table([*header, "careful at the end"], rows)
 
 
 SIZES = (10, 100, 128, 256, 512, 1_000)
 
 
 def draw_sft_curves() -> tuple[Figure, str]:
-    titles = ["careful solutions", "direct solutions", "a teacher's samples"]
-    figure, panels = new_figure(titles, (10, 3.4))
-    careful, direct, samples = panels
+    titles = ["careful solutions", "direct solutions", "all the direct ones"]
+    figure, panels = new_figure([*titles, "a teacher's samples"], (9, 6.4), num_rows=2)
+    careful, direct, full, samples = panels
     for ax, kind in ((careful, "careful"), (direct, "direct")):
         for number, color in zip(
             SIZES, colormaps["viridis_r"].resampled(8).colors[2:], strict=False
         ):
             draw_sft_curve(ax, "sft", f"{kind}{number}", color, label=f"{number:,}")
+    draw_sft_curve(full, "sft", "direct10000", COLORS["SFT"], label="10,000")
     colors = {"all": "0.5", "as_many": "0.2", "right": COLORS["SFT"], "wrong": "#882255"}
     for arm, name in FILTERED.items():
         draw_sft_curve(samples, "filtered", arm, colors[arm], label=name)
@@ -619,7 +627,7 @@ def draw_sft_curves() -> tuple[Figure, str]:
         ax.set(xlabel="updates", ylabel="accuracy on validation (%)", ylim=(0, 100))
         label_lines(ax)
     return figure, (
-        "*SFT learns most from careful solutions and from right samples. (a), (b): the number of "
+        "*SFT learns most from careful solutions and from right samples. (a) to (c): the number of "
         "solutions. Each set is at its best learning rate; lines are means of three seeds, bands "
         "their range. Greedy answers to 500 validation problems; on test the right samples end at "
         f"{accuracy_by_seed('filtered', 'right').mean():.1f}%.*"
@@ -746,7 +754,7 @@ def draw_curves() -> tuple[Figure, str]:
     draw_accuracy(length, lengths)
     draw_accuracy(updates, UPDATES | {"updates4_no_clip": "4, no clip"})
     draw_by_time(time)
-    draw_entropy(entropy, UPDATES)
+    draw_entropy(entropy, UPDATES | {"updates4_no_clip": "4, no clip"})
     draw_accuracy(clip, CLIPS)
     draw_entropy(clip_entropy, CLIPS)
     prompts = {"answer_reward": "reasoning_answer"}
@@ -754,10 +762,10 @@ def draw_curves() -> tuple[Figure, str]:
     draw_accuracy(prompt, prompts)
     return figure, (
         "*Reward and accuracy rise, but fall again at the highest learning rate and stop early "
-        "with raw rewards. Each setting is at the rate nearest to its best. Lines are means of "
-        "four seeds, in (a) of three, with one at 1e-3; the band is the range of the usual "
+        "with raw rewards. Each setting is at the rate that was run nearest to its best. Lines are "
+        "means of four seeds (in (a) three, or one at 1e-3); the band is the range of the first "
         "setting's seeds. Greedy answers to 500 validation problems; entropy is that of the "
-        "samples, a running median of seven iterations. (e) has the time of the quickest seed, "
+        "samples, a running median of seven iterations. (e) shows the time of the fastest seed, "
         "without evaluations.*"
     )
 
@@ -768,7 +776,7 @@ def draw_accuracy(ax: Axes, names: dict[str, str]) -> None:
         ax,
         {name: 100 * curves_of(arm, "accuracy", "eval_log.jsonl") for arm, name in names.items()},
     )
-    ax.set(xlabel="iteration", ylabel="accuracy on validation (%)", ylim=(20, 100))
+    ax.set(xlabel="iteration", ylabel="accuracy on validation (%)", ylim=(20, 105))
     label_lines(ax)
 
 
@@ -788,8 +796,9 @@ def draw_by_time(ax: Axes) -> None:
         accuracies = 100 * curves_of(arm, "accuracy", "eval_log.jsonl")
         curves[name] = accuracies.set_axis(seconds[accuracies.index])
     draw_settings(ax, curves)
-    ax.set(xlabel="seconds", ylabel="accuracy on validation (%)", ylim=(20, 100))
-    label_lines(ax)
+    ax.set(xlabel="seconds", ylabel="accuracy on validation (%)", ylim=(20, 105))
+    for (name, curve), color, above in zip(curves.items(), SETTINGS, (-12, -4, 6, 0), strict=False):
+        label_end(ax, curve.mean(axis="columns"), name, color, above)
 
 
 def draw_reward(ax: Axes) -> None:
@@ -855,7 +864,6 @@ FIGURES = {
     "curves": draw_curves,
 }
 TABLES = {
-    "judge": judge_table,
     "choices": choices_table,
     "rates": rates_table,
     "expert_iteration": expert_iteration_table,
@@ -868,5 +876,4 @@ TABLES = {
     "sweep": sweep_table,
     "grid": grid_table,
     "long": long_table,
-    "rewards": rewards_table,
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import plotter
@@ -68,8 +69,8 @@ def draw_training() -> tuple[Figure, str]:
         "*Rewarding right answers teaches careful steps; rewarding the format alone doesn't, and a "
         "random reward teaches nothing. Lines are means of three seeds, bands their range. Panels "
         "(a), (b) and the circles in (c) are greedy answers to 500 validation problems. The other "
-        "curves are of the samples in training, smoothed by running medians of seven iterations. "
-        "The loss isn't drawn: in value it is 0.04 times (e).*"
+        "curves are from training samples, smoothed by running medians of seven iterations. "
+        "The loss isn't drawn: its value is 0.04 times (e).*"
     )
 
 
@@ -205,9 +206,8 @@ def draw_scaling() -> tuple[Figure, str]:
     by_size.text(1.7e6, 31, "before", ha="center", va="center")
     return figure, (
         "*1m and 3m learn the task; 0.1m and 0.3m barely do. (a) Accuracy on 500 validation "
-        "problems: mean of three seeds, with a band from the lowest to the highest. 1m is the "
-        "demo. (b) Accuracy on 2,000 test problems: hollow before training, filled after it, a dot "
-        "for each of three seeds.*"
+        "problems: mean of three seeds, with their range. 1m is the demo. (b) Accuracy on 2,000 "
+        "test problems: hollow before training, filled after it, a dot for each of three seeds.*"
     )
 
 
@@ -279,24 +279,38 @@ MORE_UPDATES = 10_000  # On so many solutions SFT makes 313 updates; on fewer on
 SIZES_WITH_WORTH = (10, 100, 1_000, 10_000)  # the other sizes only tell how accuracy rises
 
 
-def runs_on_solutions(study: str, log: str = "test.jsonl") -> pd.DataFrame:
+def runs_on_solutions(log: str = "test.jsonl") -> pd.DataFrame:
     """The last answers of runs that learnt from solutions, with their kind and number."""
-    table = kept_runs.last(at_best_rates(study, log))
+    table = kept_runs.last(at_best_rates("sft", log))
     names = table["arm"].str.extract(r"(?P<kind>[a-z]+)(?P<solutions>\d+)")
     table = table.assign(kind=names["kind"], solutions=names["solutions"].astype(int))
     return table.sort_values(["kind", "solutions", "seed"], ascending=[False, True, True])
 
 
-def runs_with_worth(study: str, log: str) -> pd.DataFrame:
+def runs_with_worth(log: str) -> pd.DataFrame:
     """The same of the sizes whose worth is told."""
-    runs = runs_on_solutions(study, log)
+    runs = runs_on_solutions(log)
     return runs[runs["solutions"].isin(SIZES_WITH_WORTH)]
 
 
 def draw_sft() -> tuple[Figure, str]:
-    figure, (ax,) = new_figure([""], (7, 4.4))
+    titles = ["SFT, by number of solutions", "GRPO, by iteration, and where SFT ends"]
+    figure, (sizes, iterations) = new_figure(titles, (11, 4.2))
+    draw_sizes(sizes)
+    draw_exchange(iterations)
+    worth = worth_of_solutions()["careful10"].iterations
+    return figure, (
+        "*On 100 or more careful solutions SFT ends within the range of GRPO's two settings, and "
+        f"on direct ones far below. Ten careful solutions are worth {worth:.0f} iterations. (a) "
+        "Dots are three seeds at each set's best learning rate, lines their means, bands GRPO's "
+        "seeds. (b) A line is where SFT ends, a dot where the mean of the baseline's seeds first "
+        "reaches that; bars, and the numbers in brackets, give the range over seeds.*"
+    )
+
+
+def draw_sizes(ax: Axes) -> None:
     color = COLORS["SFT"]
-    for kind, runs in runs_on_solutions("sft").groupby("kind"):
+    for kind, runs in runs_on_solutions().groupby("kind"):
         marker, linestyle = {"careful": ("o", "-"), "direct": ("s", "--")}[kind]
         same_updates = runs[runs["solutions"] < MORE_UPDATES]
         more_updates = runs[runs["solutions"] >= MORE_UPDATES]
@@ -322,12 +336,6 @@ def draw_sft() -> tuple[Figure, str]:
     ax.set(xscale="log", xlim=(7, 18_000), ylim=(0, 100))
     ax.set(xlabel="worked solutions", ylabel="accuracy on test (%)")
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    return figure, (
-        "*With 100 or more careful solutions SFT ends where GRPO does, with direct ones far below. "
-        "Dots are three seeds at the best learning rate of each set, lines their means, and "
-        "bands GRPO's three seeds. The run on 10,000 solutions has five times the updates, and "
-        "is not joined to the others. Accuracy on 2,000 test problems.*"
-    )
 
 
 @dataclass(frozen=True)
@@ -366,7 +374,7 @@ def worth_of_solutions() -> dict[str, Worth]:
     """{arm of SFT: its worth}."""
     curves = grpo_with_more_evaluations()
     worths = {}
-    for arm, runs in runs_with_worth("sft", "answers.jsonl").groupby("arm", sort=False):
+    for arm, runs in runs_with_worth("answers.jsonl").groupby("arm", sort=False):
         accuracy = runs["accuracy"].mean()
         seeds = [iteration_that_reaches(accuracy, curve) for _, curve in curves.items()]
         mean = iteration_that_reaches(accuracy, curves.mean(axis="columns"))
@@ -374,18 +382,16 @@ def worth_of_solutions() -> dict[str, Worth]:
     return worths
 
 
-def draw_exchange() -> tuple[Figure, str]:
-    figure, (ax,) = new_figure([""], (7.5, 4.6))
+def draw_exchange(ax: Axes) -> None:
     curves = grpo_with_more_evaluations()
     last_iteration = curves.index[-1]
-    ax.set(xlim=(0, last_iteration), ylim=(20, 100))
+    ax.set(xlim=(0, last_iteration), ylim=(0, 100))
     ax.set(xlabel="iteration of GRPO", ylabel="accuracy on validation (%)")
     draw_mean_and_range(ax, curves, COLORS["GRPO"], linewidth=2)
-    ax.text(34, 53, "GRPO, the baseline", color=COLORS["GRPO"])
+    ax.text(30, 53, "GRPO, the baseline", color=COLORS["GRPO"])
     color = COLORS["SFT"]
     labels = {}
-    worths = worth_of_solutions()
-    for arm, worth in worths.items():
+    for arm, worth in worth_of_solutions().items():
         kind, number = re.fullmatch(r"([a-z]+)(\d+)", arm).groups()
         linestyle = "-" if kind == "careful" else "--"
         ax.axhline(worth.accuracy, color=color, linestyle=linestyle, linewidth=0.8)
@@ -396,42 +402,30 @@ def draw_exchange() -> tuple[Figure, str]:
             ax.plot(worth.iterations, worth.accuracy, "o", color=color, markersize=6)
         labels[f"{int(number):,} {kind}: {worth.cell()}"] = color, worth.accuracy
     plotter.label_ends(ax, labels)
-    ax.text(1.02, 1.03, "SFT on: worth in iterations", transform=ax.transAxes)
-    return figure, (
-        f"*Ten careful solutions are worth {worths['careful10'].iterations:.0f} iterations of "
-        "GRPO, a thousand direct ones fewer than five. A horizontal line is where SFT ends, and a "
-        "dot where the mean of GRPO's three seeds first reaches that. Thick bars, and the numbers "
-        "in brackets, give the range over single seeds; the band is the range of GRPO's seeds. "
-        "Accuracy on 500 validation problems.*"
-    )
 
 
 def sft_table() -> str:
     header = ["training", "rate", "accuracy on test (%)", "worth in iterations", "per solution"]
-    header += ["minus the baseline", "verdict"]
+    header.append("minus the baseline")
     baseline = accuracy_by_seed("rates", "base")
     worths = worth_of_solutions()
     rows = []
-    for study, then in (("sft", ""), ("sft_then_grpo", ", then GRPO")):
-        for arm, runs in runs_with_worth(study, "test.jsonl").groupby("arm", sort=False):
-            first = runs.iloc[0]
-            seeds = runs.set_index("seed")["accuracy"]
-            row = [f"SFT on {first['solutions']:,} {first['kind']}{then}", rate_text(first["rate"])]
-            row += [mean_and_range(seeds), "" if then else worths[arm].cell()]
-            row.append("" if then else worths[arm].per_solution(first["solutions"]))
-            difference = kept_runs.difference(seeds, baseline)
-            rows.append([*row, difference.mean_cell(), difference.verdict])
+    for arm, runs in runs_with_worth("test.jsonl").groupby("arm", sort=False):
+        first = runs.iloc[0]
+        seeds = runs.set_index("seed")["accuracy"]
+        row = [f"SFT on {first['solutions']:,} {first['kind']}", rate_text(first["rate"])]
+        row += [mean_and_range(seeds), worths[arm].cell()]
+        row.append(worths[arm].per_solution(first["solutions"]))
+        rows.append([*row, kept_runs.difference(seeds, baseline).mean_cell()])
     _, demo = demo_on_test()
-    rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", "", ""])
-    rows.append(
-        ["GRPO, the demo", "1e-4", mean_and_range(demo["grpo"]["accuracy"]), "", "", "", ""]
-    )
+    rows.append(["GRPO, the baseline", "2e-4", mean_and_range(baseline), "60", "", ""])
+    rows.append(["GRPO, the demo", "1e-4", mean_and_range(demo["grpo"]["accuracy"]), "", "", ""])
     return markdown.table(header, rows)
 
 
 def sizes_table() -> str:
     """Accuracy on test after SFT, by the number of solutions and by their kind."""
-    runs = runs_on_solutions("sft")
+    runs = runs_on_solutions()
     means = runs.pivot_table(index="kind", columns="solutions", values="accuracy")
     rows = []
     for kind in ("direct", "careful"):
@@ -444,13 +438,10 @@ FIGURES = {
     "training": draw_training,
     "scaling": draw_scaling,
     "sft": draw_sft,
-    "exchange": draw_exchange,
 }
 TABLES = {
     "training": training_table,
-    "mechanism": mechanism_table,
     "scaling": scaling_table,
-    "operands": operands_table,
     "sft": sft_table,
     "sizes": sizes_table,
 }

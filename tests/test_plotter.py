@@ -237,7 +237,7 @@ def test_up_to_four_runs_are_labelled_where_they_end(tmp_path, draw):
     (ax,) = axes_of(figures, "Loss")
     colors = dict(zip(("low", "high", "_c$x$", "d"), plotter.COLORS, strict=False))
     assert labels_of(ax) == colors
-    heights = {text.get_text(): text.xy[1] for text in ax.texts}
+    heights = {text.get_text(): text.get_position()[1] for text in ax.texts}
     assert heights["low"] < heights["d"] < heights["high"] < heights["_c$x$"] <= 1
     assert heights["d"] - heights["low"] > 0.02, "both end at the same height"
     for i, label in enumerate(colors):

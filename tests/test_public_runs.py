@@ -53,11 +53,11 @@ def test_the_interval_of_a_median():
         ([-9, -8, -7, -6, -5, -4], (-5, -9, -1), "yes"),
         ([-9, -8, -7, -6, -5, -4], (5, 1, 9), "no"),
         ([-3, -2, -1, 0, 1, 2], (5, 1, 9), "no, not of that size"),
-        ([-3, -2, -1, 0, 1, 8], (5, 1, 9), "cannot be told"),
-        ([-3, -2, -1, 0, 1, 2], (1, -2, 4), "no difference in either"),
-        ([-3, -2, -1, 0, 1, 8], (1, -2, 4), "cannot be told"),
-        ([-9, -8, -7, -6, -5], (-5, -9, -1), "cannot be told"),
-        ([-9, -8, -7, -6, -5, -4], None, "cannot be told"),
+        ([-3, -2, -1, 0, 1, 8], (5, 1, 9), "unclear"),
+        ([-3, -2, -1, 0, 1, 2], (1, -2, 4), "none found in either"),
+        ([-3, -2, -1, 0, 1, 8], (1, -2, 4), "unclear"),
+        ([-9, -8, -7, -6, -5], (-5, -9, -1), "unclear"),
+        ([-9, -8, -7, -6, -5, -4], None, "unclear"),
     ],
 )
 def test_the_verdict(differences, toy, verdict):
