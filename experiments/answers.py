@@ -136,10 +136,10 @@ def counts(evaluation):
     num_direct = evaluation["direct"][1]
     num_careful = evaluation["careful"][1]
     return {
-        "mean tokens of a completion": f"{evaluation['tokens']:.1f}",
+        "mean tokens per completion": f"{evaluation['tokens']:.1f}",
         "completions with steps": count_of(evaluation["with_steps"], evaluation["n"]),
         "right steps": count_of(num_right, num_steps),
-        "careful, of the steps that could be": count_of(num_careful, num_careful + num_direct),
+        "hard steps that are careful": count_of(num_careful, num_careful + num_direct),
         "right, of careful steps": count_of(*evaluation["careful"]),
         "right, of direct steps": count_of(*evaluation["direct"]),
         "right, of easy steps": count_of(*evaluation["easy"]),

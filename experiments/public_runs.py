@@ -508,8 +508,8 @@ def draw_decided_questions() -> tuple[Figure, str]:
     """Only the questions with a verdict, and the caption."""
     runs = read_public_runs()
     return draw_carries_over(runs, decided_questions(runs), height=5), (
-        "*Raw rewards and large rounds of expert iteration lose on real models too; Dr. GRPO shows"
-        f" no gain there, and filtering a smaller one. {CAPTION}*"
+        "*Raw rewards (with Qwen) and large rounds of expert iteration lose on real models too; Dr."
+        f" GRPO shows no gain there, and filtering a smaller one. {CAPTION}*"
     )
 
 

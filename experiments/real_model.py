@@ -158,7 +158,7 @@ def draw_real_model() -> tuple[Figure, str]:
         f"{ends['grpo']} with GRPO and to {ends['format']} with a reward for the format alone; "
         f"in 240 at a lower rate it goes from {starts['slow']} to {ends['slow']}. Lines are means "
         "over seeds (three of GRPO at 2e-5, two of the others), bands their range. (b) to (d) are "
-        "means of the last ten iterations. (d) leaves out groups with equal rewards; with the "
+        "running means of ten iterations. (d) leaves out groups with equal rewards; with the "
         "format alone too few remain.*"
     )
 

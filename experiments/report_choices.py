@@ -80,7 +80,7 @@ def draw_judge() -> tuple[Figure, str]:
         label_lines(ax)
     return figure, (
         "*With a light penalty (beta 0.04) the judge's reward rises most, and the stories become "
-        "alike. Samples in training, smoothed by a running median of five iterations: lines are "
+        "alike. Training samples, smoothed by a running median of five iterations: lines are "
         "means of three seeds, bands their range. Texts that break a rule get a low fixed reward.*"
     )
 
@@ -460,16 +460,16 @@ def evaluations_by_round() -> pd.DataFrame:
 
 def draw_expert_iteration() -> tuple[Figure, str]:
     titles = ["accuracy by samples", "entropy of all samples", "entropy of the kept samples"]
-    figure, (accuracy, entropy, kept_entropy) = new_figure(titles, (11, 4))
+    figure, (accuracy, entropy, kept_entropy) = new_figure(titles, (10, 4))
     draw_accuracy_by_samples(accuracy)
     draw_entropy_by_samples(entropy)
     draw_entropy_of_large_rounds(kept_entropy)
     return figure, (
         "*Five rounds of 96 x 8 end lower than GRPO and than sixty small rounds with as many "
-        'samples. Green: questions x samples of a round, with four epochs in large ones; "1 epoch" '
+        'samples. Green: questions x samples per round, with four epochs in large ones; "1 epoch" '
         "is 96 x 8 with one. Lines are means of three seeds (GRPO in (a), large rounds) or four, "
         "bands the range of GRPO and of small rounds. (a) 500 validation problems. (b) A running "
-        "median of five iterations. (c) Large rounds log no other samples than the kept ones.*"
+        "median of five iterations. (c) Large rounds log only the kept samples.*"
     )
 
 
@@ -520,7 +520,7 @@ def draw_entropy_of_large_rounds(ax: Axes) -> None:
         starts = by_samples(entropy.set_axis(entropy.index - 1), setting.samples)
         style = {"linestyle": linestyle, "marker": "o", "markersize": 3}
         ax.plot(starts, color=COLORS["expert iteration"], **style)
-        above = 6 if setting.epochs == 1 else -3
+        above = 3 if setting.epochs == 1 else -3
         label_end(ax, starts, setting.short_name, COLORS["expert iteration"], above)
     format_entropy(ax)
 
@@ -762,7 +762,7 @@ def draw_curves() -> tuple[Figure, str]:
     draw_accuracy(prompt, prompts)
     return figure, (
         "*Reward and accuracy rise, but fall again at the highest learning rate and stop early "
-        "with raw rewards. Each setting is at the rate that was run nearest to its best. Lines are "
+        "with raw rewards. Each setting is at the tried rate nearest its best. Lines are "
         "means of four seeds (in (a) three, or one at 1e-3); the band is the range of the first "
         "setting's seeds. Greedy answers to 500 validation problems; entropy is that of the "
         "samples, a running median of seven iterations. (e) shows the time of the fastest seed, "

@@ -295,7 +295,7 @@ def runs_with_worth(log: str) -> pd.DataFrame:
 
 def draw_sft() -> tuple[Figure, str]:
     titles = ["SFT, by number of solutions", "GRPO, by iteration, and where SFT ends"]
-    figure, (sizes, iterations) = new_figure(titles, (11, 4.2))
+    figure, (sizes, iterations) = new_figure(titles, (9.5, 4.2))
     draw_sizes(sizes)
     draw_exchange(iterations)
     worth = worth_of_solutions()["careful10"].iterations

@@ -93,10 +93,10 @@ def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
     answers.main(tmp_path)
     printed = capsys.readouterr().out
     for line in (
-        "mean tokens of a completion  5.0 -> 10.0",
+        "mean tokens per completion  5.0 -> 10.0",
         "completions with steps  3 of 3 (100%) -> 3 of 3 (100%)",
         "right steps  0 of 3 (0%) -> 1 of 4 (25%)",
-        "careful, of the steps that could be  0 of 3 (0%) -> 1 of 4 (25%)",
+        "hard steps that are careful  0 of 3 (0%) -> 1 of 4 (25%)",
         "right, of careful steps  0 of 0 -> 1 of 1 (100%)",
         "right, of direct steps  0 of 3 (0%) -> 0 of 3 (0%)",
     ):
