@@ -79,7 +79,7 @@ def draw_judge() -> tuple[Figure, str]:
             ax.set_ylim(0, 100)
         label_lines(ax)
     return figure, (
-        "*With a light penalty (beta 0.04) the judge's reward rises most, and the stories become "
+        "*With a light penalty (beta 0.04) the judge's reward rises most, and the stories grow "
         "alike. Training samples, smoothed by a running median of five iterations: lines are "
         "means of three seeds, bands their range. Texts that break a rule get a low fixed reward.*"
     )
@@ -465,11 +465,12 @@ def draw_expert_iteration() -> tuple[Figure, str]:
     draw_entropy_by_samples(entropy)
     draw_entropy_of_large_rounds(kept_entropy)
     return figure, (
-        "*Five rounds of 96 x 8 end lower than GRPO and than sixty small rounds with as many "
+        "*Five rounds of 96 x 8 end below GRPO and sixty small rounds with as many "
         'samples. Green: questions x samples per round, with four epochs in large ones; "1 epoch" '
-        "is 96 x 8 with one. Lines are means of three seeds (GRPO in (a), large rounds) or four, "
+        "is 96 x 8 with one. Lines are means of three seeds (large rounds; GRPO in (a)) or four, "
         "bands the range of GRPO and of small rounds. (a) 500 validation problems. (b) A running "
-        "median of five iterations. (c) Large rounds log only the kept samples.*"
+        "median of five iterations. (c) Large rounds log only the kept samples. 192 x 4 and 512 x "
+        "8 are in the tables and not drawn.*"
     )
 
 
@@ -497,7 +498,8 @@ def draw_accuracy_by_samples(ax: Axes) -> None:
         runs = large_rounds[large_rounds["arm"] == setting.arm]
         mean = by_samples(runs.groupby("ei_step")["accuracy"].mean(), setting.samples)
         ax.plot(mean, color=green, linestyle=linestyle, marker="o")
-        label_end(ax, mean, setting.short_name, green, 6 if setting.epochs == 1 else -6)
+        above = 6 if setting.epochs == 1 else -12 if setting.group_size == 4 else -6
+        label_end(ax, mean, setting.short_name, green, above)
     ax.set(xlabel="samples", ylabel="accuracy on validation (%)", ylim=(20, 100), xlim=(0, 9_500))
 
 
@@ -520,7 +522,7 @@ def draw_entropy_of_large_rounds(ax: Axes) -> None:
         starts = by_samples(entropy.set_axis(entropy.index - 1), setting.samples)
         style = {"linestyle": linestyle, "marker": "o", "markersize": 3}
         ax.plot(starts, color=COLORS["expert iteration"], **style)
-        above = 3 if setting.epochs == 1 else -3
+        above = 0 if setting.epochs == 1 else -7
         label_end(ax, starts, setting.short_name, COLORS["expert iteration"], above)
     format_entropy(ax)
 
@@ -614,11 +616,11 @@ def draw_sft_curves() -> tuple[Figure, str]:
     titles = ["careful solutions", "direct solutions", "all the direct ones"]
     figure, panels = new_figure([*titles, "a teacher's samples"], (9, 6.4), num_rows=2)
     careful, direct, full, samples = panels
-    for ax, kind in ((careful, "careful"), (direct, "direct")):
-        for number, color in zip(
-            SIZES, colormaps["viridis_r"].resampled(8).colors[2:], strict=False
-        ):
-            draw_sft_curve(ax, "sft", f"{kind}{number}", color, label=f"{number:,}")
+    for number, color in zip(SIZES, colormaps["viridis_r"].resampled(8).colors[2:], strict=False):
+        draw_sft_curve(careful, "sft", f"careful{number}", color, label=f"{number:,}")
+        # These curves coincide.
+        label = "10 to 1,000" if number == SIZES[-1] else None
+        draw_sft_curve(direct, "sft", f"direct{number}", color, label=label)
     draw_sft_curve(full, "sft", "direct10000", COLORS["SFT"], label="10,000")
     colors = {"all": "0.5", "as_many": "0.2", "right": COLORS["SFT"], "wrong": "#882255"}
     for arm, name in FILTERED.items():
@@ -628,8 +630,9 @@ def draw_sft_curves() -> tuple[Figure, str]:
         label_lines(ax)
     return figure, (
         "*SFT learns most from careful solutions and from right samples. (a) to (c): the number of "
-        "solutions. Each set is at its best learning rate; lines are means of three seeds, bands "
-        "their range. Greedy answers to 500 validation problems; on test the right samples end at "
+        "solutions, in the same colours in (a) and (b). Each set is at its best learning rate; "
+        "lines are means of three seeds, bands their range. Greedy answers to 500 validation "
+        "problems; on test the right samples end at "
         f"{accuracy_by_seed('filtered', 'right').mean():.1f}%.*"
     )
 
@@ -720,17 +723,22 @@ def grid_table() -> str:
     return markdown.table(["accuracy (%)", "1 mini-batch", "2 mini-batches"], rows)
 
 
-def long_table() -> str:
-    """Accuracy on validation in runs of 200 iterations."""
+def draw_long() -> tuple[Figure, str]:
+    """Runs of 200 iterations."""
+    figure, (ax,) = new_figure([""], (6, 3.2))
     evaluations = read("choices", "eval_log.jsonl")
-    steps = [60, 100, 140, 200]
-    rows = []
-    for arm, name in {"base_200": "1", "updates4_200": "4"}.items():
-        accuracy = 100 * by_seed(evaluations, "accuracy", arm)
-        rows.append([name, str(accuracy.shape[1])])
-        rows[-1] += [mean_and_range(accuracy.loc[step]) for step in steps]
-    header = ["updates per batch", "seeds", *(f"at iteration {step} (%)" for step in steps)]
-    return markdown.table(header, rows)
+    for arm, name, color in (
+        ("base_200", "1 update, one seed", SETTINGS[0]),
+        ("updates4_200", "4 updates, two seeds", SETTINGS[2]),
+    ):
+        curves = 100 * by_seed(evaluations, "accuracy", arm)
+        draw_mean_and_range(ax, curves, color, label=name)
+    ax.set(xlabel="iteration", ylabel="accuracy on validation (%)", ylim=(20, 100))
+    label_lines(ax)
+    return figure, (
+        "*After iteration 60 nothing is gained. Learning rates 2e-4 (one update) and 1e-4 (four); "
+        "the band is the range of the two seeds.*"
+    )
 
 
 UPDATES = {"base": "1", "updates2": "2", "updates4": "4", "updates16": "16"}
@@ -762,11 +770,11 @@ def draw_curves() -> tuple[Figure, str]:
     draw_accuracy(prompt, prompts)
     return figure, (
         "*Reward and accuracy rise, but fall again at the highest learning rate and stop early "
-        "with raw rewards. Each setting is at the tried rate nearest its best. Lines are "
-        "means of four seeds (in (a) three, or one at 1e-3); the band is the range of the first "
-        "setting's seeds. Greedy answers to 500 validation problems; entropy is that of the "
-        "samples, a running median of seven iterations. (e) shows the time of the fastest seed, "
-        "without evaluations.*"
+        "with raw rewards. Each setting has the tested rate nearest its best. Lines are means of "
+        "four seeds (in (a) three, or one at 1e-3); the band is the range of the first setting's "
+        "seeds. Greedy answers to 500 validation problems, every ten iterations (in (a) every 20); "
+        "entropy is that of the samples, a running median of seven iterations. (e) shows the time "
+        "of the fastest seed, without evaluations.*"
     )
 
 
@@ -862,6 +870,7 @@ FIGURES = {
     "expert_iteration": draw_expert_iteration,
     "sft_curves": draw_sft_curves,
     "curves": draw_curves,
+    "long": draw_long,
 }
 TABLES = {
     "choices": choices_table,
@@ -875,5 +884,4 @@ TABLES = {
     "prompts": prompts_table,
     "sweep": sweep_table,
     "grid": grid_table,
-    "long": long_table,
 }

@@ -300,8 +300,8 @@ def draw_sft() -> tuple[Figure, str]:
     draw_exchange(iterations)
     worth = worth_of_solutions()["careful10"].iterations
     return figure, (
-        "*On 100 or more careful solutions SFT ends within the range of GRPO's two settings, and "
-        f"on direct ones far below. Ten careful solutions are worth {worth:.0f} iterations. (a) "
+        "*On 100 or more careful solutions SFT ends between GRPO's two settings or level with them,"
+        f" on direct ones far below. Ten careful solutions are worth {worth:.0f} iterations. (a) "
         "Dots are three seeds at each set's best learning rate, lines their means, bands GRPO's "
         "seeds. (b) A line is where SFT ends, a dot where the mean of the baseline's seeds first "
         "reaches that; bars, and the numbers in brackets, give the range over seeds.*"
