@@ -508,7 +508,7 @@ def draw_decided_questions() -> tuple[Figure, str]:
     """Only the questions with a verdict, and the caption."""
     runs = read_public_runs()
     return draw_carries_over(runs, decided_questions(runs), height=5), (
-        "*Raw rewards (with Qwen) and large rounds of expert iteration lose on real models too; Dr."
+        "*With Qwen, raw rewards and large rounds of expert iteration lose too; Dr."
         f" GRPO shows no gain there, and filtering a smaller one. {CAPTION} Pink: SmolLM2 after 20"
         " iterations, two seeds.*"
     )

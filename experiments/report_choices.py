@@ -79,8 +79,8 @@ def draw_judge() -> tuple[Figure, str]:
             ax.set_ylim(0, 100)
         label_lines(ax)
     return figure, (
-        "*With a light penalty (beta 0.04) the judge's reward rises most, and the stories grow "
-        "alike. Training samples, smoothed by a running median of five iterations: lines are "
+        "*With a light penalty (beta 0.04) the judge's reward rises most, and the stories "
+        "converge. Training samples, smoothed by a running median of five iterations: lines are "
         "means of three seeds, bands their range. Texts that break a rule get a low fixed reward.*"
     )
 
@@ -470,7 +470,7 @@ def draw_expert_iteration() -> tuple[Figure, str]:
         "is 96 x 8 with one. Lines are means of three seeds (large rounds; GRPO in (a)) or four, "
         "bands the range of GRPO and of small rounds. (a) 500 validation problems. (b) A running "
         "median of five iterations. (c) Large rounds log only the kept samples. 192 x 4 and 512 x "
-        "8 are in the tables and not drawn.*"
+        "8 are in the tables but not drawn.*"
     )
 
 
@@ -629,9 +629,9 @@ def draw_sft_curves() -> tuple[Figure, str]:
         ax.set(xlabel="updates", ylabel="accuracy on validation (%)", ylim=(0, 100))
         label_lines(ax)
     return figure, (
-        "*SFT learns most from careful solutions and from right samples. (a) to (c): the number of "
-        "solutions, in the same colours in (a) and (b). Each set is at its best learning rate; "
-        "lines are means of three seeds, bands their range. Greedy answers to 500 validation "
+        "*SFT learns most from careful solutions and from right samples. (a) to (c): labels give "
+        "the number of solutions; (a) and (b) share colours. Each set is at its best learning "
+        "rate; lines are means of three seeds, bands their range. Greedy answers to 500 validation "
         "problems; on test the right samples end at "
         f"{accuracy_by_seed('filtered', 'right').mean():.1f}%.*"
     )
@@ -769,8 +769,8 @@ def draw_curves() -> tuple[Figure, str]:
     prompts |= {"r1_zero": "r1_zero", "question_only": "question_only"}
     draw_accuracy(prompt, prompts)
     return figure, (
-        "*Reward and accuracy rise, but fall again at the highest learning rate and stop early "
-        "with raw rewards. Each setting has the tested rate nearest its best. Lines are means of "
+        "*Reward and accuracy rise, but fall again at the highest learning rate and stall "
+        "with raw rewards. Each uses the tested rate nearest its best. Lines are means of "
         "four seeds (in (a) three, or one at 1e-3); the band is the range of the first setting's "
         "seeds. Greedy answers to 500 validation problems, every ten iterations (in (a) every 20); "
         "entropy is that of the samples, a running median of seven iterations. (e) shows the time "

@@ -207,7 +207,7 @@ def draw_scaling() -> tuple[Figure, str]:
     return figure, (
         "*1m and 3m learn the task; 0.1m and 0.3m barely do. (a) Accuracy on 500 validation "
         "problems: mean of three seeds, with their range. 1m is the demo. (b) Accuracy on 2,000 "
-        "test problems: hollow before training, filled after it, a dot for each of three seeds.*"
+        "test problems: hollow before training, filled after, one dot per seed.*"
     )
 
 
