@@ -399,7 +399,7 @@ def decided_table() -> str:
 
 
 def decided_questions(runs: pd.DataFrame) -> list[Question]:
-    """Those of which one can say whether the answer carries over."""
+    """Those for which the projects say whether our answer carries over."""
     return [
         question
         for question in QUESTIONS
@@ -508,17 +508,17 @@ def draw_decided_questions() -> tuple[Figure, str]:
     """Only the questions with a verdict, and the caption."""
     runs = read_public_runs()
     return draw_carries_over(runs, decided_questions(runs), height=5), (
-        "*With Qwen, raw rewards and large rounds of expert iteration lose too; Dr."
-        f" GRPO shows no gain there, and filtering a smaller one. {CAPTION} Pink: SmolLM2 after 20"
-        " iterations, two seeds.*"
+        "*With Qwen, raw rewards and large rounds of expert iteration lose too; Dr. GRPO shows no"
+        f" gain there, and filtering a smaller one. {CAPTION} Pink: SmolLM2 after 20 iterations,"
+        " two seeds.*"
     )
 
 
 def draw_all_questions() -> tuple[Figure, str]:
     runs = read_public_runs()
     return draw_carries_over(runs, QUESTIONS, height=10), (
-        "*Raw rewards and large rounds of expert iteration lose on real models too; Dr. GRPO shows"
-        f" no gain there, and most other differences are within the noise. {CAPTION} In the rows"
+        "*With Qwen, raw rewards and large rounds of expert iteration lose too; Dr. GRPO shows no"
+        f" gain there, and most other differences are within the noise. {CAPTION} In the rows"
         ' of 32 updates, ours have 16. "None": no difference found, here or there.*'
     )
 

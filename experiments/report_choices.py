@@ -498,7 +498,7 @@ def draw_accuracy_by_samples(ax: Axes) -> None:
         runs = large_rounds[large_rounds["arm"] == setting.arm]
         mean = by_samples(runs.groupby("ei_step")["accuracy"].mean(), setting.samples)
         ax.plot(mean, color=green, linestyle=linestyle, marker="o")
-        above = 6 if setting.epochs == 1 else -12 if setting.group_size == 4 else -6
+        above = {"1 epoch": 6, "96 x 4": -12}.get(setting.short_name, -6)
         label_end(ax, mean, setting.short_name, green, above)
     ax.set(xlabel="samples", ylabel="accuracy on validation (%)", ylim=(20, 100), xlim=(0, 9_500))
 
@@ -760,9 +760,10 @@ def draw_curves() -> tuple[Figure, str]:
     draw_accuracy(advantage, advantages)
     lengths = {"base": "own length", "token_mean": "all tokens", "masked_normalize": "constant"}
     draw_accuracy(length, lengths)
-    draw_accuracy(updates, UPDATES | {"updates4_no_clip": "4, no clip"})
+    several_updates = UPDATES | {"updates4_no_clip": "4, no clip"}
+    draw_accuracy(updates, several_updates)
     draw_by_time(time)
-    draw_entropy(entropy, UPDATES | {"updates4_no_clip": "4, no clip"})
+    draw_entropy(entropy, several_updates)
     draw_accuracy(clip, CLIPS)
     draw_entropy(clip_entropy, CLIPS)
     prompts = {"answer_reward": "reasoning_answer"}

@@ -288,7 +288,7 @@ def runs_on_solutions(log: str = "test.jsonl") -> pd.DataFrame:
 
 
 def runs_with_worth(log: str) -> pd.DataFrame:
-    """The same of the sizes whose worth is told."""
+    """The same, of the numbers of solutions that are compared with iterations of GRPO."""
     runs = runs_on_solutions(log)
     return runs[runs["solutions"].isin(SIZES_WITH_WORTH)]
 
