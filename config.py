@@ -616,8 +616,8 @@ class GoldConfig(DataConfig, RuntimeConfig):
 def parse(config_type: type[Settings], argv: Sequence[str] | None = None) -> Settings:
     """The settings of a script from its command line; a mistake ends it with one line and code 2.
 
-    `@recipes/dapo.args` stands for the flags in that file; a flag after it overrides them. With
-    --resume, a flag that is not given has the value of the run in --output_dir.
+    `@experiments/recipes/dapo.args` stands for the flags in that file; a flag after it overrides
+    them. With --resume, a flag that is not given has the value of the run in --output_dir.
     """
     parser = ArgumentParser(config_type)
     try:
@@ -690,7 +690,9 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, config_type: type | None = None, **options):
         if config_type is not None:
             options.setdefault("description", config_type.__doc__)
-            options.setdefault("usage", "%(prog)s [@recipes/NAME.args] [--flag value ...]")
+            options.setdefault(
+                "usage", "%(prog)s [@experiments/recipes/NAME.args] [--flag value ...]"
+            )
         super().__init__(
             formatter_class=HelpFormatter,
             allow_abbrev=False,
@@ -741,7 +743,8 @@ class ArgumentParser(argparse.ArgumentParser):
         for word in sys.argv[1:] if args is None else args:
             if word.startswith("@") and not Path(word[1:]).is_file():
                 self.error(
-                    f"{word}: there is no such file; a recipe is one, such as @recipes/dapo.args"
+                    f"{word}: there is no such file; a recipe is one, such as"
+                    " @experiments/recipes/dapo.args"
                 )
         return super().parse_known_args(args, namespace)
 

@@ -806,6 +806,8 @@ def plot(runs, args):
         save(draw_pages(groups, axis), output)
         comparisons = summary.compare_runs(runs)
         lines += comparisons
+        if len(runs) == 1:
+            lines += summary.fixed_answer(runs[0])
         for run in runs:
             prefix = f"{run.name}: " if len(runs) > 1 else ""
             lines += [prefix + line for line in summary.accuracy_lines(run)]

@@ -15,6 +15,7 @@ The generator draws with `random.Random(str).random()` alone, which Python promi
 
 import math
 import random
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,6 +99,46 @@ def _tens(number):
 
 def _units(number):
     return number % 10
+
+
+# A line such as "3 * 4 = 12", "33 * 4 = 120 + 12 = 132", "25% of 40 = 10" or "1/4 of 40 = 10".
+STEP = re.compile(
+    r"^(?:(?P<first>\d{1,12})(?P<operator> [-+*/] |% of )|1/(?P<divisor>\d{1,12}) of )"
+    r"(?P<second>\d{1,12})(?P<pieces>(?: = [^=\n]+)*) = (?P<result>\d{1,12})$",
+    re.MULTILINE,
+)
+
+
+def checked_steps(text: str) -> list[tuple[str, bool]]:
+    """Each step of a completion as (its kind, whether its result is right).
+
+    A step that has easier pieces is "careful" if it is written with them, and "direct" if not. A
+    step that has none is "easy".
+    """
+    steps = []
+    for match in STEP.finditer(text):
+        if match["divisor"]:  # "1/4 of 40": a part of a number
+            operator = "part"
+            x = int(match["divisor"])
+        else:
+            operator = match["operator"].split()[0]  # "% of " becomes "%"
+            x = int(match["first"])
+        y = int(match["second"])
+        divides_by_zero = (operator == "/" and y == 0) or (operator == "part" and x == 0)
+        if divides_by_zero:
+            # No result is right, and easier_pieces would divide by 0.
+            steps.append(("easy", False))
+            continue
+        numerator, denominator = OPERATORS[operator].fraction(x, y)
+        is_right = numerator == denominator * int(match["result"])
+        if not easier_pieces(x, operator, y):
+            kind = "easy"
+        elif match["pieces"]:
+            kind = "careful"
+        else:
+            kind = "direct"
+        steps.append((kind, is_right))
+    return steps
 
 
 def _never():

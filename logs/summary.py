@@ -1,6 +1,8 @@
 """What plotter.py prints of runs: their accuracies, and how they differ question by question."""
 
 import os
+import re
+import textwrap
 from pathlib import Path
 
 import pandas as pd
@@ -87,6 +89,39 @@ def compare(label, path_before, path_after):
     if not questions:
         return [f"note: {label}: no question in common, not compared"]
     return lines
+
+
+def fixed_answer(run):
+    """Return lines with a question and its answers at the first and at the last evaluation.
+
+    It is the first question of the transcript that only the last evaluation has right. Without one
+    there are no lines.
+    """
+    paths = list(transcripts(run, "eval").items())
+    if len(paths) < 2:
+        return []
+    (first_step, first_path), (last_step, last_path) = first_and_last(paths)
+    old_answers = first_answers(first_path)
+    for name, new in reversed(first_answers(last_path).items()):
+        old = old_answers.get(name)
+        if old and new["correct_strict"] and old["correct_strict"] is False:
+            questions = re.findall(r"[^\n<>|]+\?", old["prompt"])
+            question = questions[-1] if questions else old["prompt"]
+            return [
+                "",
+                printable(textwrap.shorten(question, 110, placeholder=" ...")),
+                f"\n--- step {first_step}",
+                printable(old["completion"]),
+                f"\n--- step {last_step}",
+                printable(new["completion"]),
+                "",
+            ]
+    return []
+
+
+def printable(text):
+    """Replace control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def mcnemar(num_fixed, num_broken):

@@ -34,7 +34,12 @@ def write_answers(run, step, strict, flexible=None, gold=str):
     for i, (correct_strict, correct_flexible) in enumerate(
         zip(strict, flexible or strict, strict=True)
     ):
-        row = {"id": f"q{i}", "gold": gold(i)}
+        row = {
+            "id": f"q{i}",
+            "gold": gold(i),
+            "prompt": f"Question {i}?",
+            "completion": f"At {step}",
+        }
         row |= {"correct_strict": correct_strict, "correct_flexible": correct_flexible}
         rows.append(row)
     jsonl.write(run / f"eval/step_{step:06d}.jsonl", rows)

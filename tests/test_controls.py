@@ -1,56 +1,33 @@
-"""The rewards of the studies that err, or that can be hacked."""
+"""The rewards of experiments/controls.py, as --evaluator finds them."""
 
 import pytest
 import torch
+from conftest import ROOT
 
-import experiments.controls  # noqa: F401 (it adds its evaluators)
 from evaluator import get_evaluator
 
 RIGHT = "<reasoning>\n40 + 2 = 42\n</reasoning>\n<answer>\n42\n</answer>"
 WRONG = RIGHT.replace("42", "43")
 
 
-def rewards_of(name, completions, gold="42"):
-    evaluator = get_evaluator(name, prompt="reasoning_answer")
-    rewards = evaluator.compute_rewards(
-        [""] * len(completions), completions, [gold] * len(completions)
-    )
-    return evaluator.total(rewards), rewards.details
-
-
 @pytest.mark.parametrize(
-    ("name", "share_of_right", "share_of_wrong"),
+    ("name", "completion", "share_of_reward"),
     [
-        ("noise0.1", 0.9, 0.1),
-        ("noise0.4", 0.6, 0.4),
-        ("false_positives0.2", 1.0, 0.2),
-        ("false_negatives0.4", 0.6, 0.0),
+        ("random", RIGHT, {0.0: 0.5, 1.0: 0.5}),
+        ("format_only", RIGHT, {2.0: 1.0}),
+        ("format_only", WRONG, {2.0: 1.0}),
+        ("format_only", "42", {0.0: 1.0}),
+        ("noisy", RIGHT, {4.0: 0.8, 2.0: 0.2}),
+        ("noisy", WRONG, {4.0: 0.2, 2.0: 0.8}),
     ],
 )
-def test_how_often_right_and_wrong_answers_are_rewarded(name, share_of_right, share_of_wrong):
-    """Without the reward for the answer either completion has 2 for its format."""
+def test_how_often_a_completion_has_which_reward(name, completion, share_of_reward):
     torch.manual_seed(0)
-    for completion, share in ((RIGHT, share_of_right), (WRONG, share_of_wrong)):
-        totals, details = rewards_of(name, [completion] * 2_000)
-        assert set(totals.tolist()) <= {2.0, 4.0}
-        assert (totals == 4.0).float().mean().item() == pytest.approx(share, abs=0.04)
-        assert all(detail["correct_strict"] == (completion == RIGHT) for detail in details)
-
-
-@pytest.mark.parametrize(
-    ("name", "completion", "total"),
-    [
-        ("random", WRONG, {0.0, 1.0}),
-        ("format", RIGHT, {2.0}),
-        ("answer_anywhere", RIGHT, {4.0}),
-        ("answer_anywhere", WRONG, {2.0}),
-        ("answer_anywhere", "41, 42, 43", {2.0}),
-        ("answer_anywhere", "421", {0.0}),
-        ("bonus_for_steps", RIGHT, {4.2}),
-        ("bonus_for_steps", "1 = 1\n" * 50, {10.0}),
-        ("bonus_for_length", "x" * 250, {2.5}),
-    ],
-)
-def test_what_a_completion_is_worth(name, completion, total):
-    totals, _ = rewards_of(name, [completion])
-    assert totals.item() in [pytest.approx(value) for value in total]
+    evaluator = get_evaluator(f"{ROOT}/experiments/controls.py:{name}")
+    n = 2_000
+    examples = [{"question": "?", "id": str(i)} for i in range(n)]
+    rewards = evaluator.compute_rewards([""] * n, [completion] * n, ["42"] * n, examples)
+    totals = evaluator.total(rewards)
+    assert set(totals.tolist()) == share_of_reward.keys()
+    for reward, share in share_of_reward.items():
+        assert (totals == reward).float().mean().item() == pytest.approx(share, abs=0.04)

@@ -16,7 +16,7 @@ from config import DATASETS, GRPOConfig, parse
 
 README = (ROOT / "README.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("experiments/*/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
 
 
 def text_without_code(page):

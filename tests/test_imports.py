@@ -13,7 +13,7 @@ from config import ExpertIterationConfig, GoldConfig, GRPOConfig, SFTConfig
 
 # From the top down: a room imports only from rooms on lines below its own. A folder is one room.
 FLOORS = """
-    experiments benchmarks tiny
+    experiments results tiny
     sft.py generate_gold.py selfcheck.py
     main.py
     training

@@ -1,7 +1,6 @@
 """Judges are exact against a scripted server, invent no score, and are not fooled by a story."""
 
 import copy
-import json
 import math
 import random
 import re
@@ -22,7 +21,6 @@ import main
 import rl_datasets
 from config import GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, get_evaluator
-from experiments import judge_report
 from judges import endpoint, judges, rating, story_rules
 from logs import jsonl
 from training import write_logs
@@ -44,12 +42,6 @@ LONG = (
 
 @pytest.fixture(autouse=True)
 def small_numbers(no_waiting, monkeypatch):
-    bootstrap = judge_report.stats.bootstrap
-
-    def short_bootstrap(*arguments, **options):
-        return bootstrap(*arguments, **options | {"n_resamples": 100})
-
-    monkeypatch.setattr(judge_report.stats, "bootstrap", short_bootstrap)
     monkeypatch.setattr(endpoint, "MAX_RETRIES", 1)
 
 
@@ -646,80 +638,6 @@ def test_other_opening_lines(tmp_path):
     assert len(train) == 0 and test.examples[0]["question"] == "It rained."
 
 
-# The judge's report
-
-
-@pytest.mark.parametrize("name", judge_report.DAMAGES)
-def test_damages(name):
-    damaged = judge_report.DAMAGES[name](LONG, random.Random(0))
-    words = LONG.split()
-    half = words[: len(words) // 2]
-    assert damaged != LONG
-    if name.startswith("shuffled"):
-        assert sorted(damaged.split()) == sorted(words)
-        assert ("to the lamp and read it twice." in damaged) == (name == "shuffled sentences")
-    else:
-        assert damaged.split() == half * (2 if name == "repeated" else 1)
-
-
-def test_report_of_a_judge_that_reads_and_of_one_that_counts_words():
-    rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
-    scores = {row: 3 + i / 10 for i, row in enumerate(rows)}
-    reads, pairs = judge_report.measure(
-        creative(lambda story: scores.get(story, 1)), [LINE] * 12, rows, 4
-    )
-    assert reads["stories"] == 12
-    assert reads["missing"] == reads["below_floor"] == 0
-    assert reads["spread"] == pytest.approx(torch.tensor([3.0, 3.1, 3.2, 3.3]).std().item())
-    for name in judge_report.DAMAGES:
-        assert reads[name] == {"n": 12, "higher": 1, "auc": 1, "low": 1, "high": 1}
-    assert len(pairs) == 4 * 12
-    assert all(pair["score"] == scores[pair["story"]] > pair["copy_score"] for pair in pairs)
-    longer = [row + " x" * i for i, row in enumerate(rows)]
-    counts, _ = judge_report.measure(
-        creative(lambda story: len(story.split())), [LINE] * 12, longer, 4
-    )
-    assert counts["length_correlation"] == pytest.approx(1)
-    assert counts["shuffled words"]["auc"] == counts["shuffled words"]["higher"] == 0.5
-    assert counts["cut"]["auc"] == 1
-
-
-def test_a_judge_that_hears_damage_only_beside_the_story_itself():
-    rows = [f"{LONG} And number {i} was the last of them all." for i in range(12)]
-
-    def score(story):
-        """A copy gets 1 less than its story. Different stories differ by 10 or more."""
-        number = re.search("[0-9]+", story)
-        is_copy = story not in rows
-        return 10 * int(number[0]) - is_copy if number else 0
-
-    report, _ = judge_report.measure(creative(score), [LINE] * 12, rows, 4)
-    for name in ("shuffled words", "shuffled sentences"):
-        assert report[name]["higher"] == 1
-        area = 12 * 13 / 2 / 12**2  # pairs of a story i and the copy of a story j <= i
-        assert report[name]["auc"] == pytest.approx(area)
-        assert 0.25 < report[name]["low"] < area < report[name]["high"] < 0.85
-
-
-def test_texts_that_no_judge_sees_and_missing_scores_are_left_out_of_the_report():
-    """The judge gives no score to the second story, whose copies count nowhere."""
-    rows = [f"{LONG} And number {i} was the last of them all." for i in range(3)] + ["Too short."]
-    report, _ = judge_report.measure(
-        creative(lambda story: math.nan if "number 1" in story else len(story)), [LINE] * 4, rows, 2
-    )
-    assert (report["stories"], report["below_floor"], report["missing"]) == (4, 1, 1)
-    assert report["shuffled sentences"]["n"] == 2
-    assert math.isnan(report["spread"]), "no group has two scores"
-
-
-def test_equal_scores_have_no_correlation_with_length(recwarn):
-    """A warning of scipy stood before the report."""
-    rows = [f"{LONG} And number {i} was the last of them all." for i in range(4)]
-    report, _ = judge_report.measure(creative(lambda story: 3), [LINE] * 4, rows, 2)
-    assert math.isnan(report["length_correlation"])
-    assert not recwarn.list
-
-
 def test_a_cache_does_not_bring_back_a_folder_that_was_removed(tmp_path):
     with FakeOpenAIServer(lambda request: plain(3, 3, 3)) as server:
         judge = endpoint_judge(server, tmp_path / "run")
@@ -871,16 +789,6 @@ def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(
         )
     write_logs.save_evaluation(args, run, metrics, [])
     assert capsys.readouterr().out == console_line
-
-
-def test_a_judge_can_be_measured_without_training(model_folder, tmp_path, lenient, capsys):
-    with FakeOpenAIServer(likes_vowels) as server:
-        flags = small_flags(model_folder, tmp_path / "run", server)
-        assert judge_report.run(["2", *flags]) == 0
-    assert '"stories": 8,' in capsys.readouterr().out
-    report = json.loads((tmp_path / "run" / "judge_report.json").read_text())
-    assert report["stories"] == 8 and report["cut"]["n"] >= 0
-    assert not (tmp_path / "run" / "args.json").exists()
 
 
 def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothing_twice(

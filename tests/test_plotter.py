@@ -278,6 +278,24 @@ def test_run_is_compared_with_its_own_first_evaluation(tmp_path, capsys):
     ]
 
 
+def test_an_answer_before_and_after_is_shown(tmp_path, capsys):
+    """It is the first question that the run has fixed. A control character stays out."""
+    run = write_run(tmp_path / "run", None, [eval_row(0), eval_row(9)])
+    long_question = "How many " + "green " * 30 + "apples?"
+    row = {"gold": "5", "prompt": f"<|user|>\nSolve it!\n{long_question}<|end|>"}
+    for step, verdicts in ((0, [True, False, False]), (9, [True, True, True])):
+        rows = []
+        for i, verdict in enumerate(verdicts):
+            answer = {"id": f"q{i}", "completion": f"\x1bstep {step}\nanswer {i}"}
+            rows.append(row | answer | {"correct_strict": verdict, "correct_flexible": None})
+        jsonl.write(run / f"eval/step_{step:06d}.jsonl", rows)
+    assert plot(run) == 0
+    question, *answers = capsys.readouterr().out.split("\n\n")[1:4]
+    assert question.startswith("How many green") and question.endswith("green ...")
+    assert len(question) <= 110
+    assert answers == ["--- step 0\n?step 0\nanswer 1", "--- step 9\n?step 9\nanswer 1"]
+
+
 def test_runs_are_compared_on_the_questions_they_share(tmp_path):
     """An id with another gold answer is another question; an unknown verdict (null) is no pair."""
     a, b, c = (write_run(tmp_path / name, None, [eval_row(0)]) for name in "abc")

@@ -10,7 +10,6 @@ import fcntl
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -177,20 +176,6 @@ def test_other_scripts_run_on_a_gpu(device, tmp_path):
     run_on(device, "sft.py", sft_flags, tmp_path / "sft")
     expert_flags = f"{flags} --num_questions 8 --group_size 2 --n_ei_steps 1"
     run_on(device, "experiments/expert_iteration.py", expert_flags, tmp_path / "expert")
-
-
-def test_the_benchmark_samples_with_and_without_graphs(device, tmp_path):
-    """What it measures on CUDA alone, no run on a CPU has ever shown."""
-    command = ["benchmarks/benchmark.py", "sampling", "--model_name", "tiny/0.1m"]
-    command += ["--device", "cuda", "--threads", "1", "--num_prompts", "2", "--group_size", "4"]
-    command += ["--max_completion_length", "16", "--repeats", "1"]
-    output, counts = run_command_on(device, command, tmp_path / "counts.json")
-    assert "without CUDA graphs, which" not in output
-    assert counts["graphs"]["failed"] == []
-    assert counts["graphs"]["replayed"] > 0
-    for competitor in ("model.generate", "itself without CUDA graphs"):
-        row = rf"\| sampling to the maximum length, next to {competitor} \|.* 16 tokens \|"
-        assert re.search(row, output)
 
 
 def test_moments_in_host_memory_give_the_same_weights(device, trained, tmp_path):

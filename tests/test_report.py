@@ -218,7 +218,7 @@ def test_a_large_run_is_cut_evenly_and_says_so(tmp_path, monkeypatch):
         write_answers(run, step, [(step + i) % 2 == 0 for i in range(40)])
     size = len(report.encode(report.step_of_page(run / "rollouts/step_000001.jsonl", 1, 1)))
     monkeypatch.setattr(report, "MAX_ROLLOUT_BYTES", 3 * size + 1000)
-    monkeypatch.setattr(report, "MAX_QUESTION_BYTES", 5000)
+    monkeypatch.setattr(report, "MAX_QUESTION_BYTES", 8000)
     assert plot(run) == 0
     data = data_of(run)
     assert [step["step"] for step in data["steps"]] == [1, 6, 11]
@@ -228,7 +228,7 @@ def test_a_large_run_is_cut_evenly_and_says_so(tmp_path, monkeypatch):
     assert len(data["changes"]["verdicts"]["correct_strict"][0]) == 40
     questions = data["changes"]["questions"]
     assert 0 < len(questions) < 40
-    assert len(report.encode(questions)) < 5100
+    assert len(report.encode(questions)) < 8100
 
     # Not even two transcripts fit, so prompts are left out.
     monkeypatch.setattr(report, "MAX_ROLLOUT_BYTES", size)

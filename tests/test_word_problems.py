@@ -8,7 +8,16 @@ from fractions import Fraction
 
 import pytest
 
-from data.word_problems import FAMILIES, NAMES, SPLITS, THINGS, Family, easier_pieces, generate
+from data.word_problems import (
+    FAMILIES,
+    NAMES,
+    SPLITS,
+    THINGS,
+    Family,
+    checked_steps,
+    easier_pieces,
+    generate,
+)
 
 
 @pytest.fixture(scope="module")
@@ -289,3 +298,35 @@ def test_same_seed_same_problems_and_a_shorter_list_is_the_beginning_of_a_longer
 def test_what_cannot_be_generated_is_a_value_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         generate(*arguments)
+
+
+def test_steps_of_arithmetic_are_checked():
+    assert checked_steps("3 * 4 = 12\n25% of 40 = 10\n1/4 of 40 = 11\n6 / 0 = 6\n") == [
+        ("easy", True),
+        ("direct", True),
+        ("direct", False),
+        ("easy", False),
+    ]
+    text = "so 3 + 4 = 7\n7 / 2 = 3\n10 - 4 = 6"  # a step is a whole line
+    assert checked_steps(text) == [("easy", False), ("easy", True)]
+    text = "47 + 38 = 70 + 15 = 85\n85 - 38 = 85 - 30 - 8 = 55 - 8 = 46\n"
+    text += "25% of 80 = 80 / 4 = 20\n1 + 1 = 2 = \n2 + 2 == 4\n7 + 1 = 8 = 8"
+    assert checked_steps(text) == [
+        ("careful", True),
+        ("careful", False),
+        ("careful", True),
+        ("easy", True),
+    ]
+
+
+def test_steps_of_hostile_completions_are_checked():
+    """Huge numbers once took for ever, and division by zero raised."""
+    lines = [
+        f"25% of {'9' * 400} = 5",
+        f"{'9' * 5000} / 3 = 5",
+        "1/0 of 5 = 5",
+        " = " * 9999,
+        "1" + " = 1" * 9999,
+    ]
+    assert checked_steps("\n".join(lines)) == [("easy", False)]
+    assert checked_steps("100000000001 / 1 = 100000000000") == [("easy", False)], "no rounding"

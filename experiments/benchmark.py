@@ -1,0 +1,235 @@
+"""How long a training step and sampling take, beside TRL and transformers doing the same work.
+
+    python experiments/benchmark.py step sampling --trl_python ~/trl/bin/python
+
+  step      iterations of main.py, beside TRL's GRPOTrainer. --trl_python is the Python of an
+            environment with trl, torch, accelerate and datasets; without it TRL is left out
+  sampling  our sampler beside model.generate of transformers
+
+The competitors take turns, with the same weights, prompts, reward, precision and kind of attention.
+The speed of a machine drifts, so each ratio is taken within a turn. Seconds of CPU are summed over
+the threads of a process, and drift less than the clock where other work shares the cores.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+
+import llms
+from logs import jsonl
+from rl_datasets import get_dataloaders
+from sampling import generation
+
+ROOT = Path(__file__).resolve().parent.parent
+BETA = 0.04  # the weight of the KL: with it both sides of `step` compute a reference
+
+
+class Turn(NamedTuple):
+    """What a competitor needed for the work once."""
+
+    seconds: float
+    cpu_seconds: float
+    length: float  # tokens of a completion, on average
+
+
+def gold_in_text(completions, answers, **columns):
+    """The reward of `step`: 1 where the gold answer occurs in the text. It notes each call."""
+    call = [len(completions), time.perf_counter(), time.process_time()]
+    with open(os.environ["BENCHMARK_CALLS"], "a") as file:
+        file.write(json.dumps(call) + "\n")
+    return [float(gold in text) for text, gold in zip(completions, answers, strict=True)]
+
+
+def step_of_ours(args) -> Turn:
+    """The median iteration of main.py, from one call of the reward to the next."""
+    num_completions = args.num_prompts * args.group_size
+    with tempfile.TemporaryDirectory() as folder:
+        calls_file = Path(folder) / "calls.jsonl"
+        flags = dict(
+            model_name=args.model_name,
+            dataset_name="arithmetic",
+            evaluator=f"{__file__}:gold_in_text",
+            output_dir=folder,
+            rollout_batch_size=num_completions,
+            group_size=args.group_size,
+            max_completion_length=args.max_completion_length,
+            micro_batch_tokens=args.micro_batch_tokens,
+            beta=BETA,
+            num_train_iters=args.iterations + 2,  # one warms up, and one ends the last interval
+            eval_size=1,
+            eval_iterations=10**6,
+            save_iterations=10**6,
+        )
+        command = [sys.executable, ROOT / "main.py"]
+        for name, value in flags.items():
+            command += [f"--{name}", str(value)]
+        environment = os.environ | {"BENCHMARK_CALLS": str(calls_file)}
+        subprocess.run(command, stdout=sys.stderr, env=environment, check=True)
+        calls = [json.loads(line) for line in calls_file.read_text().splitlines()]
+        log = jsonl.read(Path(folder) / "train_log.jsonl")
+    times = [call[1:] for call in calls if call[0] == num_completions]  # without evaluations
+    return median_turn(times[1:], [row["response_length"] for row in log[1:]])
+
+
+def step_of_trl(args) -> Turn:
+    """The median step of TRL on the same prompts."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model_name)
+    settings = dict(
+        model_name=args.model_name,
+        examples=read_examples(tokenizer, args.num_prompts * (args.iterations + 1)),
+        config=dict(
+            max_steps=args.iterations + 1,  # the first one warms up
+            per_device_train_batch_size=args.num_prompts * args.group_size,
+            num_generations=args.group_size,
+            max_completion_length=args.max_completion_length,
+            beta=BETA,
+        ),
+    )
+    command = [args.trl_python, ROOT / "experiments" / "trl_step.py"]
+    process = subprocess.run(
+        command, input=json.dumps(settings), stdout=subprocess.PIPE, text=True, check=True
+    )
+    result = json.loads(process.stdout.splitlines()[-1])
+    return median_turn(result["times"], result["lengths"])
+
+
+def median_turn(times: list, lengths: list[float]) -> Turn:
+    """A turn from (time, CPU time) at the end of each of its iterations."""
+    seconds, cpu_seconds = np.median(np.diff(times, axis=0), axis=0)
+    return Turn(seconds, cpu_seconds, median(lengths))
+
+
+def read_examples(tokenizer, num_examples: int) -> list[dict]:
+    """The first training examples, as main.py draws them with seed 0."""
+    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
+    rows = loader.next_batch(num_examples)
+    return [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
+
+
+def sample_with_ours(args, model, tokenizer, prompts: list[str]) -> list[int]:
+    """The number of tokens of each completion."""
+    rollout = generation.generate(
+        model,
+        tokenizer,
+        prompts,
+        num_samples=args.group_size,
+        max_completion_length=args.max_completion_length,
+    )
+    return rollout.lengths.tolist()
+
+
+def sample_with_transformers(args, model, tokenizer, prompts: list[str]) -> list[int]:
+    """The same. What could change the distribution is set, or the model's own config would."""
+    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt")
+    inputs = inputs.to(model.device)
+    eos = generation.eos_token_ids(model, tokenizer)
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=eos,
+        max_new_tokens=args.max_completion_length,
+        num_return_sequences=args.group_size,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    ids = model.generate(**inputs, generation_config=config)[:, inputs.input_ids.shape[1] :]
+    tokenizer.batch_decode(ids)  # for the time it takes, since our sampler decodes too
+    is_end = torch.isin(ids, torch.tensor(eos, device=ids.device)).int()
+    is_padding = is_end.cumsum(1) > is_end  # A completion ends with its first EOS.
+    return (~is_padding).sum(1).tolist()
+
+
+def timed(sample, args, *inputs) -> Turn:
+    start = time.perf_counter()
+    cpu_start = time.process_time()
+    lengths = sample(args, *inputs)
+    cpu_seconds = time.process_time() - cpu_start
+    return Turn(time.perf_counter() - start, cpu_seconds, sum(lengths) / len(lengths))
+
+
+def table_rows(work: str, turns: dict[str, list[Turn]]) -> list[str]:
+    """A line of Markdown for each competitor: medians, and ratios to ours with their range."""
+    ours = turns["GRPO-Lite"]
+    lines = []
+    for name, theirs in turns.items():
+        cells = [work, name, f"{median(turn.length for turn in theirs):.0f}"]
+        for field in ("seconds", "cpu_seconds"):
+            values = [getattr(turn, field) for turn in theirs]
+            ratios = [value / getattr(a, field) for value, a in zip(values, ours, strict=True)]
+            cells.append(f"{median(values):.3g}")
+            cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("work", nargs="+", choices=["step", "sampling"])
+    parser.add_argument("--model_name", default="tiny/1m")
+    parser.add_argument("--num_prompts", type=int, default=16)
+    parser.add_argument("--group_size", type=int, default=8)
+    parser.add_argument("--max_completion_length", type=int, default=64)
+    parser.add_argument("--micro_batch_tokens", type=int, default=4096)
+    parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn of step")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")
+    parser.add_argument("--trl_python")
+    return parser.parse_args()
+
+
+def competitors_of(work: str, args) -> dict[str, Callable[[], Turn]]:
+    if work == "step":
+        competitors = {"GRPO-Lite": partial(step_of_ours, args)}
+        if args.trl_python:
+            competitors["TRL"] = partial(step_of_trl, args)
+        return competitors
+    policy, tokenizer = llms.get_llm_tokenizer(args.model_name)
+    model = llms.get_sampler(policy).eval()
+    prompts = [row["prompt"] for row in read_examples(tokenizer, args.num_prompts)]
+    competitors = {}
+    samplers = {"GRPO-Lite": sample_with_ours, "model.generate": sample_with_transformers}
+    for name, sample in samplers.items():
+        sample(args, model, tokenizer, prompts)  # warms up
+        competitors[name] = partial(timed, sample, args, model, tokenizer, prompts)
+    return competitors
+
+
+def main():
+    args = parse_args()
+    lines = [
+        "| work | by | tokens | seconds | beside ours | seconds of CPU | beside ours |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with redirect_stdout(sys.stderr):
+        for work in args.work:
+            competitors = competitors_of(work, args)
+            turns = {name: [] for name in competitors}
+            for repeat in range(args.repeats):
+                for name, competitor in competitors.items():
+                    torch.manual_seed(repeat)
+                    turns[name].append(competitor())
+            lines += table_rows(work, turns)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
