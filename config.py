@@ -8,16 +8,13 @@ This file imports neither torch nor anything of the project, so that --help answ
 """
 
 import argparse
-import ast
 import json
 import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from difflib import get_close_matches
 from inspect import get_annotations
 from pathlib import Path
 from types import NoneType, UnionType
@@ -33,7 +30,6 @@ from typing import (
     get_type_hints,
 )
 
-ROOT = Path(__file__).parent
 Settings = TypeVar("Settings")
 
 
@@ -64,43 +60,6 @@ def setting(
 def with_default(group: type, name: str, default: Any) -> Any:
     """A field of a group of settings once more, with another default."""
     return field(default=default, metadata=group.__dataclass_fields__[name].metadata)
-
-
-def read_registry(file: str, name: str) -> dict[str, str]:
-    """{key: first paragraph of the docstring of its value} for a dict of functions or classes.
-
-    The file is parsed and not imported, because it imports torch.
-    """
-    docstrings = {}
-    values = {}
-    for node in ast.parse((ROOT / file).read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            docstrings[node.name] = ast.get_docstring(node) or ""
-        if not isinstance(node, ast.Assign):
-            continue
-        target = node.targets[0]
-        if isinstance(target, ast.Name) and target.id == name:  # LOSSES = {"gspo": gspo}
-            values |= zip([key.value for key in node.value.keys], node.value.values, strict=True)
-        if isinstance(target, ast.Subscript) and target.value.id == name:  # LOSSES["soft"] = soft
-            values[target.slice.value] = node.value
-    descriptions = {}
-    for key, value in values.items():
-        function = value.func if isinstance(value, ast.Call) else value  # a call makes an instance
-        docstring = docstrings.get(getattr(function, "id", None), "")  # "" if it is imported
-        descriptions[key] = docstring.partition("\n\n")[0].replace("\n", " ")
-    return descriptions
-
-
-def describe(registry: dict[str, str]) -> str:
-    """A line for each choice, as help texts show them."""
-    return "".join(f"\n{name}: {description}" for name, description in registry.items())
-
-
-LOSSES = read_registry("losses.py", "LOSSES")
-LENGTH_NORMALIZATIONS = read_registry("losses.py", "LENGTH_NORMALIZATIONS")
-EVALUATORS = read_registry("evaluator.py", "EVALUATORS")
-DATASETS = read_registry("rl_datasets.py", "DATASETS")
-PROMPTS = read_registry("rl_datasets.py", "PROMPTS")
 
 
 # --- Groups of settings that scripts share --------------------------------------------------------
@@ -144,7 +103,14 @@ class ModelConfig:
 class DataConfig:
     title: ClassVar[str] = "data"
 
-    dataset_name: str = setting("gsm8k", f"The data set.{describe(DATASETS)}")
+    dataset_name: str = setting(
+        "gsm8k",
+        "The data set.\n"
+        "gsm8k: Grade-school word problems from the hub (GSM8K).\n"
+        "math: Competition problems from the hub (MATH).\n"
+        "arithmetic: Word problems that are generated here, with no download.\n"
+        "creative: Opening lines of stories, for which a judge gives the reward.",
+    )
     dataset_path: str | None = setting(
         None,
         "Folder with the splits train, test and maybe validation, as .jsonl or .parquet files."
@@ -152,13 +118,17 @@ class DataConfig:
     )
     evaluator: str | None = setting(
         None,
-        f"What computes the rewards. (default: the data set's own){describe(EVALUATORS)}\n"
+        "What computes the rewards. (default: the data set's own)\n"
+        "gsm8k: Answers that are numbers, in the format <reasoning>...</reasoning><answer>..."
+        "</answer>.\n"
+        "math: Answers in LaTeX, in a box or in tags.\n"
+        "creative: Stories, by a judge.\n"
         "FILE.py:NAME: A reward function of your own in a file, or several (README.md).",
     )
     prompt: str | None = setting(
         None,
-        "The format of prompts, which also decides how answers are read. (default: the data set's"
-        f" own){describe(PROMPTS)}",
+        "The format of prompts, which also decides how answers are read: reasoning_answer, r1_zero,"
+        " question_only or story. (default: the data set's own)",
     )
 
 
@@ -209,8 +179,12 @@ class AveragingConfig:
 
     length_normalization: str = setting(
         "masked_mean",
-        f"How the losses of tokens are averaged.{describe(LENGTH_NORMALIZATIONS)}",
-        choices=tuple(LENGTH_NORMALIZATIONS),
+        "How the losses of tokens are averaged.\n"
+        "masked_mean: Over each completion's tokens, then over completions (GRPO).\n"
+        "masked_normalize: The same, but divided by --max_completion_length in the place of each"
+        " completion's length (Dr. GRPO, arXiv:2503.20783).\n"
+        "token_mean: Over all tokens of the update (DAPO, arXiv:2503.14476).",
+        choices=("masked_mean", "masked_normalize", "token_mean"),
     )
 
 
@@ -222,10 +196,14 @@ class LossConfig(AveragingConfig, SamplingConfig):
 
     loss_type: str = setting(
         "grpo_clip",
-        "The loss of a token. In the choices below, `ratio` is the token's probability under the"
-        " policy, divided by its probability before the iteration's first update. docs/family.md"
-        f" compares the papers.{describe(LOSSES)}",
-        choices=tuple(LOSSES),
+        "The loss of a token, a function of losses.py. The ratio is the token's probability under"
+        " the policy, divided by its probability before the iteration's first update.\n"
+        "grpo_clip: Minus the ratio times the advantage, with PPO's clip (GRPO).\n"
+        "grpo_no_clip: The same without the clip.\n"
+        "reinforce_with_baseline: Minus the log-probability times the advantage.\n"
+        "no_baseline: Minus the log-probability times the reward (REINFORCE).\n"
+        "gspo: Like grpo_clip, with one ratio for a whole completion (arXiv:2507.18071).\n"
+        "cispo: Like reinforce_with_baseline, weighted by the capped ratio (arXiv:2506.13585).",
     )
     beta: float = setting(
         0.04,
@@ -276,13 +254,6 @@ class OptimiserConfig:
     max_grad_norm: float = setting(
         1.0, "Gradients with a greater norm are scaled down to this norm."
     )
-    offload_optimizer: bool = setting(
-        False,
-        "Keep AdamW's moments in host memory, and copy those of a weight to the GPU while it is"
-        " updated. It saves 8 bytes for each weight, and an update takes some seconds more for"
-        " billions of weights.",
-        may_change=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -315,13 +286,6 @@ class JudgeConfig:
         "Share of the stories of a batch that may lack a score; more of them end the run.",
         zero=True,
         at_most=1,
-        may_change=True,
-    )
-    min_judge_spread: float = setting(
-        0.1,
-        "A run begins only if the scores within groups have at least this mean standard deviation;"
-        " 0 accepts any.",
-        zero=True,
         may_change=True,
     )
 
@@ -442,25 +406,6 @@ class GRPOConfig(
     learning_rate: float = setting(
         5e-6,
         "Learning rate of AdamW at its peak, which it reaches at the end of the warm-up.",
-    )
-    lr_schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant",
-        "How the learning rate goes on after the warm-up.\n"
-        "constant: it stays at its peak.\n"
-        "linear: it falls to 0 at --num_train_iters in a straight line.\n"
-        "cosine: it falls to 0 at --num_train_iters along half a period of a cosine.",
-    )
-    dynamic_sampling: int = setting(
-        0,
-        "Prompts whose completions all got the same reward teach nothing. They are replaced by new"
-        " prompts, at most this many times in each iteration (DAPO, arXiv:2503.14476).",
-        zero=True,
-    )
-    max_kl: float = setting(
-        3.0,
-        "Limit in nats per token. A run whose mean KL to the reference is above it in three"
-        " iterations in a row ends as diverged.",
-        may_change=True,
     )
     eval_iterations: int = setting(
         100,
@@ -716,34 +661,6 @@ class ArgumentParser(argparse.ArgumentParser):
         types = get_type_hints(config_type)
         for setting in fields(config_type):
             add_flag(groups[title_of[setting.name]], setting, types[setting.name])
-
-    def parse_args(self, args=None, namespace=None):
-        """Parse all words; of an unknown flag the error names the nearest known one."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            nearest = self._nearest_flag(unknown[0].partition("=")[0])
-            advice = f"; did you mean {nearest}?" if nearest else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
-        return parsed
-
-    def _nearest_flag(self, word: str) -> str | None:
-        """The flag that a word is most like, or whose initials it is, as --lr; None without."""
-        flags = [flag for flag in self._option_string_actions if flag not in ("-h", "--help")]
-        for flag in reversed(flags):  # --lr is --learning_rate, which comes after --lora_rank
-            initials = "".join(part[0] for part in flag.removeprefix("--").split("_"))
-            if word == f"--{initials}":
-                return flag
-        longer_flags = [flag for flag in flags if flag.startswith(word)]
-        nearest_flags = longer_flags or get_close_matches(word, flags, n=1, cutoff=0.7)
-        return next(iter(nearest_flags), None)
-
-    def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
-            if word.startswith("@") and not Path(word[1:]).is_file():
-                self.error(
-                    f"{word}: there is no such file; a recipe is one, such as @recipes/dapo.args"
-                )
-        return super().parse_known_args(args, namespace)
 
     def convert_arg_line_to_args(self, arg_line):
         return shlex.split(arg_line, comments=True)

@@ -54,8 +54,6 @@ class Rewards:
         holds), "correct_strict" and "correct_flexible" (the two verdicts). Accuracy is logged then.
     counts: further numbers to be logged, which add up over several processes.
     means: further numbers to be logged, of which the mean over processes is taken.
-
-    None of their names may be one that a run itself writes (training/records.py).
     """
 
     per_function: torch.Tensor
@@ -544,6 +542,16 @@ class FunctionEvaluator(RewardEvaluator):
                 f" for each completion, not {shown:.80}"
             )
         return rewards
+
+
+def strict_verdicts(rewards: Rewards) -> list[bool]:
+    """Which completions are strictly correct. Raises ValueError for rewards without verdicts."""
+    if not all("correct_strict" in detail for detail in rewards.details):
+        raise ValueError(
+            "the evaluator gives rewards without verdicts, so no completion can be chosen as"
+            " correct; use one that says `correct_strict`"
+        )
+    return [detail["correct_strict"] for detail in rewards.details]
 
 
 EVALUATORS = {

@@ -3,7 +3,6 @@
 import copy
 import logging
 import re
-import sys
 from pathlib import Path
 from types import MethodType
 
@@ -26,8 +25,8 @@ from transformers.utils import logging as transformers_logging
 import distributed
 import lora
 import utils
+from grpo.rollout import Completion, make_batch
 from sampling import generation
-from sampling.rollout import as_rollout
 from sampling.vllm import VLLMSampler
 
 transformers_logging.disable_progress_bar()
@@ -50,18 +49,14 @@ logging.getLogger("transformers.modeling_utils").addFilter(LOAD_REPORT)
 
 
 def resolve_device(device: str) -> str:
-    """What --device stands for on this machine: `auto` is a GPU where there is one."""
-    if device != "auto":
-        return device
-    if torch.cuda.is_available():
-        return "cuda"
-    if torch.version.cuda:
-        print(
-            f"warning: this PyTorch was built for CUDA {torch.version.cuda} and finds no GPU that"
-            " it can use (does nvidia-smi show one?), so everything runs on the CPU",
-            file=sys.stderr,
-        )
-    return "cpu"
+    """What --device stands for here: `auto` is a GPU where there is one. Raises ValueError."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"--device {device} cannot be used here ({_one_line(error)})") from None
+    return device
 
 
 # --- Loading --------------------------------------------------------------------------------------
@@ -195,6 +190,18 @@ def max_positions(model: PreTrainedModel) -> int | None:
         if parameters.get("rope_type") == "longrope":
             limits.append(parameters.get("original_max_position_embeddings"))
     return min((limit for limit in limits if limit), default=None)
+
+
+def check_positions(
+    model: PreTrainedModel, longest_prompt: int, max_completion_length: int
+) -> None:
+    """Raise ValueError where a prompt and its completion do not fit into the model's positions."""
+    num_positions = max_positions(model)
+    if num_positions is not None and longest_prompt + max_completion_length > num_positions:
+        raise ValueError(
+            f"--max_completion_length {max_completion_length}: this model has {num_positions:,}"
+            f" positions, and the longest prompt takes {longest_prompt} of them"
+        )
 
 
 def _set_attention(model: PreTrainedModel, attn_implementation: str) -> None:
@@ -419,10 +426,11 @@ def why_not_supported(model: PreTrainedModel) -> str | None:
     uniforms = 1 - torch.rand((4, C), generator=generator, dtype=torch.float64)
     try:
         completion_ids, sampled_logps = generation.sample_tokens(model, prompts, uniforms)
-        pairs = zip(utils.repeat_each(prompts, 2), completion_ids.tolist(), strict=True)
-        rollout = as_rollout(list(pairs), 0, model.device)
-        ids = rollout.prompt_completion_ids
-        mask = rollout.attention_mask
+        prompts_of_rows = utils.repeat_each(prompts, 2)
+        pairs = zip(prompts_of_rows, completion_ids.tolist(), strict=True)
+        batch = make_batch([Completion(prompt, ids) for prompt, ids in pairs], model.device)
+        ids = batch.prompt_completion_ids
+        mask = batch.attention_mask
         logps = utils.get_per_token_logps(model, ids, mask, C, group_size=2)
         expected = _logps_of_unpadded_rows(model, ids, mask, C)
     except Exception as error:  # a model of another kind may raise anything
@@ -574,34 +582,3 @@ def _shard_module(
     )
     module.set_force_sum_reduction_for_comms(True)
     module.set_gradient_divide_factor(1.0)
-
-
-# --- Optimiser ------------------------------------------------------------------------------------
-
-
-class OffloadedAdamW(torch.optim.AdamW):
-    """AdamW whose two moments, 8 bytes for each weight, stay in host memory.
-
-    A weight's moments are on its device only while that weight is updated. The update is AdamW's.
-    """
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        gradients = {}
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    gradients[weight] = weight.grad
-                    weight.grad = None
-        for weight, gradient in gradients.items():
-            weight.grad = gradient  # AdamW updates the weights that have a gradient
-            self._move_moments(weight, weight.device)
-            super().step()
-            self._move_moments(weight, "cpu")
-            weight.grad = None
-
-    def _move_moments(self, weight: Tensor, device: torch.device | str) -> None:
-        state = self.state[weight]
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name in state:  # not before the first update
-                state[name] = state[name].to(device)

@@ -81,6 +81,17 @@ LOSSES = {
     "cispo": cispo,
 }
 
+# Those whose loss is the advantage times something, so that without an advantage there is no
+# gradient. Groups of equal rewards then need not run. A loss that is not named here gets every row.
+LINEAR_IN_ADVANTAGE = (
+    "grpo_clip",
+    "grpo_no_clip",
+    "reinforce_with_baseline",
+    "no_baseline",
+    "gspo",
+    "cispo",
+)
+
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, config) -> TokenLoss:
     """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, lowest, highest) A).

@@ -1,13 +1,15 @@
 """GRPO, Group Relative Policy Optimization (arXiv:2402.03300), for language models.
 
-`train` is the algorithm. Its steps are numbered: 1 sample groups of completions, 2 reward them,
-3 turn rewards into advantages, 4 keep the log-probs that several updates share, 5 compute the loss
-and its gradient, 6 update the weights, 7 log. `compute_loss` follows, then the setup. losses.py has
-the loss of each paper.
+    python main.py --model_name tiny/1m --dataset_name arithmetic
+    torchrun --nproc_per_node 4 main.py --model_name Qwen/Qwen2-7B-Instruct
+
+`train` is the algorithm: 1 sample groups of completions, 2 reward them, 3 compare each with its
+group, 4 keep the log-probs that several updates share, 5 compute the loss and its gradient,
+6 update the weights, 7 log. `compute_loss` comes below, and losses.py has the loss of each paper.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
   1. Rewards are computed by rules or by a judge, not by a trained reward model. --evaluator names
-     the class that computes them.
+     what computes them.
   2. A reward is for a whole completion (outcome supervision). The paper's process supervision,
      which rewards single lines of a solution, is not here.
   3. The reference stays the initial policy. The paper's iterative variant renews it: start again
@@ -28,12 +30,11 @@ paper's mu). GSPO, CISPO, DAPO and other relatives: docs/family.md.
 An iteration is one rollout batch with its updates; the logs call it a step.
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N completions of
-a rollout batch, over all processes.
+a rollout batch.
 """
 
 import math
 import sys
-from dataclasses import dataclass, replace
 from functools import partial
 
 from config import GRPOConfig, LossConfig, OptimiserConfig, parse
@@ -46,239 +47,138 @@ from torch import Tensor
 
 import distributed
 import llms
-import utils
-from evaluator import CreativeWritingEvaluator
-from judges.judges import check_spread, spread_within_groups
-from losses import LENGTH_NORMALIZATIONS, LOSSES, estimate_kl
-from sampling.rollout import Rollout, compute_rollout_logps
-from training import completions, token_changes, write_logs
-from training.guard import Guard
-from training.loop import iterations
-from training.records import Record, column, make_records, reward_metrics, rollout_metrics
-from training.run import Run, run_to_the_end
-from training.schedule import learning_rate_of, split_into_updates
-from training.setup import load
-from utils import get_per_token_logps, masked_mean, masked_sum, repeat_each, rows_of_groups
+from grpo import token_colours
+from grpo.metrics import add_up, average
+from grpo.rollout import Completion, compute_logps, make_batch, micro_batches, split_into_groups
+from grpo.run import Run, run_to_the_end
+from losses import LENGTH_NORMALIZATIONS, LINEAR_IN_ADVANTAGE, LOSSES, estimate_kl
+from utils import autocast, get_per_token_logps, masked_mean, masked_sum
 
 # --- The algorithm --------------------------------------------------------------------------------
 
 
 def train(config: GRPOConfig, run: Run) -> None:
-    """Run GRPO on what `setup` made; write logs, transcripts and checkpoints."""
+    """Run GRPO. Every process samples, rewards and trains on groups of its own."""
     if config.eval_only:
-        write_logs.print_categories(config, completions.evaluate(config, run))
+        run.evaluate()
         return
-    guard = Guard(config.max_kl, checks_sampler=config.sampler == "vllm")
-    for step in iterations(config, run, config.eval_iterations, config.save_iterations):
-        # 1 to 3. Sample G completions for each of several prompts, reward them, compute advantages.
-        examples = run.train_loader.next_batch(config.rollout_batch_size // config.group_size)
-        groups = sample_groups(config, run, examples, distributed.share(examples))
-        if config.dynamic_sampling:
-            groups = replace_flat_groups(config, run, groups)
-        rollout = rollout_for_training(config, groups)
+    num_prompts = config.rollout_batch_size // config.group_size
+    for iteration in run.iterations(config.eval_iterations, config.save_iterations):
+        # 1. Sample G completions for each of several prompts.
+        examples = distributed.share(run.train_loader.next_batch(num_prompts))
+        with run.timer("sample"):
+            completions = run.sample(examples, config.group_size, config.temperature)
 
-        # 4. If several updates need the same log-probs, compute these before the first update.
-        updates = split_into_updates(config)
+        # 2. Reward them. A reward that could not be given is NaN.
+        with run.timer("reward"):
+            metrics = run.reward(completions)
+
+        # 3. How much better is a completion than the others of its group?
+        rewards = torch.tensor([completion.reward for completion in completions])
+        advantages = compute_group_normalized_rewards(
+            rewards, config.group_size, normalize_by_std=config.use_std_normalization
+        )
+        multipliers = rewards if config.loss_type == "no_baseline" else advantages
+        for completion, multiplier in zip(completions, multipliers.tolist(), strict=True):
+            completion.advantage = multiplier
+
+        # 4. Several updates on one batch compare with the policy from before the first of them.
+        updates = split_into_updates(config, completions)
         if len(updates) > 1:
-            rollout = with_shared_logps(config, run, rollout)
+            with run.timer("logps"):
+                keep_logps(config, run, completions)
 
+        # 5 and 6. Compute the loss and its gradient, and update the weights: once, unless training
+        # is off-policy.
         update_metrics = []
-        with token_changes.shown(config, run, rollout, groups.trained_records):
-            for i, rows in enumerate(updates):  # a single update, unless training is off-policy
-                # 5. Compute the loss and its gradient, in micro-batches.
+        with token_colours.shown(config, run, completions):
+            for i, batch in enumerate(updates):
                 with run.timer("loss"):
                     loss_metrics = accumulate_gradient(
-                        run.model, run.base_model, rollout, rows, config, config.micro_batch_tokens
+                        run.model, run.base_model, batch, config, config.micro_batch_tokens
                     )
-                # 6. Update the weights.
                 with run.timer("update"):
-                    learning_rate = learning_rate_of(config, (step - 1) * len(updates) + i)
+                    update_number = (iteration - 1) * len(updates) + i
                     step_metrics = take_step(
-                        run.model, run.optimizer, config, learning_rate, loss_metrics["loss"]
+                        run.model,
+                        run.optimizer,
+                        config,
+                        warm_up(config.learning_rate, config.warmup_steps, update_number),
+                        loss_metrics["loss"],
                     )
                     llms.refresh_sampler(run.sampler, run.model)
                 update_metrics.append(loss_metrics | step_metrics)
 
         # 7. Log what was sampled, and what the updates did.
-        metrics = average(update_metrics) | groups.metrics
-        num_tokens = sum(record["length"] for record in groups.records)
-        run.finish_iteration(num_tokens)
-        write_logs.save_iteration(config, run, metrics, groups.records)
-        guard.check(metrics)
+        run.log_iteration(average(update_metrics) | metrics, completions)
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Completions, G consecutive ones for each prompt, with their rewards and advantages."""
+def split_into_updates(config: GRPOConfig, completions: list[Completion]) -> list[list[Completion]]:
+    """This process's completions of each update: whole groups, shuffled anew in every epoch.
 
-    rollout: Rollout  # the completions of this process
-    records: list[Record]  # N, and after dynamic sampling more: every completion that was sampled
-    trained_records: list[Record]  # N: those of `records` whose completions are trained on
-    metrics: dict[str, float]  # of all processes
-
-
-def sample_groups(
-    config: GRPOConfig, run: Run, examples: list[dict], my_examples: list[dict]
-) -> Groups:
-    """Steps 1 to 3: sample G completions for each prompt, reward them, and compute advantages.
-
-    Args:
-        examples: the prompts for which all processes sample together.
-        my_examples: this process's part of `examples`; the parts of all processes, in the order of
-            the processes, make up `examples`.
+    A single update over the whole batch keeps their order.
     """
-    with run.timer("sample"):  # 1.
-        rollout = completions.sample(
-            config, run, my_examples, config.group_size, config.temperature
-        )
-
-    with run.timer("reward"):  # 2.
-        my_repeated_examples = repeat_each(my_examples, config.group_size)
-        my_rewards = completions.reward(run.evaluator, my_repeated_examples, rollout.texts)
-        records = make_records(run.evaluator, my_repeated_examples, rollout, my_rewards)
-        metrics = reward_metrics(run.evaluator, records, my_rewards)
-        metrics |= rollout_metrics(records)
-
-    # 3. How much better is a completion than the other completions of its group?
-    rewards = column(records, "reward")  # (N,) one weighted sum for each completion
-    advantages, group_metrics = compute_group_normalized_rewards(
-        rewards, config.group_size, normalize_by_std=config.use_std_normalization
-    )
-    advantages = advantages.masked_fill(rewards.isnan(), math.nan)
-    for record, advantage in zip(records, advantages.tolist(), strict=True):
-        record["advantage"] = advantage
-    return Groups(rollout, records, records, metrics | group_metrics)
+    size = config.train_batch_size // distributed.world_size()
+    if config.epochs_per_rollout_batch == 1 and size == len(completions):
+        return [completions]
+    groups = split_into_groups(completions, config.group_size)
+    updates = []
+    for _ in range(config.epochs_per_rollout_batch):
+        shuffled = []
+        for i in torch.randperm(len(groups)).tolist():
+            shuffled += groups[i]
+        updates += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    return updates
 
 
-def replace_flat_groups(config: GRPOConfig, run: Run, groups: Groups) -> Groups:
-    """DAPO's dynamic sampling (arXiv:2503.14476): replace groups whose rewards are all equal.
-
-    Up to config.dynamic_sampling times, groups of new prompts take their place. All processes draw
-    the same prompts, and each samples for its own groups. The metrics stay those of the first
-    sampling: after the replacement they would leave out the flat groups.
-    """
-    G = config.group_size
-    rollout = groups.rollout
-    records = list(groups.records)
-    trained_records = list(groups.trained_records)
-    my_groups = distributed.share(range(len(trained_records) // G))
-    for _ in range(config.dynamic_sampling):
-        is_flat = flat_groups(column(trained_records, "reward"), G)  # (N / G,)
-        flat = is_flat.nonzero().flatten().tolist()
-        if not flat:
-            break
-        examples = run.train_loader.next_batch(len(flat))
-        my_flat = [group for group in flat if group in my_groups]
-        my_examples = [
-            example for group, example in zip(flat, examples, strict=True) if group in my_groups
-        ]
-        new = sample_groups(config, run, examples, my_examples)
-        if my_flat:
-            # Row 0 of the rollout is the first row of group my_groups[0].
-            my_rows = rows_of_groups([group - my_groups[0] for group in my_flat], G)
-            rollout = rollout.replace(my_rows, new.rollout)
-        records += new.records
-        for row, record in zip(rows_of_groups(flat, G), new.records, strict=True):
-            trained_records[row] = record
-    is_flat = flat_groups(column(trained_records, "reward"), G)
-    metrics = {
-        "sampled_prompts": len(records) // G,
-        "zero_std_fraction_trained": is_flat.float().mean().item(),
-    }
-    return Groups(rollout, records, trained_records, groups.metrics | metrics)
-
-
-def rollout_for_training(config: GRPOConfig, groups: Groups) -> Rollout:
-    """This process's rollout, with what multiplies each completion and which tokens count.
-
-    No token counts of a completion without a reward. With config.mask_truncated_completions none
-    counts of a completion that was cut off either, though the loss is still divided by the number
-    of sequences with it.
-    """
-    rollout = groups.rollout
-    # What multiplies the log-probs, (B,); NaN without a reward.
-    name = "reward" if config.loss_type == "no_baseline" else "advantage"
-    multipliers = column(distributed.share(groups.trained_records), name)
-    multipliers = multipliers.to(rollout.completion_mask.device)
-    has_reward = ~multipliers.isnan()
-    has_tokens = has_reward
-    if config.mask_truncated_completions:
-        has_tokens = has_tokens & rollout.finished
-    return replace(
-        rollout,
-        advantages=multipliers.nan_to_num(),
-        has_reward=has_reward,
-        loss_mask=rollout.completion_mask * has_tokens.unsqueeze(1),
-    )
-
-
-def with_shared_logps(config: GRPOConfig, run: Run, rollout: Rollout) -> Rollout:
-    """Step 4: the rollout with the log-probs under the policy and, if beta > 0, the reference."""
-    compute_logps = partial(
-        compute_rollout_logps,
-        rollout=rollout,
+def keep_logps(config: GRPOConfig, run: Run, completions: list[Completion]) -> None:
+    """Give the completions their log-probs under the policy and, if beta > 0, the reference."""
+    compute_logps_of = partial(
+        compute_logps,
+        completions=completions,
         group_size=config.group_size,
         temperature=config.temperature,
-        micro_batch_tokens=config.micro_batch_tokens,
+        max_tokens=config.micro_batch_tokens,
     )
-    with run.timer("logps"):
-        return replace(
-            rollout,
-            old_logps=compute_logps(run.model),
-            ref_logps=compute_logps(run.base_model) if config.beta > 0 else None,
-        )
-
-
-# --- Advantages -----------------------------------------------------------------------------------
+    old_logps = compute_logps_of(run.model)
+    ref_logps = [None] * len(completions)
+    if config.beta > 0:
+        ref_logps = compute_logps_of(run.base_model)
+    for completion, old, ref in zip(completions, old_logps, ref_logps, strict=True):
+        completion.old_logps = old
+        completion.ref_logps = ref
 
 
 def compute_group_normalized_rewards(
     rewards: Tensor, group_size: int, advantage_eps: float = 1e-6, normalize_by_std: bool = True
-) -> tuple[Tensor, dict[str, float]]:
+) -> Tensor:
     """Advantages (r - mean) / (std + eps) within each group of group_size consecutive rewards.
 
     The standard deviation divides by n - 1. A group whose rewards are all equal, or with fewer than
-    two of them, has advantage exactly 0. A missing reward (NaN) counts in no mean and no standard
-    deviation, and has advantage 0.
+    two of them, has advantage exactly 0: rounding can make its standard deviation tiny instead of
+    0, so rewards are compared. A missing reward (NaN) counts in no mean, and has advantage NaN.
 
     Args:
         rewards: (N,) with N a multiple of group_size.
         normalize_by_std: False leaves the division out (Dr. GRPO, arXiv:2503.20783).
 
     Returns:
-        advantages (N,), and metrics: the mean reward, the mean of the groups' standard deviations,
-        and the share of groups whose rewards are all equal.
+        advantages, (N,).
     """
     groups = rewards.float().view(-1, group_size)  # (N / G, G)
     has_reward = ~groups.isnan()
     num_rewards = has_reward.sum(1, keepdim=True)  # (N / G, 1)
-    is_flat = flat_groups(rewards, group_size).unsqueeze(1)  # (N / G, 1)
-
     mean = masked_mean(groups, has_reward, dim=1).unsqueeze(1)
     centred = torch.where(has_reward, groups - mean, 0.0)
     variance = centred.square().sum(1, keepdim=True) / (num_rewards - 1).clamp(min=1)
-    std = variance.sqrt()
-    advantages = centred / (std + advantage_eps) if normalize_by_std else centred
+    advantages = centred
+    if normalize_by_std:
+        advantages = centred / (variance.sqrt() + advantage_eps)
+    lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
+    highest = groups.nan_to_num(-torch.inf).amax(1, keepdim=True)
+    is_flat = lowest >= highest  # without any reward, inf >= -inf
     advantages = torch.where(is_flat, 0.0, advantages)
-    metrics = {
-        "reward": masked_mean(groups, has_reward).item(),
-        "reward_std": torch.where(is_flat, 0.0, std).mean().item(),
-        "zero_std_fraction": is_flat.float().mean().item(),
-    }
-    return advantages.view(-1), metrics
-
-
-def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
-    """(N / G,) True for a group whose rewards, missing ones aside, are all equal or fewer than two.
-
-    The least reward is compared with the greatest. With equal rewards, rounding can make the
-    standard deviation tiny instead of 0, and dividing by it would give large advantages.
-    """
-    groups = rewards.float().view(-1, group_size)
-    lowest = groups.nan_to_num(torch.inf).amin(1)
-    highest = groups.nan_to_num(-torch.inf).amax(1)
-    # Without any reward the lowest is inf and the highest -inf, hence >= and not ==.
-    return lowest >= highest
+    return advantages.masked_fill(~has_reward, math.nan).view(-1)
 
 
 # --- One update -----------------------------------------------------------------------------------
@@ -287,12 +187,11 @@ def flat_groups(rewards: Tensor, group_size: int) -> Tensor:
 def accumulate_gradient(
     model: torch.nn.Module,
     base_model: torch.nn.Module | None,
-    rollout: Rollout,
-    rows: list[int],
+    completions: list[Completion],
     config: LossConfig,
     micro_batch_tokens: int,
 ) -> dict[str, float]:
-    """Backward through the loss of one update over the given rows, micro-batch by micro-batch.
+    """Backward through the loss of one update, micro-batch by micro-batch.
 
     Denominators are those of the whole update, over all micro-batches and processes. Each
     micro-batch gives its share of the loss, the gradient and the metrics, and shares simply add.
@@ -300,32 +199,34 @@ def accumulate_gradient(
 
     Args:
         base_model: the reference; None if beta is 0.
-        rollout: of this process, with advantages, has_reward and loss_mask.
-        rows: whole groups of the rollout.
+        completions: whole groups, of this process.
 
     Returns:
         the metrics of the update, its loss among them.
     """
-    rows = torch.tensor(rows, dtype=torch.long)
-    trained_rows = rows_that_teach(rollout, rows, config)
+    trained = groups_that_teach(completions, config)
     num_sequences, num_tokens, num_trained_tokens = distributed.all_sum(
-        int(rollout.has_reward[rows].sum()),
-        int(rollout.loss_mask[rows].sum()),
-        int(rollout.loss_mask[trained_rows].sum()),
+        sum(not math.isnan(completion.advantage) for completion in completions),
+        sum(len(completion.ids) for completion in completions if is_counted(completion, config)),
+        sum(len(completion.ids) for completion in trained if is_counted(completion, config)),
     )
+    batches = micro_batches(trained, config.group_size, micro_batch_tokens)
+    passes = [(rows, 1) for rows in batches]
+    if distributed.is_sharded(model):
+        passes = distributed.equal_passes(batches, completions[:1])
 
     shares = []
-    for _, batch, is_counted in rollout.micro_batches(
-        trained_rows, config.group_size, micro_batch_tokens, sharded=distributed.is_sharded(model)
-    ):
-        with utils.autocast(model.device):
+    for rows, weight in passes:
+        batch = make_batch(rows, model.device)
+        is_row_counted = torch.tensor([[is_counted(row, config)] for row in rows])
+        with autocast(model.device):
             loss, metrics = compute_loss(
                 model,
                 base_model,
                 batch.prompt_completion_ids,
                 batch.completion_ids,
                 batch.attention_mask,
-                batch.loss_mask * is_counted,  # 0 in a pass that only keeps processes in step
+                batch.completion_mask * is_row_counted.to(model.device) * weight,
                 batch.advantages,
                 config,
                 group_size=config.group_size,
@@ -344,17 +245,26 @@ def accumulate_gradient(
     return totals
 
 
-def rows_that_teach(rollout: Rollout, rows: Tensor, config: LossConfig) -> Tensor:
-    """The rows that go through the model: all but those of groups without any gradient.
+def is_counted(completion: Completion, config: LossConfig) -> bool:
+    """Whether the loss counts a completion's tokens."""
+    is_masked = config.mask_truncated_completions and not completion.finished
+    return not math.isnan(completion.advantage) and not is_masked
 
-    Whole groups stay together, since they share a prompt. Sequences that are left out still count
+
+def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Completion]:
+    """The completions that go through the model: all but those of groups without any gradient.
+
+    Whole groups stay together, since they share a prompt. Completions that are left out still count
     in the denominators of the loss.
     """
-    teaches = rollout.loss_mask[rows].any(1)  # (number of rows,)
-    if config.beta == 0:  # without a KL term, an advantage of 0 teaches nothing
-        teaches &= rollout.advantages[rows] != 0
-    group_teaches = teaches.view(-1, config.group_size).any(1)
-    return rows[group_teaches.repeat_interleave(config.group_size).cpu()]
+    # Without a KL term, an advantage of 0 teaches nothing.
+    needs_advantage = config.beta == 0 and config.loss_type in LINEAR_IN_ADVANTAGE
+    trained = []
+    for group in split_into_groups(completions, config.group_size):
+        counted = [row for row in group if is_counted(row, config)]
+        if any(row.advantage != 0 or not needs_advantage for row in counted):
+            trained += group
+    return trained
 
 
 def take_step(
@@ -387,19 +297,9 @@ def take_step(
     }
 
 
-def add_up(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The sum of each number over those rows that have it."""
-    totals = {}
-    for row in rows:
-        for name, value in row.items():
-            totals[name] = totals.get(name, 0) + value
-    return totals
-
-
-def average(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of each number over those rows that have it."""
-    counts = add_up([dict.fromkeys(row, 1) for row in rows])
-    return {name: total / counts[name] for name, total in add_up(rows).items()}
+def warm_up(learning_rate: float, warmup_steps: int, update: int) -> float:
+    """The learning rate of update 0, 1, 2 ...: it rises in a straight line, and then stays."""
+    return learning_rate * min(1.0, (update + 1) / max(1, warmup_steps))
 
 
 # --- The loss -------------------------------------------------------------------------------------
@@ -527,48 +427,44 @@ def token_means(per_token: dict[str, Tensor], mask: Tensor, num_tokens: int) -> 
 
 
 def setup(config: GRPOConfig) -> Run:
-    """All that GRPO works with, from the settings.
-
-    Raises ValueError or OSError for a wrong setting, or for a file that is wrong or missing.
-    """
-    run = load(config, with_reference=config.beta > 0)
-    if config.eval_only:
-        return run
-    run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
-    run.optimizer = get_optimizer(run.model, config)
-    run.num_iterations = config.num_train_iters
-    if not config.resume:
-        check_judge(config, run)
+    """All that GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
+    check_batches(config)
+    if config.loss_type not in LOSSES:
+        raise ValueError(f"--loss_type {config.loss_type}: losses.py has {', '.join(LOSSES)}")
+    run = Run.load(config, with_reference=config.beta > 0)
+    if not config.eval_only:
+        run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
+        run.optimizer = get_optimizer(run.model, config)
+        run.num_iterations = config.num_train_iters
     return run
 
 
-def check_judge(config: GRPOConfig, run: Run, num_prompts: int = 8) -> None:
-    """Raise ValueError, before the first update, for a judge that cannot tell stories apart.
-
-    The first process samples one group for each of a few prompts.
-    """
-    if not isinstance(run.evaluator, CreativeWritingEvaluator) or config.min_judge_spread == 0:
-        return
-    spread = None
-    if distributed.is_main():
-        examples = run.train_loader.examples[:num_prompts]
-        with utils.isolated_seed(config.seed):
-            rollout = completions.sample(
-                config, run, examples, config.group_size, config.temperature
-            )
-        repeated_examples = repeat_each(examples, config.group_size)
-        rewards = completions.reward(run.evaluator, repeated_examples, rollout.texts)
-        scores = rewards.per_function[:, 0].tolist()
-        spread = spread_within_groups(scores, config.group_size)
-        print(f"the judge's scores have a standard deviation of {spread:.3g} within groups")
-    check_spread(distributed.from_main(spread), config.min_judge_spread)
+def check_batches(config: GRPOConfig) -> None:
+    """Raise ValueError for batches that are no whole groups for each process."""
+    num_processes = distributed.world_size()
+    smallest_batch = config.group_size * num_processes
+    if config.train_batch_size % smallest_batch or config.rollout_batch_size % smallest_batch:
+        raise ValueError(
+            f"--rollout_batch_size {config.rollout_batch_size} and --train_batch_size"
+            f" {config.train_batch_size} must be multiples of --group_size {config.group_size}"
+            f" times {num_processes} processes"
+        )
+    if config.rollout_batch_size % config.train_batch_size:
+        raise ValueError(
+            f"--train_batch_size {config.train_batch_size} must divide --rollout_batch_size"
+            f" {config.rollout_batch_size}"
+        )
+    if config.group_size == 1 and config.loss_type != "no_baseline":
+        raise ValueError(
+            "--group_size 1 has no group to compare with: every advantage would be 0; use"
+            " --loss_type no_baseline, or a group_size of at least 2"
+        )
 
 
 def get_optimizer(model: torch.nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
     """AdamW. take_step sets its learning rate."""
     is_cuda = model.device.type == "cuda"
-    adamw = llms.OffloadedAdamW if config.offload_optimizer else torch.optim.AdamW
-    return adamw(
+    return torch.optim.AdamW(
         model.parameters(),
         lr=0.0,
         betas=(0.9, 0.95),  # the decay of its running means of the gradient and of its square

@@ -46,6 +46,7 @@ import matplotlib  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from training import checkpoints  # noqa: E402
 
 import plotter  # noqa: E402
 from config import ArgumentParser, GRPOConfig, parse, read_args  # noqa: E402
@@ -53,7 +54,6 @@ from experiments import answers  # noqa: E402
 from experiments.paired import SIGNIFICANT, judge, outcome_at_best_rate  # noqa: E402
 from logs import jsonl, markdown  # noqa: E402
 from logs.read import NO_EFFECT  # noqa: E402
-from training import checkpoints  # noqa: E402
 
 # The summary of a run's evaluations. It is written last, so that a run that has it is finished.
 SUMMARY = "answers.jsonl"

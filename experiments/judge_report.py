@@ -16,6 +16,8 @@ import sys
 import numpy as np
 import pandas as pd
 from scipy import stats
+from training import completions
+from training.run import resolve
 
 import distributed
 import main
@@ -24,8 +26,6 @@ from config import ArgumentParser, GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator
 from judges.judges import spread_within_groups
 from logs import jsonl
-from training import completions
-from training.run import resolve
 
 SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’]))\s+")
 

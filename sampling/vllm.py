@@ -9,15 +9,17 @@ The package is imported only where it is used, because most runs do without it.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
+import lora
 import utils
-from sampling.generation import Completion, EndFinder, eos_token_ids, to_rollout, tokenize
-from sampling.rollout import Rollout, as_rollout
+from grpo.rollout import Completion
+from sampling.generation import EndFinder, eos_token_ids, tokenize
 
 # vLLM stores keys and values in blocks of at most this many tokens.
 BLOCK_TOKENS = 128
@@ -94,6 +96,30 @@ class VLLMSampler:
         self.llm.reset_prefix_cache()  # the keys and values of prompts, by the old weights
 
 
+def load(config, model: PreTrainedModel, max_length: int) -> VLLMSampler:
+    """The sampler of --sampler vllm, with the policy's weights.
+
+    Args:
+        max_length: the most tokens of a prompt and its completion.
+    """
+    if find_spec("vllm") is None:
+        raise ValueError("--sampler vllm: vLLM is not installed here (docs/gpus.md)")
+    if config.sampling_dtype != "auto" or config.device.startswith("cuda:"):
+        raise ValueError(
+            "--sampler vllm samples in bfloat16 on the first GPU that it sees: leave"
+            " --sampling_dtype and the number of --device out"
+        )
+    sampler = VLLMSampler(
+        model,
+        config.model_name,
+        max_length=max_length,
+        max_concurrent_sequences=config.max_concurrent_sequences,
+        seed=config.seed,
+    )
+    sampler.load_weights(lora.merged_weights(model))
+    return sampler
+
+
 def pack_output_layer(vllm_model: nn.Module) -> None:
     """Renew the copy of the embedding that is the output layer on a CPU, if the two are tied.
 
@@ -125,7 +151,7 @@ def generate(
     stop_strings: Sequence[str] = (),
     max_concurrent_sequences: int = 512,
     progress: Callable[[int], None] | None = None,
-) -> Rollout:
+) -> list[Completion]:
     """Sample as generation.generate does, with the same arguments, errors and result.
 
     Args:
@@ -135,7 +161,7 @@ def generate(
     from vllm import SamplingParams
 
     if len(prompts) == 0:
-        return as_rollout([], tokenizer.pad_token_id, sampler.device)
+        return []
     prompt_ids = tokenize(tokenizer, prompts)
     params = SamplingParams(
         n=num_samples,
@@ -152,16 +178,14 @@ def generate(
         [{"prompt_token_ids": ids} for ids in prompt_ids], params, use_tqdm=False
     )
     completions = []
-    for output in outputs:
+    for ids, output in zip(prompt_ids, outputs, strict=True):
         for sequence in output.outputs:
-            ids = list(sequence.token_ids)
-            logps = [
-                logp_of_id[token_id].logprob
-                for token_id, logp_of_id in zip(ids, sequence.logprobs, strict=True)
-            ]
-            completions.append(Completion(ids, logps, sequence.finish_reason == "stop"))
+            completion = Completion(ids, list(sequence.token_ids))
+            for token_id, logp_of_id in zip(completion.ids, sequence.logprobs, strict=True):
+                completion.sampled_logps.append(logp_of_id[token_id].logprob)
+            completion.finished = sequence.finish_reason == "stop"
+            completions.append(completion)
     if progress:
         progress(len(completions))
-    prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
-    end_finder = EndFinder(sampler, tokenizer, stop_strings)
-    return to_rollout(prompts_of_rows, completions, end_finder, sampler.device)
+    EndFinder(sampler, tokenizer, stop_strings).give_texts(completions)
+    return completions

@@ -24,7 +24,9 @@ sys.path.insert(0, str(ROOT))
 import anyio
 import pytest
 import torch
+from sampling.rollout import Rollout, as_rollout, left_pad
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from training import completions
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import distributed
@@ -34,8 +36,6 @@ from config import LossConfig
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
-from sampling.rollout import Rollout, as_rollout, left_pad
-from training import completions
 
 # Of 10,000 and 2,000 problems, whose making in every run takes longer than most tests.
 ArithmeticLoader.sizes |= {"train": 200, "validation": 200}

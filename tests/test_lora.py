@@ -26,6 +26,7 @@ from conftest import (
     update_gradient,
 )
 from safetensors.torch import load_file
+from training import checkpoints, write_logs
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import distributed
@@ -35,7 +36,6 @@ import main
 import sft
 from config import GRPOConfig, parse
 from logs import jsonl
-from training import checkpoints, write_logs
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import expert_iteration  # noqa: E402
