@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 import distributed
 import lora
 import utils
-from grpo.rollout import Completion, make_batch
+from grpo.rollout import Completion, make_batch, split_into_groups
 from sampling import generation
 from sampling.vllm import VLLMSampler
 
@@ -428,7 +428,8 @@ def why_not_supported(model: PreTrainedModel) -> str | None:
         completion_ids, sampled_logps = generation.sample_tokens(model, prompts, uniforms)
         prompts_of_rows = utils.repeat_each(prompts, 2)
         pairs = zip(prompts_of_rows, completion_ids.tolist(), strict=True)
-        batch = make_batch([Completion(prompt, ids) for prompt, ids in pairs], model.device)
+        completions = [Completion(prompt, ids) for prompt, ids in pairs]
+        batch = make_batch(split_into_groups(completions, 2), model.device)
         ids = batch.prompt_completion_ids
         mask = batch.attention_mask
         logps = utils.get_per_token_logps(model, ids, mask, C, group_size=2)

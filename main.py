@@ -36,6 +36,7 @@ a rollout batch.
 import math
 import sys
 from functools import partial
+from itertools import chain
 
 from config import GRPOConfig, LossConfig, OptimiserConfig, parse
 
@@ -49,10 +50,24 @@ import distributed
 import llms
 from grpo import token_colours
 from grpo.metrics import add_up, average
-from grpo.rollout import Completion, compute_logps, make_batch, micro_batches, split_into_groups
+from grpo.rollout import (
+    Completion,
+    Group,
+    compute_logps,
+    make_batch,
+    micro_batches,
+    passes_in_step,
+    split_into_groups,
+)
 from grpo.run import Run, run_to_the_end
-from losses import LENGTH_NORMALIZATIONS, LINEAR_IN_ADVANTAGE, LOSSES, estimate_kl
-from utils import autocast, get_per_token_logps, masked_mean, masked_sum
+from losses import (
+    LENGTH_NORMALIZATIONS,
+    LINEAR_IN_ADVANTAGE,
+    LOSSES,
+    estimate_kl,
+    mean_over_all_tokens,
+)
+from utils import autocast, get_per_token_logps, masked_mean
 
 # --- The algorithm --------------------------------------------------------------------------------
 
@@ -135,18 +150,15 @@ def keep_logps(config: GRPOConfig, run: Run, completions: list[Completion]) -> N
     """Give the completions their log-probs under the policy and, if beta > 0, the reference."""
     compute_logps_of = partial(
         compute_logps,
-        completions=completions,
-        group_size=config.group_size,
+        groups=split_into_groups(completions, config.group_size),
         temperature=config.temperature,
         max_tokens=config.micro_batch_tokens,
     )
-    old_logps = compute_logps_of(run.model)
-    ref_logps = [None] * len(completions)
+    for completion, logps in zip(completions, compute_logps_of(run.model), strict=True):
+        completion.old_logps = logps
     if config.beta > 0:
-        ref_logps = compute_logps_of(run.base_model)
-    for completion, old, ref in zip(completions, old_logps, ref_logps, strict=True):
-        completion.old_logps = old
-        completion.ref_logps = ref
+        for completion, logps in zip(completions, compute_logps_of(run.base_model), strict=True):
+            completion.ref_logps = logps
 
 
 def compute_group_normalized_rewards(
@@ -193,9 +205,9 @@ def accumulate_gradient(
 ) -> dict[str, float]:
     """Backward through the loss of one update, micro-batch by micro-batch.
 
-    Denominators are those of the whole update, over all micro-batches and processes. Each
-    micro-batch gives its share of the loss, the gradient and the metrics, and shares simply add.
-    The parameters must have no gradient before.
+    The loss of a micro-batch is the mean over it. It is multiplied by the micro-batch's share of
+    the whole update, over all processes, so the gradient does not depend on how the update is
+    split. The parameters must have no gradient before.
 
     Args:
         base_model: the reference; None if beta is 0.
@@ -204,21 +216,17 @@ def accumulate_gradient(
     Returns:
         the metrics of the update, its loss among them.
     """
-    trained = groups_that_teach(completions, config)
+    counted = [completion for completion in completions if is_counted(completion, config)]
+    groups = groups_that_teach(completions, config)
     num_sequences, num_tokens, num_trained_tokens = distributed.all_sum(
         sum(not math.isnan(completion.advantage) for completion in completions),
-        sum(len(completion.ids) for completion in completions if is_counted(completion, config)),
-        sum(len(completion.ids) for completion in trained if is_counted(completion, config)),
+        sum(len(completion.ids) for completion in counted),
+        sum(len(completion.ids) for completion in chain(*groups)),
     )
-    batches = micro_batches(trained, config.group_size, micro_batch_tokens)
-    passes = [(rows, 1) for rows in batches]
-    if distributed.is_sharded(model):
-        passes = distributed.equal_passes(batches, completions[:1])
-
-    shares = []
-    for rows, weight in passes:
-        batch = make_batch(rows, model.device)
-        is_row_counted = torch.tensor([[is_counted(row, config)] for row in rows])
+    batches = micro_batches(groups, micro_batch_tokens)
+    parts = []
+    for batch_groups, counts in passes_in_step(batches, [completions[:1]], model):
+        batch = make_batch(batch_groups, model.device)
         with autocast(model.device):
             loss, metrics = compute_loss(
                 model,
@@ -226,45 +234,50 @@ def accumulate_gradient(
                 batch.prompt_completion_ids,
                 batch.completion_ids,
                 batch.attention_mask,
-                batch.completion_mask * is_row_counted.to(model.device) * weight,
+                batch.completion_mask,
                 batch.advantages,
                 config,
-                group_size=config.group_size,
-                old_per_token_logps=batch.old_logps,
-                ref_per_token_logps=batch.ref_logps,
-                sampled_per_token_logps=batch.sampled_logps,
-                num_sequences=num_sequences,
-                num_tokens=num_tokens,
-                num_trained_tokens=num_trained_tokens,
+                group_size=batch.group_size,
+                old_logps=batch.old_logps,
+                ref_logps=batch.ref_logps,
+                sampled_logps=batch.sampled_logps,
             )
-        loss.backward()
-        shares.append(metrics | {"loss": loss.item()})
+        batch_tokens = int(batch.completion_mask.sum())
+        share = len(batch.advantages) / num_sequences
+        if config.length_normalization == "token_mean":
+            share = batch_tokens / num_tokens
+        (loss * share * counts).backward()
+        if counts:
+            # `loss` and `kl` are averaged in the same way, all others over tokens.
+            shares = dict.fromkeys(metrics, batch_tokens / num_trained_tokens)
+            shares |= {"loss": share, "kl": share}
+            metrics["loss"] = loss.item()
+            parts.append({name: value * shares[name] for name, value in metrics.items()})
 
-    totals = {"loss": 0.0} | add_up(distributed.gather(shares))
+    totals = {"loss": 0.0} | add_up(distributed.gather(parts))
     totals.pop("response_length", None)  # the logs have that of all sampled completions
     return totals
 
 
 def is_counted(completion: Completion, config: LossConfig) -> bool:
-    """Whether the loss counts a completion's tokens."""
+    """Whether a completion is trained on: not without a reward, nor if it is to be masked."""
     is_masked = config.mask_truncated_completions and not completion.finished
     return not math.isnan(completion.advantage) and not is_masked
 
 
-def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Completion]:
-    """The completions that go through the model: all but those of groups without any gradient.
+def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Group]:
+    """The groups that go through the model: those with a gradient, and their counted completions.
 
-    Whole groups stay together, since they share a prompt. Completions that are left out still count
-    in the denominators of the loss.
+    What is left out still counts in the denominators of the loss, unless it has no reward.
     """
     # Without a KL term, an advantage of 0 teaches nothing.
     needs_advantage = config.beta == 0 and config.loss_type in LINEAR_IN_ADVANTAGE
-    trained = []
+    groups = []
     for group in split_into_groups(completions, config.group_size):
-        counted = [row for row in group if is_counted(row, config)]
-        if any(row.advantage != 0 or not needs_advantage for row in counted):
-            trained += group
-    return trained
+        counted = [completion for completion in group if is_counted(completion, config)]
+        if any(completion.advantage != 0 or not needs_advantage for completion in counted):
+            groups.append(counted)
+    return groups
 
 
 def take_step(
@@ -316,17 +329,14 @@ def compute_loss(
     config: LossConfig = LossConfig(),
     *,
     group_size: int = 1,
-    old_per_token_logps: Tensor | None = None,
-    ref_per_token_logps: Tensor | None = None,
-    sampled_per_token_logps: Tensor | None = None,
-    num_sequences: int | None = None,
-    num_tokens: int | None = None,
-    num_trained_tokens: int | None = None,
+    old_logps: Tensor | None = None,
+    ref_logps: Tensor | None = None,
+    sampled_logps: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """The GRPO loss: -(min(ratio * A, clip(ratio) * A) - beta * KL) for each token, averaged.
 
     By default the average is over the tokens of each sequence, and then over the sequences.
-    config.loss_type has the policy terms of other papers in the place of the first one.
+    losses.py has the policy terms and the averages of other papers.
 
     Args:
         base_model: the frozen reference; None if beta is 0.
@@ -334,36 +344,23 @@ def compute_loss(
         completion_ids, completion_mask: (B, C), the last C columns.
         advantages: (B,), for "no_baseline" raw rewards.
         group_size: how many consecutive rows share a prompt, which is then computed once.
-        old_per_token_logps: (B, C) under the policy before this batch's updates; None: the present
-            policy's, detached, so that the ratio is 1.
-        ref_per_token_logps: (B, C) under the reference; None: they are computed here.
-        sampled_per_token_logps: (B, C) as the sampler gave them, for `sampling_logp_gap` and for
+        old_logps: (B, C) under the policy before this batch's updates; None: the present policy's,
+            detached, so that the ratio is 1.
+        ref_logps: (B, C) under the reference; None: they are computed here.
+        sampled_logps: (B, C) as the sampler gave them, for `sampling_logp_gap` and for
             config.importance_cap.
-        num_sequences, num_tokens: of the whole update, by which the loss is divided; tokens are
-            those of completion_mask. None: this call is the whole update.
-        num_trained_tokens: the update's tokens in rows that go through the model. It divides the
-            metrics and never the loss; None: num_tokens.
 
     Returns:
-        (loss, metrics): a scalar with gradient, and floats. Each is this call's share: summed over
-        an update's calls, the shares give the update's value. `kl` is averaged as the loss is, and
-        absent if beta is 0. `response_length` is a mean over sequences, and the rest are means over
-        the unmasked tokens.
+        (loss, metrics): a scalar with gradient, and floats, all of them means over this batch. `kl`
+        is averaged as the loss is, and absent if beta is 0. `response_length` is a mean over
+        sequences, and the rest are means over the unmasked tokens.
     """
     B, C = completion_ids.shape
     assert prompt_completion_ids.shape == attention_mask.shape, attention_mask.shape
     assert completion_mask.shape == (B, C), completion_mask.shape
     assert advantages.shape == (B,), advantages.shape
     mask = completion_mask.bool()
-    advantages = advantages.unsqueeze(1)  # (B, 1)
-    if num_sequences is None:
-        num_sequences = B
-    if num_tokens is None:
-        num_tokens = int(mask.sum())
-    if num_trained_tokens is None:
-        num_trained_tokens = num_tokens
-
-    compute_logps = partial(
+    compute_logps_of = partial(
         get_per_token_logps,
         prompt_completion_ids=prompt_completion_ids,
         attention_mask=attention_mask,
@@ -371,56 +368,44 @@ def compute_loss(
         group_size=group_size,
         temperature=config.temperature,
     )
-    policy_logps, entropy = compute_logps(model, return_entropy=True)  # (B, C) each
-    old_logps = policy_logps.detach() if old_per_token_logps is None else old_per_token_logps
+    policy_logps, entropy = compute_logps_of(model, return_entropy=True)  # (B, C) each
+    if old_logps is None:
+        old_logps = policy_logps.detach()
 
     # The loss of the policy gradient, and where the clip stops it.
     per_token_loss, clip_masks = LOSSES[config.loss_type](
-        advantages, policy_logps, old_logps, mask, config
+        advantages.unsqueeze(1), policy_logps, old_logps, mask, config
     )  # (B, C) each
     assert per_token_loss.shape == (B, C), f"{config.loss_type}: {per_token_loss.shape}"
     if config.importance_cap is not None:
         # Truncated importance sampling: https://fengyao.notion.site/off-policy-rl
-        importance = (old_logps - sampled_per_token_logps).exp()
+        importance = (old_logps - sampled_logps).exp()
         per_token_loss = per_token_loss * importance.clamp(max=config.importance_cap)
 
     # The penalty for leaving the reference.
     if config.beta > 0:
-        if ref_per_token_logps is None:
+        if ref_logps is None:
             with torch.inference_mode():
-                ref_per_token_logps = compute_logps(base_model)
-        per_token_kl = estimate_kl(policy_logps, ref_per_token_logps)
+                ref_logps = compute_logps_of(base_model)
+        per_token_kl = estimate_kl(policy_logps, ref_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
-    # This call's share of the update's mean, over tokens and then sequences or all at once.
-    share_of_mean = partial(
-        LENGTH_NORMALIZATIONS[config.length_normalization],
-        mask=mask,
-        constant=config.max_completion_length,
-        num_sequences=num_sequences,
-        num_tokens=num_tokens,
-    )
-    loss = share_of_mean(per_token_loss)
+    # The mean over tokens and then sequences, or over all tokens at once.
+    mean = partial(LENGTH_NORMALIZATIONS[config.length_normalization], mask=mask, config=config)
+    loss = mean(per_token_loss)
 
     with torch.no_grad():
         per_token = {"entropy": entropy, "ratio_mean": (policy_logps - old_logps).exp()}
         per_token |= clip_masks
-        metrics = {"response_length": mask.sum().item() / max(1, num_sequences)}
+        metrics = {"response_length": mask.sum().item() / B}
         if config.beta > 0:
             per_token["kl_per_token"] = per_token_kl
-            metrics["kl"] = share_of_mean(per_token_kl).item()
-        if sampled_per_token_logps is not None:
-            per_token["sampling_logp_gap"] = (old_logps - sampled_per_token_logps).abs()
-        metrics |= token_means(per_token, mask, num_trained_tokens)
+            metrics["kl"] = mean(per_token_kl).item()
+        if sampled_logps is not None:
+            per_token["sampling_logp_gap"] = (old_logps - sampled_logps).abs()
+        for name, values in per_token.items():
+            metrics[name] = mean_over_all_tokens(values, mask, config).item()
     return loss, metrics
-
-
-def token_means(per_token: dict[str, Tensor], mask: Tensor, num_tokens: int) -> dict[str, float]:
-    """The sum of each (B, C) over the unmasked tokens, divided by num_tokens."""
-    return {
-        name: masked_sum(values, mask).div(max(1, num_tokens)).item()
-        for name, values in per_token.items()
-    }
 
 
 # --- Setting up -----------------------------------------------------------------------------------

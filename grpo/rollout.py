@@ -4,7 +4,9 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -56,13 +58,55 @@ class Completion:
 KEPT_COLUMNS = ("level", "subject")
 
 
+Group = list[Completion]  # completions of one prompt, or some of them
+
+
+def split_into_groups(completions: list[Completion], group_size: int) -> list[Group]:
+    """The groups of group_size consecutive completions."""
+    starts = range(0, len(completions), group_size)
+    return [completions[start : start + group_size] for start in starts]
+
+
+def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
+    """Micro-batches of at most max_tokens tokens, padding included: equally large groups.
+
+    A group that is too long for the budget is split into several, down to single completions.
+    """
+    groups_of_size = defaultdict(list)
+    for group in groups:
+        groups_of_size[len(group)].append(group)
+    batches = []
+    for size, same_size in groups_of_size.items():
+        completions = list(chain.from_iterable(same_size))
+        rows_of_batches = utils.split_into_micro_batches(
+            [len(completion.prompt_ids) for completion in completions],
+            [len(completion.ids) for completion in completions],
+            size,
+            max_tokens,
+        )
+        for rows in rows_of_batches:
+            batches.append(split_into_groups([completions[row] for row in rows], size))
+    return batches
+
+
+def passes_in_step(batches: list, idle_batch, model: PreTrainedModel) -> list[tuple]:
+    """(batch, whether it counts): with passes that only keep this process in step with others.
+
+    All processes must make equally many passes through a sharded model.
+    """
+    if distributed.is_sharded(model):
+        return distributed.equal_passes(batches, idle_batch)
+    return [(batch, True) for batch in batches]
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Completions as tensors, with padding to the left of prompts and to the right of completions.
+    """A micro-batch as tensors, with padding to the left of prompts and right of completions.
 
     Log-probs are float32, and None where the completions have none.
     """
 
+    group_size: int  # so many consecutive rows share a prompt
     prompt_completion_ids: Tensor  # (B, T)
     completion_ids: Tensor  # (B, C)
     attention_mask: Tensor  # (B, T): 1 on tokens, 0 on padding
@@ -73,8 +117,9 @@ class Batch:
     ref_logps: Tensor | None  # (B, C)
 
 
-def make_batch(completions: list[Completion], device: torch.device | str) -> Batch:
-    """The completions as tensors; a missing advantage is 0."""
+def make_batch(groups: list[Group], device: torch.device | str) -> Batch:
+    """Equally large groups as tensors; a missing advantage is 0."""
+    completions = list(chain.from_iterable(groups))
 
     def pad(rows: list[list], side: str) -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
@@ -85,14 +130,15 @@ def make_batch(completions: list[Completion], device: torch.device | str) -> Bat
         return None if rows[0] is None else pad(rows, "right")
 
     prompts = [completion.prompt_ids for completion in completions]
-    completion_ids = [completion.ids for completion in completions]
-    prompt_mask = pad([[1] * len(ids) for ids in prompts], "left")
-    completion_mask = pad([[1] * len(ids) for ids in completion_ids], "right")
-    padded_ids = pad(completion_ids, "right")
+    ids = [completion.ids for completion in completions]
+    prompt_mask = pad([[1] * len(row) for row in prompts], "left")
+    completion_mask = pad([[1] * len(row) for row in ids], "right")
+    completion_ids = pad(ids, "right")
     advantages = torch.tensor([completion.advantage for completion in completions])
     return Batch(
-        prompt_completion_ids=torch.cat([pad(prompts, "left"), padded_ids], dim=1),
-        completion_ids=padded_ids,
+        group_size=len(groups[0]),
+        prompt_completion_ids=torch.cat([pad(prompts, "left"), completion_ids], dim=1),
+        completion_ids=completion_ids,
         attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
         completion_mask=completion_mask,
         advantages=advantages.nan_to_num().to(device),
@@ -102,65 +148,36 @@ def make_batch(completions: list[Completion], device: torch.device | str) -> Bat
     )
 
 
-def split_into_groups(completions: list[Completion], group_size: int) -> list[list[Completion]]:
-    """The groups of group_size consecutive completions."""
-    starts = range(0, len(completions), group_size)
-    return [completions[start : start + group_size] for start in starts]
-
-
-def micro_batches(
-    completions: list[Completion], group_size: int, max_tokens: int
-) -> list[list[Completion]]:
-    """The completions in micro-batches of at most max_tokens tokens, padding included.
-
-    Args:
-        completions: whole groups. A micro-batch holds whole groups or a part of one.
-        group_size: so many consecutive completions share a prompt, which counts once for them.
-        max_tokens: a single completion that is longer gets a micro-batch of its own.
-    """
-    rows_of_batches = utils.split_into_micro_batches(
-        [len(completion.prompt_ids) for completion in completions],
-        [len(completion.ids) for completion in completions],
-        group_size,
-        max_tokens,
-    )
-    return [[completions[row] for row in rows] for rows in rows_of_batches]
-
-
+@torch.no_grad()
 def compute_logps(
     model: PreTrainedModel,
-    completions: list[Completion],
+    groups: list[Group],
     *,
-    group_size: int = 1,
     temperature: float = 1.0,
     max_tokens: int = 16384,
-    idle: list[Completion] | None = None,
 ) -> list[list[float]]:
-    """All: the log-probs of each completion's tokens under a model, without gradient.
+    """All: the log-probs of every completion's tokens under a model, in the groups' order.
 
     Args:
-        group_size: so many consecutive completions share a prompt, which runs once for them.
+        groups: at least one.
         max_tokens: padded tokens that run at once. It bounds memory and changes no result.
-        idle: completions, for passes that only keep this process in step with others where the
-            model is sharded; None: the first of `completions`.
     """
-    batches = micro_batches(completions, group_size, max_tokens)
-    passes = [(batch, True) for batch in batches]
-    if distributed.is_sharded(model):
-        passes = distributed.equal_passes(batches, (idle or completions)[:1])
-    logps_of = {}  # by the identity of a completion
-    for rows, is_counted in tqdm(passes, desc="log-probs", delay=10, leave=False, disable=None):
-        batch = make_batch(rows, model.device)
-        with torch.no_grad(), utils.autocast(model.device):
+    logps_of = {}  # {id of a completion: its log-probs}
+    passes = passes_in_step(micro_batches(groups, max_tokens), groups[:1], model)
+    for batch_groups, is_counted in tqdm(
+        passes, desc="log-probs", delay=10, leave=False, disable=None
+    ):
+        batch = make_batch(batch_groups, model.device)
+        with utils.autocast(model.device):
             logps = utils.get_per_token_logps(
                 model,
                 batch.prompt_completion_ids,
                 batch.attention_mask,
                 batch.completion_ids.shape[1],
-                group_size=group_size,
+                group_size=batch.group_size,
                 temperature=temperature,
             )
         if is_counted:
-            for completion, row in zip(rows, logps.tolist(), strict=True):
+            for completion, row in zip(chain(*batch_groups), logps.tolist(), strict=True):
                 logps_of[id(completion)] = row[: len(completion.ids)]
-    return [logps_of[id(completion)] for completion in completions]
+    return [logps_of[id(completion)] for completion in chain(*groups)]

@@ -38,11 +38,9 @@ def shown(config: GRPOConfig, run: Run, completions: list[Completion]) -> Iterat
     def score(model) -> list[list[float]]:
         return compute_logps(
             model,
-            rows,
-            group_size=len(rows),
+            [rows],
             temperature=config.temperature,
             max_tokens=config.micro_batch_tokens,
-            idle=completions,
         )
 
     with run.timer("tokens"):

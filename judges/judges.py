@@ -207,10 +207,10 @@ class LocalJudge:
 
     def _grade(self, questions: list[list[int]]) -> list[dict[str, float]]:
         """Return {criterion: sum_g g p(g) / sum_g p(g) over the grades g} for n questions."""
-        rows = []
+        groups = []
         for question in questions:
-            rows += [Completion(question, reply) for reply in self.replies]
-        logps = compute_logps(self.model, rows, group_size=len(self.replies))
+            groups.append([Completion(question, reply) for reply in self.replies])
+        logps = compute_logps(self.model, groups)
         # A grade is the last token of its reply.
         grade_logps = torch.tensor([row[-1] for row in logps], dtype=torch.float64)
         criteria = self.rubric.criteria
