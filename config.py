@@ -423,6 +423,27 @@ class GRPOConfig(
         train_batch_size = self.train_batch_size or self.rollout_batch_size
         return replace(super().complete(), train_batch_size=train_batch_size)
 
+    def check(self) -> None:
+        super().check()
+        rollout_size = self.rollout_batch_size
+        train_size = self.train_batch_size
+        num_processes = int(os.environ.get("WORLD_SIZE") or 1)  # by torchrun
+        smallest_batch = self.group_size * num_processes
+        if rollout_size % smallest_batch or train_size % smallest_batch:
+            raise ValueError(
+                f"--rollout_batch_size {rollout_size} and --train_batch_size {train_size} must be"
+                f" multiples of --group_size {self.group_size} times {num_processes} processes"
+            )
+        if rollout_size % train_size:
+            raise ValueError(
+                f"--train_batch_size {train_size} must divide --rollout_batch_size {rollout_size}"
+            )
+        if self.group_size == 1 and self.loss_type != "no_baseline":
+            raise ValueError(
+                "--group_size 1 has no group to compare with: every advantage would be 0; use"
+                " --loss_type no_baseline, or a group_size of at least 2"
+            )
+
 
 @dataclass(frozen=True)
 class FineTuningConfig(ModelConfig, DataConfig, OptimiserConfig, OutputConfig, RuntimeConfig):

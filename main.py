@@ -53,11 +53,12 @@ from grpo.metrics import add_up, average
 from grpo.rollout import (
     Completion,
     Group,
-    compute_logps,
+    keep_logps,
     make_batch,
     micro_batches,
     passes_in_step,
     split_into_groups,
+    split_into_updates,
 )
 from grpo.run import Run, run_to_the_end
 from losses import (
@@ -101,7 +102,9 @@ def train(config: GRPOConfig, run: Run) -> None:
         updates = split_into_updates(config, completions)
         if len(updates) > 1:
             with run.timer("logps"):
-                keep_logps(config, run, completions)
+                keep_logps(run.model, completions, config, "old_logps")
+                if config.beta > 0:
+                    keep_logps(run.base_model, completions, config, "ref_logps")
 
         # 5 and 6. Compute the loss and its gradient, and update the weights: once, unless training
         # is off-policy.
@@ -126,39 +129,6 @@ def train(config: GRPOConfig, run: Run) -> None:
 
         # 7. Log what was sampled, and what the updates did.
         run.log_iteration(average(update_metrics) | metrics, completions)
-
-
-def split_into_updates(config: GRPOConfig, completions: list[Completion]) -> list[list[Completion]]:
-    """This process's completions of each update: whole groups, shuffled anew in every epoch.
-
-    A single update over the whole batch keeps their order.
-    """
-    size = config.train_batch_size // distributed.world_size()
-    if config.epochs_per_rollout_batch == 1 and size == len(completions):
-        return [completions]
-    groups = split_into_groups(completions, config.group_size)
-    updates = []
-    for _ in range(config.epochs_per_rollout_batch):
-        shuffled = []
-        for i in torch.randperm(len(groups)).tolist():
-            shuffled += groups[i]
-        updates += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-    return updates
-
-
-def keep_logps(config: GRPOConfig, run: Run, completions: list[Completion]) -> None:
-    """Give the completions their log-probs under the policy and, if beta > 0, the reference."""
-    compute_logps_of = partial(
-        compute_logps,
-        groups=split_into_groups(completions, config.group_size),
-        temperature=config.temperature,
-        max_tokens=config.micro_batch_tokens,
-    )
-    for completion, logps in zip(completions, compute_logps_of(run.model), strict=True):
-        completion.old_logps = logps
-    if config.beta > 0:
-        for completion, logps in zip(completions, compute_logps_of(run.base_model), strict=True):
-            completion.ref_logps = logps
 
 
 def compute_group_normalized_rewards(
@@ -413,7 +383,6 @@ def compute_loss(
 
 def setup(config: GRPOConfig) -> Run:
     """All that GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
-    check_batches(config)
     if config.loss_type not in LOSSES:
         raise ValueError(f"--loss_type {config.loss_type}: losses.py has {', '.join(LOSSES)}")
     run = Run.load(config, with_reference=config.beta > 0)
@@ -422,28 +391,6 @@ def setup(config: GRPOConfig) -> Run:
         run.optimizer = get_optimizer(run.model, config)
         run.num_iterations = config.num_train_iters
     return run
-
-
-def check_batches(config: GRPOConfig) -> None:
-    """Raise ValueError for batches that are no whole groups for each process."""
-    num_processes = distributed.world_size()
-    smallest_batch = config.group_size * num_processes
-    if config.train_batch_size % smallest_batch or config.rollout_batch_size % smallest_batch:
-        raise ValueError(
-            f"--rollout_batch_size {config.rollout_batch_size} and --train_batch_size"
-            f" {config.train_batch_size} must be multiples of --group_size {config.group_size}"
-            f" times {num_processes} processes"
-        )
-    if config.rollout_batch_size % config.train_batch_size:
-        raise ValueError(
-            f"--train_batch_size {config.train_batch_size} must divide --rollout_batch_size"
-            f" {config.rollout_batch_size}"
-        )
-    if config.group_size == 1 and config.loss_type != "no_baseline":
-        raise ValueError(
-            "--group_size 1 has no group to compare with: every advantage would be 0; use"
-            " --loss_type no_baseline, or a group_size of at least 2"
-        )
 
 
 def get_optimizer(model: torch.nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 import distributed
 import utils
+from config import GRPOConfig
 
 
 @dataclass
@@ -65,6 +66,24 @@ def split_into_groups(completions: list[Completion], group_size: int) -> list[Gr
     """The groups of group_size consecutive completions."""
     starts = range(0, len(completions), group_size)
     return [completions[start : start + group_size] for start in starts]
+
+
+def split_into_updates(config: GRPOConfig, completions: list[Completion]) -> list[list[Completion]]:
+    """This process's completions of each update: whole groups, shuffled anew in every epoch.
+
+    A single update over the whole batch keeps their order.
+    """
+    size = config.train_batch_size // distributed.world_size()
+    if config.epochs_per_rollout_batch == 1 and size == len(completions):
+        return [completions]
+    groups = split_into_groups(completions, config.group_size)
+    updates = []
+    for _ in range(config.epochs_per_rollout_batch):
+        shuffled = []
+        for i in torch.randperm(len(groups)).tolist():
+            shuffled += groups[i]
+        updates += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    return updates
 
 
 def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
@@ -181,3 +200,15 @@ def compute_logps(
             for completion, row in zip(chain(*batch_groups), logps.tolist(), strict=True):
                 logps_of[id(completion)] = row[: len(completion.ids)]
     return [logps_of[id(completion)] for completion in chain(*groups)]
+
+
+def keep_logps(model, completions: list[Completion], config: GRPOConfig, name: str) -> None:
+    """All: give completions their log-probs under a model, as "old_logps" or "ref_logps"."""
+    logps = compute_logps(
+        model,
+        split_into_groups(completions, config.group_size),
+        temperature=config.temperature,
+        max_tokens=config.micro_batch_tokens,
+    )
+    for completion, completion_logps in zip(completions, logps, strict=True):
+        setattr(completion, name, completion_logps)
