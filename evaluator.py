@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from config import JudgeConfig
+from config import GRPOConfig
 from grading import extraction
 from grading.math_answers import MathGrader
 from judges import story_rules
@@ -405,22 +405,19 @@ class CreativeWritingEvaluator(RewardEvaluator):
         if judge is None:
             self.check_flags(config, "story")
             judge = get_judge(config, self.rubric, reference)
-            max_judge_failures = config.max_judge_failures
-        else:
-            max_judge_failures = 0.5
         self.judge = judge
-        self.max_judge_failures = max_judge_failures  # share of a batch that may lack a score
+        self.max_judge_failures = 0.5  # share of a batch that may lack a score
 
     @classmethod
     def check_flags(cls, config, prompt):
-        if not isinstance(config, JudgeConfig):
+        if not isinstance(config, GRPOConfig):
             raise ValueError("this evaluator needs a judge, and only main.py has flags for one")
         check_judge_flags(config)
 
     def compute_rewards(self, prompts, completions, answers):
         """Show the judge the texts above the floor, and return the Rewards of all N texts.
 
-        Raises OSError where more of the stories lack a score than --max_judge_failures allows.
+        Raises OSError where more of the stories lack a score than max_judge_failures allows.
         """
         texts = [completion.strip() for completion in completions]
         broken_rules = [
@@ -470,7 +467,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
         most_frequent = f" ({errors.most_common(1)[0][0]})" if errors else ""
         return (
             f"the judge gave no score for {num_missing} of {len(judge_details)} stories"
-            f"{most_frequent}, more than --max_judge_failures {self.max_judge_failures:g}"
+            f"{most_frequent}, more than {self.max_judge_failures:g}"
         )
 
     def total(self, rewards):

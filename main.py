@@ -38,7 +38,7 @@ import sys
 from functools import partial
 from itertools import chain
 
-from config import GRPOConfig, LossConfig, OptimiserConfig, parse
+from config import GRPOConfig, LossConfig, parse
 
 if __name__ == "__main__":
     parse(GRPOConfig)  # --help and mistakes are answered before the seconds that imports take
@@ -47,8 +47,7 @@ import torch
 from torch import Tensor
 
 import distributed
-import llms
-from grpo import token_colours
+from grpo import token_colours, weights
 from grpo.metrics import add_up, average
 from grpo.rollout import (
     Completion,
@@ -69,6 +68,8 @@ from losses import (
     mean_over_all_tokens,
 )
 from utils import autocast, get_per_token_logps, masked_mean
+
+MAX_GRAD_NORM = 1.0  # a gradient with a greater norm is scaled down to this norm
 
 # --- The algorithm --------------------------------------------------------------------------------
 
@@ -120,11 +121,10 @@ def train(config: GRPOConfig, run: Run) -> None:
                     step_metrics = take_step(
                         run.model,
                         run.optimizer,
-                        config,
                         warm_up(config.learning_rate, config.warmup_steps, update_number),
                         loss_metrics["loss"],
                     )
-                    llms.refresh_sampler(run.sampler, run.model)
+                    weights.refresh_sampler(run.sampler, run.model)
                 update_metrics.append(loss_metrics | step_metrics)
 
         # 7. Log what was sampled, and what the updates did.
@@ -224,6 +224,8 @@ def accumulate_gradient(
             metrics["loss"] = loss.item()
             parts.append({name: value * shares[name] for name, value in metrics.items()})
 
+    distributed.sum_gradients(model)
+
     totals = {"loss": 0.0} | add_up(distributed.gather(parts))
     totals.pop("response_length", None)  # the logs have that of all sampled completions
     return totals
@@ -253,7 +255,6 @@ def groups_that_teach(completions: list[Completion], config: LossConfig) -> list
 def take_step(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    config: OptimiserConfig,
     learning_rate: float,
     loss: float,
 ) -> dict[str, float]:
@@ -263,7 +264,7 @@ def take_step(
         metrics: the learning rate, the 2-norm of the gradient before it was clipped, and whether
         the update was skipped.
     """
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     norm = distributed.full_tensor(norm).item()
     is_finite = math.isfinite(norm) and math.isfinite(loss)
     if is_finite:
@@ -388,19 +389,19 @@ def setup(config: GRPOConfig) -> Run:
     run = Run.load(config, with_reference=config.beta > 0)
     if not config.eval_only:
         run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
-        run.optimizer = get_optimizer(run.model, config)
+        run.optimizer = get_optimizer(run.model)
         run.num_iterations = config.num_train_iters
     return run
 
 
-def get_optimizer(model: torch.nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
+def get_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW. take_step sets its learning rate."""
     is_cuda = model.device.type == "cuda"
     return torch.optim.AdamW(
-        model.parameters(),
+        [weight for weight in model.parameters() if weight.requires_grad],
         lr=0.0,
         betas=(0.9, 0.95),  # the decay of its running means of the gradient and of its square
-        weight_decay=config.weight_decay,
+        weight_decay=0.0,
         fused=True if is_cuda else None,  # one kernel that reads and writes every number once
     )
 

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import llms
+from grpo import weights
 from grpo.rollout import Completion
 from grpo.run import Run, run_to_the_end
 from logs import jsonl
@@ -58,7 +59,7 @@ def train(config: SFTConfig, run: Run) -> None:
     for _ in run.iterations(config.eval_updates, config.save_updates):
         with run.timer("loss_and_update"):
             row = next(updates)
-        llms.refresh_sampler(run.sampler, run.model)
+        weights.refresh_sampler(run.sampler, run.model)
         run.log_update(row, row.pop("tokens"))
 
 
@@ -92,7 +93,7 @@ def fine_tune(
     """
     order = example_order(len(solutions), seed)
     order = itertools.islice(order, first_update * config.train_batch_size, None)
-    optimizer = optimizer or get_optimizer(model, config)
+    optimizer = optimizer or get_optimizer(model)
     model.train()
     optimizer.zero_grad()  # the caller may have left gradients there
     for update in range(first_update, num_updates):
@@ -102,7 +103,7 @@ def fine_tune(
         )
         factor = learning_rate_factor(update, num_updates, config.warmup_steps, final_factor)
         learning_rate = config.learning_rate * factor
-        step_metrics = take_step(model, optimizer, config, learning_rate, metrics["loss"])
+        step_metrics = take_step(model, optimizer, learning_rate, metrics["loss"])
         yield {
             "loss": metrics["loss"],
             "entropy": metrics["entropy"],
@@ -214,7 +215,7 @@ def setup(config: SFTConfig) -> Run:
     run.solutions = read_solutions(config, run)
     longest_prompt = max(len(solution.prompt_ids) for solution in run.solutions)
     llms.check_positions(run.model, longest_prompt, config.max_completion_length)
-    run.optimizer = get_optimizer(run.model, config)
+    run.optimizer = get_optimizer(run.model)
     num_batches = math.ceil(config.epochs * len(run.solutions) / config.train_batch_size)
     run.num_iterations = config.num_updates or max(1, num_batches)
     return run

@@ -21,8 +21,8 @@ if __name__ == "__main__":
     parse(ExpertIterationConfig)  # --help and mistakes are answered before the slow imports
 
 import distributed  # noqa: E402
-import llms  # noqa: E402
 import sft  # noqa: E402
+from grpo import weights  # noqa: E402
 from grpo.run import Run, run_to_the_end  # noqa: E402
 from main import get_optimizer  # noqa: E402
 
@@ -33,7 +33,7 @@ def setup(config: ExpertIterationConfig) -> Run:
         raise ValueError("expert iteration runs as one process: start it with python")
     run = Run.load(config)
     run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
-    run.optimizer = get_optimizer(run.model, config)
+    run.optimizer = get_optimizer(run.model)
     run.num_iterations = config.n_ei_steps
     return run
 
@@ -82,7 +82,7 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         for row in updates:
             del row["tokens"]  # those that are sampled are counted
             run.log_update(row | sampled, num_tokens=0)
-        llms.refresh_sampler(run.sampler, run.model)
+        weights.refresh_sampler(run.sampler, run.model)
 
 
 def main(argv: list[str] | None = None) -> int:

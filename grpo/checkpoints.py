@@ -28,12 +28,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import distributed
-import llms
-import lora
-from config import OutputConfig, may_change, read_args
+from config import RunConfig, may_change, read_args
+from grpo import weights
 from logs import jsonl
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
+KEEP = 3  # newest checkpoints; the most accurate one is kept beside them
 
 
 class RunEnds(Exception):
@@ -47,7 +47,7 @@ class RunEnds(Exception):
 # --- The directory --------------------------------------------------------------------------------
 
 
-def lock_directory(config: OutputConfig) -> FileLock:
+def lock_directory(config: RunConfig) -> FileLock:
     """Hold the output directory until the lock is released, or the process ends.
 
     Only the first process locks it. Raises ValueError where it is in use, holds another run, or
@@ -73,7 +73,7 @@ def lock_directory(config: OutputConfig) -> FileLock:
     return lock
 
 
-def check_same_settings(config: OutputConfig, previous: dict) -> None:
+def check_same_settings(config: RunConfig, previous: dict) -> None:
     """Raise ValueError for a setting that a resumed run may not change."""
     settings = json.loads(jsonl.dumps(asdict(config)))
     for field in fields(config):
@@ -131,7 +131,7 @@ def save(run) -> None:
     complete, or it is not there. Then old ones are removed. Raises RunEnds where it cannot be
     written.
     """
-    weights, optimizer_state = gather_state(run.model, run.optimizer)
+    whole_weights, optimizer_state = gather_state(run.model, run.optimizer)
     random_states = distributed.gather([distributed.get_rng_state()])  # of each process
     run.saved_iteration = run.iteration
     if not distributed.is_main():
@@ -151,10 +151,7 @@ def save(run) -> None:
         "log_sizes": log_sizes(output_dir),
     }
     try:
-        if lora.has_adapters(run.model):
-            lora.save(temporary, run.model, weights)
-        else:
-            run.model.save_pretrained(temporary, state_dict=weights)
+        weights.save(run.model, temporary, whole_weights)
         run.tokenizer.save_pretrained(temporary)
         torch.save(state, temporary / "trainer.pt")
         os.sync()  # before it gets its name, everything is on the disk
@@ -170,7 +167,7 @@ def save(run) -> None:
     path = folder / f"step_{run.step:06d}"
     shutil.rmtree(path, ignore_errors=True)  # of an expert iteration that has learnt nothing
     os.replace(temporary, path)
-    remove_old(output_dir, run.config.keep_checkpoints)
+    remove_old(output_dir)
 
 
 def checkpoint_bytes(model, optimizer_state: dict) -> int:
@@ -185,7 +182,7 @@ def log_sizes(output_dir: Path) -> dict[str, int]:
     return {log.name: log.stat().st_size for log in logs if log.exists()}
 
 
-def remove_old(output_dir: Path, keep: int) -> None:
+def remove_old(output_dir: Path) -> None:
     """Keep the newest checkpoints and the most accurate one, and one trainer's state."""
     paths = finished(output_dir)
     accuracies = {}
@@ -193,7 +190,7 @@ def remove_old(output_dir: Path, keep: int) -> None:
         if row["step"] in paths and "accuracy" in row:
             accuracies[row["step"]] = row["accuracy"]
     steps = list(paths)
-    kept = set(steps[-keep:])
+    kept = set(steps[-KEEP:])
     if accuracies:
         kept.add(max(accuracies, key=accuracies.get))
     for step in steps[:-1]:
@@ -224,13 +221,13 @@ def resume(run) -> None:
     """
     output_dir = run.config.output_dir
     state = None
-    weights = {}
+    saved_weights = {}
     if distributed.is_main():
         paths = finished(output_dir)
         if paths:
             path = paths[max(paths)]
             print(f"continuing from {path}")
-            weights = llms.read_weights(path, run.model)
+            saved_weights = weights.read_weights(path, run.model)
             state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
             rewind(output_dir, state["log_sizes"], state["step"], state["iteration"])
         else:
@@ -240,8 +237,8 @@ def resume(run) -> None:
     state = distributed.from_main(state)
     if state is None:
         return
-    scatter_state(run.model, run.optimizer, weights, optimizer_state)
-    llms.refresh_sampler(run.sampler, run.model)
+    scatter_state(run.model, run.optimizer, saved_weights, optimizer_state)
+    weights.refresh_sampler(run.sampler, run.model)
     run.iteration = state["iteration"]
     run.saved_iteration = run.iteration
     run.step = state["step"]
@@ -270,34 +267,32 @@ def gather_state(model, optimizer) -> tuple[dict | None, dict]:
     """All processes: the complete weights and optimiser state, under the names of the parameters.
 
     Of several processes the first one gets them, on its CPU. On one process the weights are None,
-    because the model has them, unless it has adapters (`lora.gather_weights`).
+    because the model has them.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     # Before the first update the optimiser has no state, and asking for it would create one.
     optimizer_state = {}
     if optimizer.state:
         optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
-    if lora.has_adapters(model):
-        return lora.gather_weights(model), optimizer_state
-    if distributed.world_size() == 1:
+    if not distributed.is_sharded(model):
         return None, optimizer_state
-    weights = get_model_state_dict(model, options=options)
+    whole_weights = get_model_state_dict(model, options=options)
     for tied_name in model.all_tied_weights_keys:
-        weights.pop(tied_name, None)
-    return weights, optimizer_state
+        whole_weights.pop(tied_name, None)
+    return whole_weights, optimizer_state
 
 
-def scatter_state(model, optimizer, weights: dict, optimizer_state: dict) -> None:
+def scatter_state(model, optimizer, saved_weights: dict, optimizer_state: dict) -> None:
     """All processes: load weights and optimiser state that the first process has read.
 
     The other processes pass {} for both, and each gets its shard.
     """
     has_several = distributed.world_size() > 1
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=has_several, strict=False)
-    if weights and not lora.has_adapters(model):  # adapters are not tied
+    if saved_weights and not weights.has_adapters(model):  # adapters are not tied
         for name, saved_name in model.all_tied_weights_keys.items():
-            weights[name] = weights[saved_name]
-    set_model_state_dict(model, weights, options=options)
+            saved_weights[name] = saved_weights[saved_name]
+    set_model_state_dict(model, saved_weights, options=options)
     saved_names = distributed.from_main(list(optimizer_state.get("state", {})))
     if not saved_names:
         return

@@ -17,11 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import llms
-import lora
 import utils
-from config import OutputConfig
+from config import RunConfig
 from evaluator import RewardError, RewardEvaluator, get_evaluator
-from grpo import checkpoints, metrics, tracker
+from grpo import checkpoints, metrics, tracker, weights
 from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
@@ -48,7 +47,7 @@ SHOWN = {
 class Run:
     """What a script trains with, and how far it has come."""
 
-    config: OutputConfig
+    config: RunConfig
     model: PreTrainedModel  # the policy, sharded where there are several processes
     tokenizer: PreTrainedTokenizerBase
     train_loader: DataLoader
@@ -73,17 +72,14 @@ class Run:
     start: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def load(cls, config: OutputConfig, with_reference: bool = False) -> "Run":
+    def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
         utils.seed_everything(config.seed)
         model, tokenizer = llms.get_llm_tokenizer(
             config.model_name,
             config.device,
-            attn_implementation=config.attn_implementation,
             gradient_checkpointing=config.gradient_checkpointing,
         )
-        if config.lora_rank is not None:
-            lora.add_adapters(model, config.lora_rank, config.seed)
         train_loader, eval_loader = get_dataloaders(
             config.dataset_name,
             tokenizer,
@@ -99,7 +95,14 @@ class Run:
             print(f"{config.dataset_name}: {len(loader):,} {split} problems{dropped}")
         longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
         llms.check_positions(model, longest_prompt, config.max_completion_length)
-        base_model = llms.get_base_model(model) if with_reference else None
+        with_adapters = config.lora_rank is not None
+        if config.sampler == "vllm":
+            sampler = vllm.load(config, model, longest_prompt + config.max_completion_length)
+        else:
+            sampler = weights.get_sampler(model, config.sampling_dtype, needs_copy=with_adapters)
+        if with_adapters:
+            weights.add_adapters(model, config.lora_rank, config.seed)
+        base_model = weights.get_base_model(model) if with_reference else None
         evaluator = get_evaluator(
             config.evaluator or train_loader.default_evaluator,
             prompt=train_loader.prompt.name,
@@ -107,13 +110,9 @@ class Run:
             reference=(base_model, tokenizer),  # --judge_type policy judges with it
         )
         evaluator.check_gold(train_loader.examples, eval_loader.examples)
-        if config.sampler == "vllm":
-            sampler = vllm.load(config, model, longest_prompt + config.max_completion_length)
-        else:
-            sampler = llms.get_sampler(model, config.sampling_dtype)
         return cls(
             config=config,
-            model=llms.shard(model),
+            model=weights.shard(model),
             tokenizer=tokenizer,
             train_loader=train_loader,
             eval_loader=eval_loader,
@@ -308,9 +307,9 @@ _signals = []  # those that have asked this process to stop
 
 
 def run_to_the_end(
-    config: OutputConfig,
-    setup: Callable[[OutputConfig], Run],
-    train: Callable[[OutputConfig, Run], None],
+    config: RunConfig,
+    setup: Callable[[RunConfig], Run],
+    train: Callable[[RunConfig, Run], None],
 ) -> int:
     """The life of a script: claim its directory, set up, start or resume, train, and leave.
 
@@ -349,7 +348,7 @@ def run_to_the_end(
     return distributed.finish(exit_code)
 
 
-def resolve(config: OutputConfig) -> OutputConfig:
+def resolve(config: RunConfig) -> RunConfig:
     """The settings with the defaults that depend on this machine or on the data set filled in.
 
     With --resume they come from args.json, which other nodes may not see. So all processes take

@@ -4,10 +4,10 @@ import os
 from dataclasses import asdict
 from functools import cache
 
-from config import OutputConfig
+from config import RunConfig
 
 
-def send(config: OutputConfig, log: str, row: dict) -> None:
+def send(config: RunConfig, log: str, row: dict) -> None:
     """Send the numbers in a line of a log ("train" or "eval") to the tracker, if there is one."""
     numbers = {}
     for name, value in row.items():
@@ -23,7 +23,7 @@ def send(config: OutputConfig, log: str, row: dict) -> None:
 
 
 @cache
-def start_wandb(config: OutputConfig):
+def start_wandb(config: RunConfig):
     """A run of Weights & Biases; a resumed one continues its own."""
     import wandb
 
@@ -41,7 +41,7 @@ def start_wandb(config: OutputConfig):
 
 
 @cache
-def start_tensorboard(config: OutputConfig):
+def start_tensorboard(config: RunConfig):
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(config.output_dir / "tensorboard")

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 import distributed
 import llms
-from config import JudgeConfig
+from config import GRPOConfig
 from grpo.rollout import Completion, compute_logps
 from judges.endpoint import Endpoint, NoReply, Refused, check_base_url, for_each, get_api_key
 from judges.rating import (
@@ -116,7 +117,7 @@ class EndpointJudge:
                 jsonl.append(self.cache_file, {"key": key, "grades": grades})
 
             new_keys = [key for key in chats if key not in self.cache]
-            bar = distributed.progress_bar(new_keys, desc="judging", unit="rating")
+            bar = tqdm(new_keys, desc="judging", delay=10, leave=False, disable=None)
             await for_each(rate_one, bar, self.concurrency)
         return errors
 
@@ -229,7 +230,7 @@ def mean_grade(detail: dict) -> float:
 # --- From the settings ----------------------------------------------------------------------------
 
 
-def check_judge_flags(config: JudgeConfig) -> None:
+def check_judge_flags(config: GRPOConfig) -> None:
     """Raise ValueError, before anything is loaded, for flags that name no usable judge."""
     check_base_url("--judge_base_url", config.judge_base_url)
     if config.judge_type != "policy" and not config.judge_model:
@@ -256,7 +257,7 @@ def check_judge_flags(config: JudgeConfig) -> None:
 
 
 def get_judge(
-    config: JudgeConfig, rubric: Rubric, reference=(None, None)
+    config: GRPOConfig, rubric: Rubric, reference=(None, None)
 ) -> EndpointJudge | LocalJudge:
     """Return the judge that the flags name.
 
@@ -268,7 +269,7 @@ def get_judge(
     if config.judge_type == "openai":
         cache_file = config.output_dir / "judge_cache.jsonl"
         return EndpointJudge(
-            rubric, config.judge_model, config.judge_base_url, cache_file, config.judge_concurrency
+            rubric, config.judge_model, config.judge_base_url, cache_file
         )
     if config.judge_type == "policy":
         return LocalJudge(rubric, *reference)

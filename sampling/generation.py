@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import utils
 from grpo.rollout import Completion
-from sampling.decoding import ATTENTION, Decoder, decoder_for, draw
+from sampling.cuda_graphs import decoder_for
+from sampling.decoding import ATTENTION, Decoder, draw
 
 
 @torch.no_grad()
@@ -149,6 +150,8 @@ def _sampling_mode(model: PreTrainedModel):
 
 # --- One batch ------------------------------------------------------------------------------------
 
+# Ends are looked for every so many steps, since that makes a GPU wait for Python.
+CHECK_INTERVAL = 8
 # A batch shrinks to the least of these sizes that holds its unfinished sequences: 1, 2, 3, 4, 6, 8,
 # 12, 16, 24 and so on. Each time the KV cache is copied, and a new size may need a new CUDA graph.
 # So there are few sizes, and they are the same for all batches.
@@ -183,7 +186,7 @@ def _decode(
     new_tokens = [token]  # those that are not in the completions yet, (R,) each
     new_logps = [logp]
     for num_tokens in range(1, C + 1):
-        if num_tokens == C or num_tokens % decoder.check_interval == 0:
+        if num_tokens == C or num_tokens % CHECK_INTERVAL == 0:
             _extend(completions, new_tokens, new_logps, find_end)
             new_tokens = []
             new_logps = []

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
-import lora
 import utils
 from grpo.rollout import Completion
 from sampling.generation import EndFinder, eos_token_ids, tokenize
@@ -116,7 +115,6 @@ def load(config, model: PreTrainedModel, max_length: int) -> VLLMSampler:
         max_concurrent_sequences=config.max_concurrent_sequences,
         seed=config.seed,
     )
-    sampler.load_weights(lora.merged_weights(model))
     return sampler
 
 
