@@ -156,12 +156,12 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> None:
     """
     from peft import LoraConfig
 
-    if utils.has_autocast(model.device):
-        for weight in weights_that_autocast_rounds(model):
-            weight.data = weight.data.to(torch.bfloat16)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.add_adapter(LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules="all-linear"))
+    if utils.has_autocast(model.device):
+        for layer in adapted_layers(model).values():
+            layer.base_layer.to(torch.bfloat16)
     model.train()
     num_trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     print(f"LoRA of rank {rank}: {num_trained:,} weights are trained")
