@@ -32,7 +32,8 @@ from config import GoldConfig, parse
 if __name__ == "__main__":
     parse(GoldConfig)  # --help and mistakes are answered before the seconds that imports take
 
-import distributed
+from tqdm import tqdm
+
 import llms
 import utils
 from evaluator import get_evaluator, strict_verdicts
@@ -95,7 +96,7 @@ class GoldFile:
         self.num_done_before = len(problems) - len(self.open_problems)
         self.counts = Counter()
         self.failures_in_a_row = 0
-        self.progress_bar = distributed.progress_bar(
+        self.progress_bar = tqdm(
             total=len(self.open_problems), desc="gold", unit="problem"
         )
 

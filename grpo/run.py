@@ -97,7 +97,9 @@ class Run:
         llms.check_positions(model, longest_prompt, config.max_completion_length)
         with_adapters = config.lora_rank is not None
         if config.sampler == "vllm":
-            sampler = vllm.load(config, model, longest_prompt + config.max_completion_length)
+            max_length = longest_prompt + config.max_completion_length
+            sampler = vllm.VLLMSampler(model, config, max_length)
+            weights.refresh_sampler(sampler, model)
         else:
             sampler = weights.get_sampler(model, config.sampling_dtype, needs_copy=with_adapters)
         if with_adapters:
