@@ -3,29 +3,24 @@
     python main.py --model_name tiny/1m --dataset_name arithmetic
     torchrun --nproc_per_node 4 main.py --model_name Qwen/Qwen2-7B-Instruct
 
-`train` is the algorithm: 1 sample groups of completions, 2 reward them, 3 compare each with its
-group, 4 keep the log-probs that several updates share, 5 compute the loss and its gradient,
-6 update the weights, 7 log. `compute_loss` comes below, and losses.py has the loss of each paper.
+`train` is the algorithm, in seven numbered steps. `compute_loss` comes below it, and losses.py has
+the loss of each paper.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
-  1. Rewards are computed by rules or by a judge, not by a trained reward model. --evaluator names
-     what computes them.
-  2. A reward is for a whole completion (outcome supervision). The paper's process supervision,
-     which rewards single lines of a solution, is not here.
-  3. The reference stays the initial policy. The paper's iterative variant renews it: start again
-     with a checkpoint as --model_name and a new --output_dir.
-  4. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
+  1. Rewards are computed by rules or by a judge (--evaluator), not by a trained reward model, and
+     for a whole completion: process supervision, which rewards single lines, is not here.
+  2. The reference stays the initial policy. To renew it, as the paper's iterative variant does,
+     start again with a checkpoint as --model_name and a new --output_dir.
+  3. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
      exactly 0.
-  5. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, which is
-     refreshed after each update. How far its log-probs are from the policy's is logged as
-     `sampling_logp_gap`. `--sampling_dtype float32` samples from the weights themselves, and
-     --importance_cap corrects for the gap.
-  6. The KL is the k3 estimate, as in the paper, with the gradient of KL(reference || policy).
-  7. An update in which no completion has a gradient takes no step. With beta 0 that is a batch of
-     equal rewards in every group. Otherwise AdamW would move the weights by its momentum alone.
+  4. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, which is
+     refreshed after each update (--sampling_dtype float32). How far its log-probs are from the
+     policy's is logged as `sampling_logp_gap`, and --importance_cap corrects for it.
+  5. An update in which no completion has a gradient takes no step. Otherwise AdamW would move the
+     weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
 has nothing to do. --epochs_per_rollout_batch and --train_batch_size ask for several updates (the
-paper's mu). GSPO, CISPO, DAPO and other relatives: docs/family.md.
+paper's mu).
 
 An iteration is one rollout batch with its updates; the logs call it a step.
 
@@ -107,22 +102,20 @@ def train(config: GRPOConfig, run: Run) -> None:
                 if config.beta > 0:
                     keep_logps(run.base_model, completions, config, "ref_logps")
 
-        # 5 and 6. Compute the loss and its gradient, and update the weights: once, unless training
-        # is off-policy.
         update_metrics = []
         with token_colours.shown(config, run, completions):
-            for i, batch in enumerate(updates):
+            for i, batch in enumerate(updates):  # a single one, unless training is off-policy
+                # 5. Compute the loss and its gradient, in micro-batches.
                 with run.timer("loss"):
                     loss_metrics = accumulate_gradient(
                         run.model, run.base_model, batch, config, config.micro_batch_tokens
                     )
+                # 6. Update the weights, and the copy of them that samples.
+                update_number = (iteration - 1) * len(updates) + i
+                learning_rate = warm_up(config.learning_rate, config.warmup_steps, update_number)
                 with run.timer("update"):
-                    update_number = (iteration - 1) * len(updates) + i
                     step_metrics = take_step(
-                        run.model,
-                        run.optimizer,
-                        warm_up(config.learning_rate, config.warmup_steps, update_number),
-                        loss_metrics["loss"],
+                        run.model, run.optimizer, learning_rate, loss_metrics["loss"]
                     )
                     weights.refresh_sampler(run.sampler, run.model)
                 update_metrics.append(loss_metrics | step_metrics)
