@@ -5,10 +5,12 @@ The functions of LOSSES have one signature, and so have those of LENGTH_NORMALIZ
 Shapes: B sequences, C completion tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from utils import masked_sum
+from utils import import_from_file, masked_sum
 
 # --- The loss of each token -----------------------------------------------------------------------
 # advantages are (B, 1). policy_logps, old_logps and mask are (B, C); the mask is true on the tokens
@@ -90,6 +92,15 @@ LINEAR_IN_ADVANTAGE = (
     "gspo",
     "cispo",
 )
+
+
+def find_loss(name: str) -> Callable[..., TokenLoss]:
+    """A function of LOSSES, or one of your own, by FILE.py:NAME. Raises ValueError."""
+    if ":" in name:
+        return import_from_file(name, "--loss_type")
+    if name not in LOSSES:
+        raise ValueError(f"--loss_type {name}: choose from {', '.join(LOSSES)}, or FILE.py:NAME")
+    return LOSSES[name]
 
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, config) -> TokenLoss:

@@ -58,8 +58,8 @@ from grpo.run import Run, run_to_the_end
 from losses import (
     LENGTH_NORMALIZATIONS,
     LINEAR_IN_ADVANTAGE,
-    LOSSES,
     estimate_kl,
+    find_loss,
     mean_over_all_tokens,
 )
 from utils import autocast, get_per_token_logps, masked_mean
@@ -337,7 +337,7 @@ def compute_loss(
         old_logps = policy_logps.detach()
 
     # The loss of the policy gradient, and where the clip stops it.
-    per_token_loss, clip_masks = LOSSES[config.loss_type](
+    per_token_loss, clip_masks = find_loss(config.loss_type)(
         advantages.unsqueeze(1), policy_logps, old_logps, mask, config
     )  # (B, C) each
     assert per_token_loss.shape == (B, C), f"{config.loss_type}: {per_token_loss.shape}"
@@ -377,8 +377,7 @@ def compute_loss(
 
 def setup(config: GRPOConfig) -> Run:
     """All that GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
-    if config.loss_type not in LOSSES:
-        raise ValueError(f"--loss_type {config.loss_type}: losses.py has {', '.join(LOSSES)}")
+    find_loss(config.loss_type)  # raises if there is no such loss, before the model is loaded
     run = Run.load(config, with_reference=config.beta > 0)
     if not config.eval_only:
         run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
