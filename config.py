@@ -1,39 +1,21 @@
 """Every setting of the scripts, once: its default, its help, its bounds, and whether it may change.
 
-A script's settings are a frozen dataclass, made of groups that scripts share. A field is a flag of
-the same name on the command line. A function asks for the group that it needs: one that takes a
-LossConfig can be given the whole GRPOConfig, which is one.
-
-This file imports neither torch nor anything of the project, so that --help answers at once.
+A script's settings are a frozen dataclass. A field is a flag of the same name on the command line.
+To add a flag, add a field. This file imports neither torch nor anything of the project, so that
+--help answers at once.
 """
 
 import argparse
-import ast
 import json
 import math
 import os
-import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from difflib import get_close_matches
-from inspect import get_annotations
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import NoneType
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
-ROOT = Path(__file__).parent
 Settings = TypeVar("Settings")
 
 
@@ -41,7 +23,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    choices: Sequence[str] | None = None,
+    title: str | None = None,
     zero: bool = False,
     at_most: float = math.inf,
     may_change: bool = False,
@@ -51,86 +33,34 @@ def setting(
     Args:
         default: None means that the help text says what happens without the flag.
         help: what the flag does, its unit, and its default where that depends on other flags.
-        choices: the values that it takes, where its type does not name them.
+        title: of the group in --help that begins with this flag.
         zero: whether a number may be 0; every number must otherwise be more than 0.
         at_most: the greatest value that a number may have.
         may_change: whether a resumed run may have another value. None of these settings changes
             what is learnt, though another device or sampler draws other completions.
     """
-    metadata = dict(help=help, choices=choices, zero=zero, at_most=at_most, may_change=may_change)
+    metadata = dict(help=help, title=title, zero=zero, at_most=at_most, may_change=may_change)
     return field(default=default, metadata=metadata)
 
 
-def with_default(group: type, name: str, default: Any) -> Any:
-    """A field of a group of settings once more, with another default."""
-    return field(default=default, metadata=group.__dataclass_fields__[name].metadata)
+def again(settings_class: type, name: str, default: Any = None) -> Any:
+    """A setting of another class once more, maybe with another default."""
+    original = settings_class.__dataclass_fields__[name]
+    return field(default=default or original.default, metadata=original.metadata)
 
 
-def read_registry(file: str, name: str) -> dict[str, str]:
-    """{key: first paragraph of the docstring of its value} for a dict of functions or classes.
-
-    The file is parsed and not imported, because it imports torch.
-    """
-    docstrings = {}
-    values = {}
-    for node in ast.parse((ROOT / file).read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            docstrings[node.name] = ast.get_docstring(node) or ""
-        if not isinstance(node, ast.Assign):
-            continue
-        target = node.targets[0]
-        if isinstance(target, ast.Name) and target.id == name:  # LOSSES = {"gspo": gspo}
-            values |= zip([key.value for key in node.value.keys], node.value.values, strict=True)
-        if isinstance(target, ast.Subscript) and target.value.id == name:  # LOSSES["soft"] = soft
-            values[target.slice.value] = node.value
-    descriptions = {}
-    for key, value in values.items():
-        function = value.func if isinstance(value, ast.Call) else value  # a call makes an instance
-        docstring = docstrings.get(getattr(function, "id", None), "")  # "" if it is imported
-        descriptions[key] = docstring.partition("\n\n")[0].replace("\n", " ")
-    return descriptions
-
-
-def describe(registry: dict[str, str]) -> str:
-    """A line for each choice, as help texts show them."""
-    return "".join(f"\n{name}: {description}" for name, description in registry.items())
-
-
-LOSSES = read_registry("losses.py", "LOSSES")
-LENGTH_NORMALIZATIONS = read_registry("losses.py", "LENGTH_NORMALIZATIONS")
-EVALUATORS = read_registry("evaluator.py", "EVALUATORS")
-DATASETS = read_registry("rl_datasets.py", "DATASETS")
-PROMPTS = read_registry("rl_datasets.py", "PROMPTS")
-
-
-# --- Groups of settings that scripts share --------------------------------------------------------
+# --- Settings that scripts share ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    title: ClassVar[str] = "model"
+class RunConfig:
+    """The model, the data, the evaluations and the output of a training script."""
 
     model_name: str = setting(
         "Qwen/Qwen2-0.5B-Instruct",
         "The model to start from: its name on the hub, or a directory with safetensors weights and"
         " a tokenizer.",
-    )
-    max_prompt_length: int = setting(
-        512,
-        "Maximum length of a prompt in tokens. Examples with longer prompts are left out, and their"
-        " number is printed.",
-    )
-    attn_implementation: str = setting(
-        "sdpa",
-        "The attention of the loss, by its name in transformers. flash_attention_2, which needs the"
-        " package flash-attn, makes the GPU wait for Python in every layer, so it pays for long"
-        " completions only.",
-    )
-    gradient_checkpointing: bool = setting(
-        False,
-        "Compute activations again in the backward pass instead of storing them. It takes less"
-        " memory and about a third more time.",
-        may_change=True,
+        title="model",
     )
     lora_rank: int | None = setting(
         None,
@@ -138,36 +68,48 @@ class ModelConfig:
         " (LoRA, arXiv:2106.09685). It takes much less memory, and about ten times the"
         " --learning_rate. (default: train the weights themselves)",
     )
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    title: ClassVar[str] = "data"
-
-    dataset_name: str = setting("gsm8k", f"The data set.{describe(DATASETS)}")
+    gradient_checkpointing: bool = setting(
+        False,
+        "Compute activations again in the backward pass instead of storing them. It takes less"
+        " memory and about a third more time.",
+        may_change=True,
+    )
+    dataset_name: str = setting(
+        "gsm8k",
+        "The problems.\n"
+        "gsm8k: grade-school word problems, from the hub\n"
+        "math: competition problems (MATH), from the hub\n"
+        "arithmetic: word problems that are in this repository\n"
+        "creative: opening lines of stories, for which a judge gives the reward",
+        title="data",
+    )
     dataset_path: str | None = setting(
         None,
         "Folder with the splits train, test and maybe validation, as .jsonl or .parquet files."
         " README.md says what a row must hold. (default: the data set's own source)",
     )
-    evaluator: str | None = setting(
-        None,
-        f"What computes the rewards. (default: the data set's own){describe(EVALUATORS)}\n"
-        "FILE.py:NAME: A reward function of your own in a file, or several (README.md).",
-    )
     prompt: str | None = setting(
         None,
-        "The format of prompts, which also decides how answers are read. (default: the data set's"
-        f" own){describe(PROMPTS)}",
+        "The format of prompts, which also decides how answers are read: reasoning_answer, r1_zero,"
+        " question_only or story. (default: the data set's own)",
     )
-
-
-@dataclass(frozen=True)
-class CompletionConfig:
-    title: ClassVar[str] = "sampling"
-
+    max_prompt_length: int = setting(
+        512,
+        "Maximum length of a prompt in tokens. Examples with longer prompts are left out, and their"
+        " number is printed.",
+    )
+    evaluator: str | None = setting(
+        None,
+        "What computes the rewards. (default: the data set's own)\n"
+        "gsm8k: answers that are numbers, in <reasoning>...</reasoning><answer>...</answer>\n"
+        "math: answers in LaTeX, in a box or in tags\n"
+        "creative: stories, by a judge\n"
+        "FILE.py:NAME: a reward function of your own, or several (README.md)",
+    )
     max_completion_length: int = setting(
-        512, "Maximum length of a completion in tokens. A longer one is cut off."
+        512,
+        "Maximum length of a completion in tokens. A longer one is cut off.",
+        title="sampling",
     )
     max_concurrent_sequences: int = setting(
         512,
@@ -177,55 +119,124 @@ class CompletionConfig:
     )
     sampling_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "Precision of the model that samples.\n"
-        "auto: bfloat16 on a GPU that has it, otherwise float32.\n"
-        "float32: samples with the trained weights themselves.\n"
-        "bfloat16: samples with a copy in bfloat16, renewed after each update.",
+        "Precision of the weights that sample, which are copied after each update unless it is"
+        " float32. auto is bfloat16 on a GPU that has it, otherwise float32.",
     )
     sampler: Literal["torch", "vllm"] = setting(
         "torch",
-        "What samples completions, in training and in evaluations alike.\n"
-        "torch: this project's own sampler. A completion depends on the seed alone, and --resume"
-        " repeats a run bit for bit.\n"
-        "vllm: vLLM in this process, which has to be installed (docs/gpus.md) and pays for long"
-        " completions. Its weights are renewed after each update, and sampling_logp_gap says how"
-        " far its log-probs are from the policy's. A completion depends on those sampled beside it,"
-        " and --resume does not repeat a run bit for bit.",
+        "What samples completions. With torch, the project's own sampler, a completion depends on"
+        " the seed alone, and --resume repeats a run bit for bit. vllm has to be installed"
+        " (docs/gpus.md), pays for long completions, and repeats nothing bit for bit.",
+        may_change=True,
+    )
+    learning_rate: float = setting(5e-6, "Peak learning rate of AdamW.", title="optimisation")
+    warmup_steps: int = setting(
+        10,
+        "Number of updates in which the learning rate rises to its peak in a straight line.",
+        zero=True,
+    )
+    micro_batch_tokens: int = setting(
+        16384,
+        "Maximum number of tokens, padding included, in a forward and backward pass. A smaller"
+        " number takes less memory, and does not change the gradient.",
+        may_change=True,
+    )
+    eval_split: Literal["validation", "test"] | None = setting(
+        None,
+        "The split that is evaluated. Choose flags and the best checkpoint on validation; test is"
+        " for the accuracy that is reported. (default: test; for arithmetic, validation)",
+        title="evaluation",
+    )
+    eval_size: int | None = setting(
+        None,
+        "Number of problems to evaluate, a fixed random subset of the split. (default: all)",
+    )
+    eval_samples: int = setting(
+        1, "Completions of each problem in an evaluation. With several, pass@k is logged."
+    )
+    eval_temperature: float | None = setting(
+        None,
+        "Temperature of sampling in evaluations; 0 is greedy. (default: 0, or --temperature if"
+        " there are several samples)",
+        zero=True,
+    )
+    output_dir: Path = setting(
+        Path("output/grpo"),
+        "Folder for logs, transcripts and checkpoints. It must not hold another run.",
+        title="output",
+        may_change=True,
+    )
+    resume: bool = setting(
+        False,
+        "Continue the run in --output_dir from its newest checkpoint, with the flags that it was"
+        " started with. One that has ended goes on if it is given more iterations.",
+        may_change=True,
+    )
+    report_to: Literal["none", "tensorboard", "wandb"] = setting(
+        "none",
+        "A tracker that gets all logs as well; its package must be installed.",
+        may_change=True,
+    )
+    seed: int = setting(
+        0,
+        "Seed of the random numbers that order the data and sample completions.",
+        title="machine",
+        zero=True,
+        at_most=2**32 - 1,
+    )
+    device: str = setting(
+        "auto",
+        "Where to compute: cpu, cuda, one GPU of several such as cuda:1, or auto, which is cuda"
+        " where there is a GPU.",
         may_change=True,
     )
 
+    def complete(self) -> Self:
+        """The same settings, with the defaults that depend on other settings filled in."""
+        if self.eval_temperature is not None:
+            return self
+        # Several greedy samples would all be the same answer.
+        temperature = 0.0 if self.eval_samples == 1 else getattr(self, "temperature", 1.0)
+        return replace(self, eval_temperature=temperature)
 
-@dataclass(frozen=True)
-class SamplingConfig(CompletionConfig):
-    group_size: int = setting(8, "Number of completions per prompt.")
-    temperature: float = setting(
-        1.0, "Temperature of sampling, and of the log-probabilities in main.py's loss."
-    )
-
-
-@dataclass(frozen=True)
-class AveragingConfig:
-    title: ClassVar[str] = "loss"
-
-    length_normalization: str = setting(
-        "masked_mean",
-        f"How the losses of tokens are averaged.{describe(LENGTH_NORMALIZATIONS)}",
-        choices=tuple(LENGTH_NORMALIZATIONS),
-    )
+    def check(self) -> None:
+        """Raise ValueError for settings that contradict each other."""
+        if self.eval_samples > 1 and self.eval_temperature == 0:
+            raise ValueError(
+                f"--eval_temperature 0 makes the {self.eval_samples} samples of --eval_samples all"
+                " the same; raise it, or leave one of the two out"
+            )
 
 
 @dataclass(frozen=True)
-class LossConfig(AveragingConfig, SamplingConfig):
+class LossConfig:
     """What main.compute_loss needs to know, the way in which completions were sampled included."""
 
-    title: ClassVar[str] = "loss"
-
+    group_size: int = setting(8, "Number of completions per prompt.", title="sampling")
+    temperature: float = setting(
+        1.0, "Temperature of sampling, and of the log-probabilities in the loss."
+    )
+    max_completion_length: int = again(RunConfig, "max_completion_length")
     loss_type: str = setting(
         "grpo_clip",
-        "The loss of a token. In the choices below, `ratio` is the token's probability under the"
-        " policy, divided by its probability before the iteration's first update. docs/family.md"
-        f" compares the papers.{describe(LOSSES)}",
-        choices=tuple(LOSSES),
+        "The loss of a token: a function of losses.py. The ratio is the token's probability under"
+        " the policy, divided by its probability before the iteration's first update.\n"
+        "grpo_clip: minus the ratio times the advantage, with PPO's clip (GRPO)\n"
+        "grpo_no_clip: the same without the clip\n"
+        "reinforce_with_baseline: minus the log-probability times the advantage\n"
+        "no_baseline: minus the log-probability times the reward (REINFORCE)\n"
+        "gspo: like grpo_clip, with one ratio for a whole completion (arXiv:2507.18071)\n"
+        "cispo: like reinforce_with_baseline, weighted by the capped ratio (arXiv:2506.13585)\n"
+        "FILE.py:NAME: a function of your own",
+        title="loss",
+    )
+    length_normalization: Literal["masked_mean", "masked_normalize", "token_mean"] = setting(
+        "masked_mean",
+        "How the losses of tokens are averaged.\n"
+        "masked_mean: over each completion's tokens, then over completions (GRPO)\n"
+        "masked_normalize: the same, but divided by --max_completion_length instead of each"
+        " completion's length (Dr. GRPO, arXiv:2503.20783)\n"
+        "token_mean: over all tokens of the update (DAPO, arXiv:2503.14476)",
     )
     beta: float = setting(
         0.04,
@@ -257,173 +268,17 @@ class LossConfig(AveragingConfig, SamplingConfig):
     )
 
 
-@dataclass(frozen=True)
-class OptimiserConfig:
-    title: ClassVar[str] = "optimisation"
-
-    micro_batch_tokens: int = setting(
-        16384,
-        "Maximum number of tokens, padding included, in a forward and backward pass. A smaller"
-        " number takes less memory, and does not change the gradient.",
-        may_change=True,
-    )
-    warmup_steps: int = setting(
-        10,
-        "Number of updates in which the learning rate rises to its peak in a straight line.",
-        zero=True,
-    )
-    weight_decay: float = setting(0.0, "Weight decay of AdamW.", zero=True)
-    max_grad_norm: float = setting(
-        1.0, "Gradients with a greater norm are scaled down to this norm."
-    )
-    offload_optimizer: bool = setting(
-        False,
-        "Keep AdamW's moments in host memory, and copy those of a weight to the GPU while it is"
-        " updated. It saves 8 bytes for each weight, and an update takes some seconds more for"
-        " billions of weights.",
-        may_change=True,
-    )
-
-
-@dataclass(frozen=True)
-class JudgeConfig:
-    title: ClassVar[str] = "judge (of the data set creative)"
-
-    judge_type: Literal["policy", "local", "openai"] = setting(
-        "policy",
-        "Who judges.\n"
-        "policy: the frozen reference of the run.\n"
-        "local: a Hugging Face model in this process.\n"
-        "openai: a model behind an OpenAI-compatible endpoint.",
-    )
-    judge_model: str | None = setting(
-        None, "The judge's name at the endpoint (openai), or its hub name or directory (local)."
-    )
-    judge_base_url: str | None = setting(
-        None,
-        "The endpoint's address, such as http://127.0.0.1:8000/v1. Its key is read from the"
-        " environment variable OPENAI_API_KEY. (default: OpenAI's own)",
-        may_change=True,
-    )
-    judge_concurrency: int = setting(
-        16,
-        "How many requests to the endpoint may wait for their reply at a time.",
-        may_change=True,
-    )
-    max_judge_failures: float = setting(
-        0.5,
-        "Share of the stories of a batch that may lack a score; more of them end the run.",
-        zero=True,
-        at_most=1,
-        may_change=True,
-    )
-    min_judge_spread: float = setting(
-        0.1,
-        "A run begins only if the scores within groups have at least this mean standard deviation;"
-        " 0 accepts any.",
-        zero=True,
-        may_change=True,
-    )
-
-
-@dataclass(frozen=True)
-class OutputConfig:
-    title: ClassVar[str] = "evaluation and output"
-
-    output_dir: Path = setting(
-        Path("output/grpo"),
-        "Folder for logs, transcripts and checkpoints. It must not hold another run.",
-        may_change=True,
-    )
-    resume: bool = setting(
-        False,
-        "Continue the run in --output_dir from its newest checkpoint, with the flags that it was"
-        " started with. One that has ended goes on if --num_train_iters is raised.",
-        may_change=True,
-    )
-    eval_split: Literal["validation", "test"] | None = setting(
-        None,
-        "The split that is evaluated. (default: test; for arithmetic, validation)\n"
-        "validation: problems on which flags and the best checkpoint may be chosen.\n"
-        "test: problems for the accuracy that is reported in the end.",
-    )
-    eval_size: int | None = setting(
-        None,
-        "Number of problems to evaluate, a fixed random subset of the split. (default: all)",
-    )
-    eval_samples: int = setting(
-        1, "Completions of each problem in an evaluation. With several, pass@k is logged."
-    )
-    eval_temperature: float | None = setting(
-        None,
-        "Temperature of sampling in evaluations; 0 is greedy. (default: 0, or --temperature if"
-        " there are several samples)",
-        zero=True,
-    )
-    keep_checkpoints: int = setting(
-        3,
-        "Number of newest checkpoints to keep. The most accurate one is kept too, even if it is"
-        " older.",
-        may_change=True,
-    )
-    report_to: Literal["none", "tensorboard", "wandb"] = setting(
-        "none",
-        "A tracker that gets all logs as well; its package must be installed.\n"
-        "tensorboard: event files for TensorBoard, in the folder tensorboard of --output_dir.\n"
-        "wandb: a run in the project grpo-lite of Weights & Biases.",
-        may_change=True,
-    )
-
-    def complete(self) -> Self:
-        """The same settings, with the defaults that depend on other settings filled in."""
-        if self.eval_temperature is not None:
-            return self
-        # Only a single sample is greedy: several greedy samples would all be the same answer.
-        is_greedy = self.eval_samples == 1
-        temperature = 0.0 if is_greedy else getattr(self, "temperature", 1.0)
-        return replace(self, eval_temperature=temperature)
-
-    def check(self) -> None:
-        """Raise ValueError for settings that contradict each other."""
-        if self.eval_samples > 1 and self.eval_temperature == 0:
-            raise ValueError(
-                f"--eval_temperature 0 makes the {self.eval_samples} samples of --eval_samples all"
-                " the same; raise it, or leave one of the two out"
-            )
-
-
-@dataclass(frozen=True)
-class RuntimeConfig:
-    title: ClassVar[str] = "runtime"
-
-    seed: int = setting(
-        0,
-        "Seed of the random numbers that order the data and sample completions.",
-        zero=True,
-        at_most=2**32 - 1,
-    )
-    device: str = setting(
-        "auto",
-        "Where to compute: cpu, cuda, one GPU of several such as cuda:1, or auto, which is cuda"
-        " where there is a GPU.",
-        may_change=True,
-    )
-
-
 # --- The settings of each script ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class GRPOConfig(
-    ModelConfig, DataConfig, LossConfig, OptimiserConfig, JudgeConfig, OutputConfig, RuntimeConfig
-):
+class GRPOConfig(LossConfig, RunConfig):
     """Train a language model with GRPO."""
-
-    title: ClassVar[str] = "training with GRPO"
 
     num_train_iters: int = setting(
         1000,
         "Number of iterations. Each samples one rollout batch and trains on it.",
+        title="iterations",
         may_change=True,
     )
     rollout_batch_size: int = setting(
@@ -439,29 +294,6 @@ class GRPOConfig(
         "Completions in each update. (default: --rollout_batch_size, so that there is one update in"
         " each iteration)",
     )
-    learning_rate: float = setting(
-        5e-6,
-        "Learning rate of AdamW at its peak, which it reaches at the end of the warm-up.",
-    )
-    lr_schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant",
-        "How the learning rate goes on after the warm-up.\n"
-        "constant: it stays at its peak.\n"
-        "linear: it falls to 0 at --num_train_iters in a straight line.\n"
-        "cosine: it falls to 0 at --num_train_iters along half a period of a cosine.",
-    )
-    dynamic_sampling: int = setting(
-        0,
-        "Prompts whose completions all got the same reward teach nothing. They are replaced by new"
-        " prompts, at most this many times in each iteration (DAPO, arXiv:2503.14476).",
-        zero=True,
-    )
-    max_kl: float = setting(
-        3.0,
-        "Limit in nats per token. A run whose mean KL to the reference is above it in three"
-        " iterations in a row ends as diverged.",
-        may_change=True,
-    )
     eval_iterations: int = setting(
         100,
         "Evaluate once every N iterations; also before the first and after the last.",
@@ -473,31 +305,61 @@ class GRPOConfig(
         may_change=True,
     )
     eval_only: bool = setting(False, "Evaluate the model and stop, without training.")
+    judge_type: Literal["policy", "local", "openai"] = setting(
+        "policy",
+        "Who judges.\n"
+        "policy: the frozen reference of the run\n"
+        "local: a Hugging Face model in this process\n"
+        "openai: a model behind an OpenAI-compatible endpoint",
+        title="judge (of the data set creative)",
+    )
+    judge_model: str | None = setting(
+        None, "The judge's name at the endpoint (openai), or its hub name or directory (local)."
+    )
+    judge_base_url: str | None = setting(
+        None,
+        "The address of an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Its key is"
+        " read from the environment variable OPENAI_API_KEY.",
+        may_change=True,
+    )
 
     def complete(self) -> Self:
         train_batch_size = self.train_batch_size or self.rollout_batch_size
         return replace(super().complete(), train_batch_size=train_batch_size)
 
+    def check(self) -> None:
+        super().check()
+        rollout_size = self.rollout_batch_size
+        train_size = self.train_batch_size
+        num_processes = int(os.environ.get("WORLD_SIZE") or 1)  # by torchrun
+        smallest_batch = self.group_size * num_processes
+        if rollout_size % smallest_batch or train_size % smallest_batch:
+            raise ValueError(
+                f"--rollout_batch_size {rollout_size} and --train_batch_size {train_size} must be"
+                f" multiples of --group_size {self.group_size} times {num_processes} processes"
+            )
+        if rollout_size % train_size:
+            raise ValueError(
+                f"--train_batch_size {train_size} must divide --rollout_batch_size {rollout_size}"
+            )
+        if self.group_size == 1 and self.loss_type != "no_baseline":
+            raise ValueError(
+                "--group_size 1 has no group to compare with: every advantage would be 0; use"
+                " --loss_type no_baseline, or a group_size of at least 2"
+            )
+
 
 @dataclass(frozen=True)
-class FineTuningConfig(ModelConfig, DataConfig, OptimiserConfig, OutputConfig, RuntimeConfig):
+class FineTuningConfig(RunConfig):
     """What supervised fine-tuning and expert iteration share."""
 
-    title: ClassVar[str] = "fine-tuning"
-
-    train_batch_size: int = setting(32, "Examples in each update.")
-    learning_rate: float = setting(
-        1e-5,
-        "Learning rate of AdamW at its peak, at the end of the warm-up; it then falls to 0 as a"
-        " cosine.",
-    )
+    learning_rate: float = again(RunConfig, "learning_rate", 1e-5)
+    train_batch_size: int = setting(32, "Examples in each update.", title="fine-tuning")
 
 
 @dataclass(frozen=True)
-class SFTConfig(FineTuningConfig, AveragingConfig, CompletionConfig):
+class SFTConfig(FineTuningConfig):
     """Fine-tune a model on worked solutions, and evaluate it as main.py does."""
-
-    title: ClassVar[str] = "fine-tuning"
 
     train_file: str | None = setting(
         None,
@@ -517,6 +379,7 @@ class SFTConfig(FineTuningConfig, AveragingConfig, CompletionConfig):
     num_updates: int | None = setting(
         None, "Number of updates. (default: as many as --epochs takes)"
     )
+    length_normalization: str = again(LossConfig, "length_normalization")
     eval_updates: int = setting(
         100,
         "Evaluate once every N updates; also before the first and after the last.",
@@ -527,7 +390,7 @@ class SFTConfig(FineTuningConfig, AveragingConfig, CompletionConfig):
         "Write a checkpoint once every N updates; also after the last.",
         may_change=True,
     )
-    output_dir: Path = with_default(OutputConfig, "output_dir", Path("output/sft"))
+    output_dir: Path = again(RunConfig, "output_dir", Path("output/sft"))
 
     def check(self) -> None:
         super().check()
@@ -536,13 +399,13 @@ class SFTConfig(FineTuningConfig, AveragingConfig, CompletionConfig):
 
 
 @dataclass(frozen=True)
-class ExpertIterationConfig(FineTuningConfig, SamplingConfig):
+class ExpertIterationConfig(FineTuningConfig):
     """Train a language model by expert iteration."""
-
-    title: ClassVar[str] = "expert iteration"
 
     n_ei_steps: int = setting(5, "Number of expert iterations.", may_change=True)
     num_questions: int = setting(512, "Questions of each expert iteration (D_b).")
+    group_size: int = setting(8, "Completions of each question (G).")
+    temperature: float = setting(1.0, "Temperature of sampling.")
     epochs: int = setting(
         1,
         "Passes over the completions that an expert iteration keeps (E). What does not fill a last"
@@ -553,15 +416,18 @@ class ExpertIterationConfig(FineTuningConfig, SamplingConfig):
         "Evaluate and save once every N expert iterations, and after the last.",
         may_change=True,
     )
-    warmup_steps: int = with_default(OptimiserConfig, "warmup_steps", 0)
-    output_dir: Path = with_default(OutputConfig, "output_dir", Path("output/expert_iteration"))
+    warmup_steps: int = setting(0, "Updates of warm-up in each expert iteration.", zero=True)
+    output_dir: Path = again(RunConfig, "output_dir", Path("output/expert_iteration"))
 
 
 @dataclass(frozen=True)
-class GoldConfig(DataConfig, RuntimeConfig):
+class GoldConfig:
     """Collect verified solutions for supervised fine-tuning."""
 
-    title: ClassVar[str] = "gold solutions"
+    dataset_name: str = again(RunConfig, "dataset_name")
+    dataset_path: str | None = again(RunConfig, "dataset_path")
+    evaluator: str | None = again(RunConfig, "evaluator")
+    prompt: str | None = again(RunConfig, "prompt")
 
     from_reference: bool = setting(False, "Source 1: take the data set's own solutions.")
     model_name: str | None = setting(
@@ -608,6 +474,8 @@ class GoldConfig(DataConfig, RuntimeConfig):
         Path("gold.jsonl"),
         "File that rows are appended to; start again with the same file and source to continue.",
     )
+    seed: int = again(RunConfig, "seed")
+    device: str = again(RunConfig, "device")
 
 
 # --- From the command line ------------------------------------------------------------------------
@@ -621,10 +489,11 @@ def parse(config_type: type[Settings], argv: Sequence[str] | None = None) -> Set
     """
     parser = ArgumentParser(config_type)
     try:
-        parser.set_defaults(**settings_of_resumed_run(config_type, argv))
+        if issubclass(config_type, RunConfig):
+            parser.set_defaults(**settings_of_resumed_run(config_type, parser, argv))
         config = config_type(**vars(parser.parse_args(argv)))
         check_bounds(config)
-        if isinstance(config, OutputConfig):
+        if isinstance(config, RunConfig):
             config = config.complete()
             config.check()
     except (ValueError, OSError) as error:
@@ -632,14 +501,14 @@ def parse(config_type: type[Settings], argv: Sequence[str] | None = None) -> Set
     return config
 
 
-def settings_of_resumed_run(config_type: type, argv: Sequence[str] | None) -> dict[str, Any]:
+def settings_of_resumed_run(
+    config_type: type, parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> dict[str, Any]:
     """The settings in the args.json of the run that a command line resumes; {} if it resumes none.
 
     Raises ValueError or OSError for an args.json that cannot be read.
     """
-    if not issubclass(config_type, OutputConfig):
-        return {}
-    given, _ = ArgumentParser(config_type, add_help=False).parse_known_args(argv)
+    given, _ = parser.parse_known_args(argv)
     if not given.resume:
         return {}
     saved = read_args(given.output_dir / "args.json")
@@ -667,13 +536,13 @@ def check_bounds(config: Any) -> None:
         value = getattr(config, setting.name)
         if type(value) not in (int, float):  # not isinstance: a bool is an int
             continue
-        at_most = setting.metadata["at_most"]
-        least = "at least 0" if setting.metadata["zero"] else "more than 0"
-        is_large_enough = value >= 0 if setting.metadata["zero"] else value > 0
+        is_zero_allowed = setting.metadata["zero"]
+        is_large_enough = value > 0 or (is_zero_allowed and value == 0)
         if not (is_large_enough and math.isfinite(value)):
+            least = "at least 0" if is_zero_allowed else "more than 0"
             raise ValueError(f"--{setting.name} must be {least} and finite, not {value}")
-        if value > at_most:
-            raise ValueError(f"--{setting.name} must be at most {at_most}, not {value}")
+        if value > setting.metadata["at_most"]:
+            raise ValueError(f"--{setting.name} must be at most {setting.metadata['at_most']}")
 
 
 def may_change(config_type: type) -> set[str]:
@@ -681,120 +550,78 @@ def may_change(config_type: type) -> set[str]:
     return {setting.name for setting in fields(config_type) if setting.metadata["may_change"]}
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """Flags for the fields of a settings class, in its groups, or for those that are added here.
-
-    An error is one line with exit code 2. A line of an @file is read as a shell would read it.
-    """
-
-    def __init__(self, config_type: type | None = None, **options):
-        if config_type is not None:
-            options.setdefault("description", config_type.__doc__)
-            options.setdefault(
-                "usage", "%(prog)s [@experiments/recipes/NAME.args] [--flag value ...]"
-            )
-        super().__init__(
-            formatter_class=HelpFormatter,
-            allow_abbrev=False,
-            fromfile_prefix_chars="@",
-            **options,
-        )
-        # The shell leaves ~ in --output_dir=~/run and in an @file as it is.
-        self.register("type", str, os.path.expanduser)
-        self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11's has no -1e-4
-        if config_type is not None:
-            self._add_settings(config_type)
-
-    def _add_settings(self, config_type: type) -> None:
-        title_of = {}  # a setting that a script declares once more stays in its first group
-        groups = {}
-        for class_ in reversed(config_type.__mro__[:-1]):
-            for name in get_annotations(class_):
-                title_of.setdefault(name, class_.title)
-        for class_ in config_type.__mro__[:-1]:
-            if class_.title not in groups:
-                groups[class_.title] = self.add_argument_group(class_.title)
-        types = get_type_hints(config_type)
-        for setting in fields(config_type):
-            add_flag(groups[title_of[setting.name]], setting, types[setting.name])
-
-    def parse_args(self, args=None, namespace=None):
-        """Parse all words; of an unknown flag the error names the nearest known one."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            nearest = self._nearest_flag(unknown[0].partition("=")[0])
-            advice = f"; did you mean {nearest}?" if nearest else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
-        return parsed
-
-    def _nearest_flag(self, word: str) -> str | None:
-        """The flag that a word is most like, or whose initials it is, as --lr; None without."""
-        flags = [flag for flag in self._option_string_actions if flag not in ("-h", "--help")]
-        for flag in reversed(flags):  # --lr is --learning_rate, which comes after --lora_rank
-            initials = "".join(part[0] for part in flag.removeprefix("--").split("_"))
-            if word == f"--{initials}":
-                return flag
-        longer_flags = [flag for flag in flags if flag.startswith(word)]
-        nearest_flags = longer_flags or get_close_matches(word, flags, n=1, cutoff=0.7)
-        return next(iter(nearest_flags), None)
-
-    def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
-            if word.startswith("@") and not Path(word[1:]).is_file():
-                self.error(
-                    f"{word}: there is no such file; a recipe is one, such as"
-                    " @experiments/recipes/dapo.args"
-                )
-        return super().parse_known_args(args, namespace)
-
-    def convert_arg_line_to_args(self, arg_line):
-        return shlex.split(arg_line, comments=True)
-
-    def error(self, message):
-        """Exit with code 2. Of the processes that torchrun starts, only the first one prints."""
-        is_only_process = os.environ.get("WORLD_SIZE") in (None, "", "1")
-        if is_only_process or os.environ.get("RANK", "0") == "0":
-            self.exit(2, f"error: {message} (--help lists every flag)\n")
-        self.exit(2)
-
-
-METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
-
-
-def add_flag(group: Any, setting: Field, type_: Any) -> None:
-    """Add the flag of one field to a group of flags."""
-    flag = f"--{setting.name}"
-    options = {"default": setting.default, "help": setting.metadata["help"]}
-    if type_ is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-        return
-    choices = setting.metadata["choices"]
-    if get_origin(type_) in (Union, UnionType):  # a type or None
-        type_ = next(member for member in get_args(type_) if member is not NoneType)
-    if get_origin(type_) is Literal:
-        choices = get_args(type_)
-        type_ = str
-    metavar = None if choices else METAVARS[type_]
-    group.add_argument(flag, type=type_, choices=choices, metavar=metavar, **options)
-
-
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows each flag's default, and keeps the line breaks of a help text.
-
-    The breaks let each choice of a flag stand on a line of its own. Where the default is None, the
-    help text itself says what happens without the flag.
-    """
-
-    def _get_help_string(self, action):
-        is_switch = action.nargs == 0 and action.default is False
-        if action.default in (None, argparse.SUPPRESS) or is_switch:
-            return action.help
-        first_line, newline, choices = action.help.partition("\n")
-        return f"{first_line} (default: %(default)s){newline}{choices}"
+    """Keeps the line breaks of a help text, so that each choice stands on a line of its own."""
 
     def _split_lines(self, text, width):
         lines = []
         for line in text.splitlines():
             lines += super()._split_lines(line, width)
         return lines
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Flags for the fields of a settings class; an error is one line with exit code 2.
+
+    A line of an @file is read as a shell would read it.
+    """
+
+    def __init__(self, config_type: type):
+        super().__init__(
+            description=config_type.__doc__,
+            usage="%(prog)s [@experiments/recipes/NAME.args] [--flag value ...]",
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+            fromfile_prefix_chars="@",
+        )
+        types = get_type_hints(config_type)
+        groups = {}
+        title = ""
+        for setting in fields(config_type):
+            title = setting.metadata["title"] or title
+            if title not in groups:
+                groups[title] = self.add_argument_group(title)
+            add_flag(groups[title], setting, types[setting.name])
+
+    def convert_arg_line_to_args(self, arg_line):
+        return shlex.split(arg_line, comments=True)
+
+    def error(self, message):
+        if os.environ.get("RANK", "0") != "0":  # of torchrun's processes only the first one prints
+            self.exit(2)
+        self.exit(2, f"error: {message} (--help lists every flag)\n")
+
+
+def path_of(text: str) -> Path:
+    return Path(text).expanduser()  # the shell leaves ~ in --output_dir=~/run as it is
+
+
+METAVARS = {int: "N", float: "X", str: "NAME", path_of: "PATH"}
+
+
+def add_flag(group: Any, setting: Field, type_: Any) -> None:
+    """Add the flag of one field to a group of flags."""
+    flag = f"--{setting.name}"
+    help = setting.metadata["help"]
+    if type_ is bool:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(flag, action=action, default=setting.default, help=help)
+        return
+    if setting.default is not None:  # otherwise the help text says what happens without the flag
+        first_line, newline, choices = help.partition("\n")
+        help = f"{first_line} (default: {setting.default}){newline}{choices}"
+    choices = None
+    for member in get_args(type_):
+        if get_origin(member) is Literal:  # Literal[...] | None
+            type_ = member
+        elif member is not NoneType and get_origin(type_) is not Literal:  # int | None
+            type_ = member
+    if get_origin(type_) is Literal:
+        choices = get_args(type_)
+        type_ = str
+    if type_ is Path:
+        type_ = path_of
+    metavar = None if choices else METAVARS[type_]
+    group.add_argument(
+        flag, type=type_, choices=choices, metavar=metavar, default=setting.default, help=help
+    )

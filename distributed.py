@@ -13,7 +13,6 @@ for the others.
 import os
 import random
 import sys
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from tqdm import tqdm
 
 # A process that dies ends the job at once, since torchrun notices. This bounds the wait for one
 # that hangs. It must be longer than any honest wait: for the slowest share of an evaluation, for a
@@ -84,33 +82,6 @@ def rank() -> int:
 def is_main() -> bool:
     """Whether this is the first process, which prints and writes."""
     return rank() == 0
-
-
-def print_error(text: str) -> None:
-    """Print one line on stderr, once, about something that all processes know."""
-    if is_main():
-        print(text, file=sys.stderr)
-
-
-def progress_bar(iterable: Iterable | None = None, **options) -> tqdm:
-    """A bar of the first process for what takes more than ten seconds.
-
-    Where stderr is a file, it is a line every 30 seconds.
-    """
-    if sys.stderr.isatty():
-        options["dynamic_ncols"] = True
-    else:
-        options |= dict(file=Lines(), mininterval=30, miniters=1)
-        options["bar_format"] = "{desc}: {n_fmt} of {total_fmt} {unit}s, {remaining} left"
-    return tqdm(iterable, disable=not is_main(), delay=10, leave=False, **options)
-
-
-class Lines:
-    """Stderr for a tqdm bar, in which each state of the bar is a line of its own."""
-
-    def write(self, text: str) -> None:
-        if text.strip():
-            print(text.strip(), file=sys.stderr, flush=True)
 
 
 # --- Sharing work and putting the results together ------------------------------------------------
@@ -179,9 +150,20 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def has_lost_another(error: Exception) -> bool:
-    """Whether an error says that the connection to another process is closed."""
-    return world_size() > 1 and "by peer" in str(error)
+def sum_gradients(model: torch.nn.Module) -> None:
+    """All: add up the gradients of a model that every process has whole, as one with adapters.
+
+    Without a gradient in any process there is none afterwards.
+    """
+    if world_size() == 1 or is_sharded(model):
+        return
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if not any(gather([weight.grad is not None for weight in trained])):
+        return
+    for weight in trained:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        dist.all_reduce(weight.grad)
 
 
 def finish(code: int) -> int:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from config import JudgeConfig
+from config import GRPOConfig
 from grading import extraction
 from grading.math_answers import MathGrader
 from judges import story_rules
@@ -54,8 +54,6 @@ class Rewards:
         holds), "correct_strict" and "correct_flexible" (the two verdicts). Accuracy is logged then.
     counts: further numbers to be logged, which add up over several processes.
     means: further numbers to be logged, of which the mean over processes is taken.
-
-    None of their names may be one that a run itself writes (training/records.py).
     """
 
     per_function: torch.Tensor
@@ -407,22 +405,19 @@ class CreativeWritingEvaluator(RewardEvaluator):
         if judge is None:
             self.check_flags(config, "story")
             judge = get_judge(config, self.rubric, reference)
-            max_judge_failures = config.max_judge_failures
-        else:
-            max_judge_failures = 0.5
         self.judge = judge
-        self.max_judge_failures = max_judge_failures  # share of a batch that may lack a score
+        self.max_judge_failures = 0.5  # share of a batch that may lack a score
 
     @classmethod
     def check_flags(cls, config, prompt):
-        if not isinstance(config, JudgeConfig):
+        if not isinstance(config, GRPOConfig):
             raise ValueError("this evaluator needs a judge, and only main.py has flags for one")
         check_judge_flags(config)
 
     def compute_rewards(self, prompts, completions, answers):
         """Show the judge the texts above the floor, and return the Rewards of all N texts.
 
-        Raises OSError where more of the stories lack a score than --max_judge_failures allows.
+        Raises OSError where more of the stories lack a score than max_judge_failures allows.
         """
         texts = [completion.strip() for completion in completions]
         broken_rules = [
@@ -472,7 +467,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
         most_frequent = f" ({errors.most_common(1)[0][0]})" if errors else ""
         return (
             f"the judge gave no score for {num_missing} of {len(judge_details)} stories"
-            f"{most_frequent}, more than --max_judge_failures {self.max_judge_failures:g}"
+            f"{most_frequent}, more than {self.max_judge_failures:g}"
         )
 
     def total(self, rewards):
@@ -544,6 +539,16 @@ class FunctionEvaluator(RewardEvaluator):
                 f" for each completion, not {shown:.80}"
             )
         return rewards
+
+
+def strict_verdicts(rewards: Rewards) -> list[bool]:
+    """Which completions are strictly correct. Raises ValueError for rewards without verdicts."""
+    if not all("correct_strict" in detail for detail in rewards.details):
+        raise ValueError(
+            "the evaluator gives rewards without verdicts, so no completion can be chosen as"
+            " correct; use one that says `correct_strict`"
+        )
+    return [detail["correct_strict"] for detail in rewards.details]
 
 
 EVALUATORS = {

@@ -32,18 +32,16 @@ from config import GoldConfig, parse
 if __name__ == "__main__":
     parse(GoldConfig)  # --help and mistakes are answered before the seconds that imports take
 
-import distributed
+from tqdm import tqdm
+
 import llms
 import utils
-from evaluator import get_evaluator
+from evaluator import get_evaluator, strict_verdicts
 from grading.extraction import strict_format, tagged_answer
 from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from logs import jsonl
-from rl_datasets import DATASETS, PROMPTS, render_prompts
+from rl_datasets import DATASETS, PROMPTS, check_names, render_prompts
 from sampling import generation
-from training.checks import check_device, check_lengths, check_names
-from training.completions import strict_verdicts
-from training.memory import flag_to_lower
 
 # An endpoint is always asked for this format; `in_format` rewrites the reply in that of --prompt.
 ENDPOINT_PROMPT = PROMPTS["reasoning_answer"]
@@ -98,7 +96,7 @@ class GoldFile:
         self.num_done_before = len(problems) - len(self.open_problems)
         self.counts = Counter()
         self.failures_in_a_row = 0
-        self.progress_bar = distributed.progress_bar(
+        self.progress_bar = tqdm(
             total=len(self.open_problems), desc="gold", unit="problem"
         )
 
@@ -200,7 +198,7 @@ def sample_local_model(config, gold, model, tokenizer):
     for start in range(0, len(gold.open_problems), config.concurrency):
         batch = gold.open_problems[start : start + config.concurrency]
         for attempt in range(1, gold.num_attempts + 1):
-            rollout = generation.generate(
+            completions = generation.generate(
                 model,
                 tokenizer,
                 [gold.prompt.render(tokenizer, problem["question"]) for problem in batch],
@@ -209,11 +207,10 @@ def sample_local_model(config, gold, model, tokenizer):
                 stop_strings=gold.prompt.stop_strings,
                 max_concurrent_sequences=config.concurrency,
             )
-            finished = rollout.finished.tolist()
             batch = [
                 problem
-                for problem, text, has_end in zip(batch, rollout.texts, finished, strict=True)
-                if not gold.record(problem, text.rstrip(), attempt, has_end)
+                for problem, sample in zip(batch, completions, strict=True)
+                if not gold.record(problem, sample.text.rstrip(), attempt, sample.finished)
             ]
             if not batch:
                 break
@@ -272,7 +269,7 @@ def check_config(config: GoldConfig) -> None:
         get_api_key(config.base_url)
     elif config.max_completion_length == 0:
         raise ValueError("--max_completion_length must be more than 0 without an endpoint")
-    check_names(config)
+    check_names(config.dataset_name, config.prompt)
 
 
 def collect(config: GoldConfig) -> None:
@@ -291,20 +288,18 @@ def collect(config: GoldConfig) -> None:
     evaluator.check_gold(problems)
     if config.model_name:
         device = llms.resolve_device(config.device)
-        check_device(device)
         model, tokenizer = llms.get_llm_tokenizer(config.model_name, device)
         prompts = render_prompts(prompt, tokenizer, problems)
         prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
         longest_prompt = max(len(ids) for ids in prompt_ids)
-        check_lengths(model, longest_prompt, config.max_completion_length)
+        llms.check_positions(model, longest_prompt, config.max_completion_length)
     with locked(config.output):
         gold = GoldFile(config, examples, prompt, evaluator)
         try:
             if config.from_reference:
                 collect_references(gold)
             elif config.model_name:
-                with flag_to_lower("concurrency", config.concurrency, how="start again with"):
-                    sample_local_model(config, gold, model, tokenizer)
+                sample_local_model(config, gold, model, tokenizer)
             elif gold.open_problems:
                 asyncio.run(ask_endpoint(config, gold))
         finally:

@@ -1,15 +1,16 @@
 """The loss of a token, with one function for each paper; the KL estimate; the means over tokens.
 
-The functions of LOSSES have one signature, and so have those of LENGTH_NORMALIZATIONS. The first
-paragraph of each one's docstring is its line in `python main.py --help`.
+The functions of LOSSES have one signature, and so have those of LENGTH_NORMALIZATIONS.
 
 Shapes: B sequences, C completion tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from utils import masked_sum
+from utils import import_from_file, masked_sum
 
 # --- The loss of each token -----------------------------------------------------------------------
 # advantages are (B, 1). policy_logps, old_logps and mask are (B, C); the mask is true on the tokens
@@ -81,6 +82,26 @@ LOSSES = {
     "cispo": cispo,
 }
 
+# Those whose loss is the advantage times something, so that without an advantage there is no
+# gradient. Groups of equal rewards then need not run. A loss that is not named here gets every row.
+LINEAR_IN_ADVANTAGE = (
+    "grpo_clip",
+    "grpo_no_clip",
+    "reinforce_with_baseline",
+    "no_baseline",
+    "gspo",
+    "cispo",
+)
+
+
+def find_loss(name: str) -> Callable[..., TokenLoss]:
+    """A function of LOSSES, or one of your own, by FILE.py:NAME. Raises ValueError."""
+    if ":" in name:
+        return import_from_file(name, "--loss_type")
+    if name not in LOSSES:
+        raise ValueError(f"--loss_type {name}: choose from {', '.join(LOSSES)}, or FILE.py:NAME")
+    return LOSSES[name]
+
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, config) -> TokenLoss:
     """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, lowest, highest) A).
@@ -119,32 +140,29 @@ def estimate_kl(policy_logps: Tensor, ref_logps: Tensor) -> Tensor:
 
 
 # --- The mean over tokens -------------------------------------------------------------------------
-# Each function returns what a micro-batch contributes to its update's mean of per_token (B, C), a
-# scalar. num_sequences and num_tokens are those of the whole update, over all micro-batches and
-# processes, so that the contributions add up to the mean.
+# Each function returns the mean of per_token (B, C), a scalar, over the batch that it is given.
+# Where an update has several batches, main.accumulate_gradient weights each by its share of the
+# update's sequences, or for token_mean of its tokens.
 
 
-def mean_over_each_sequence(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
+def mean_over_each_sequence(per_token, mask, config) -> Tensor:
     """The mean over each completion's tokens, then over completions (GRPO, arXiv:2402.03300)."""
     lengths = mask.sum(1).clamp(min=1)
-    per_sequence = masked_sum(per_token, mask, dim=1) / lengths
-    return per_sequence.sum() / max(1, num_sequences)
+    return (masked_sum(per_token, mask, dim=1) / lengths).mean()
 
 
-def sum_over_constant(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
-    """Like masked_mean, but divided by --max_completion_length (Dr. GRPO, arXiv:2503.20783).
+def sum_over_constant(per_token, mask, config) -> Tensor:
+    """Like mean_over_each_sequence, but divided by a constant (Dr. GRPO, arXiv:2503.20783).
 
-    It takes the place of each completion's length, so that every token has the same weight.
-
-    constant: the maximum length of a completion, or another number.
+    --max_completion_length takes the place of each completion's length, so that every token has the
+    same weight.
     """
-    per_sequence = masked_sum(per_token, mask, dim=1) / constant
-    return per_sequence.sum() / max(1, num_sequences)
+    return (masked_sum(per_token, mask, dim=1) / config.max_completion_length).mean()
 
 
-def mean_over_all_tokens(per_token, mask, constant, num_sequences, num_tokens) -> Tensor:
+def mean_over_all_tokens(per_token, mask, config) -> Tensor:
     """The mean over all tokens of the update (DAPO, arXiv:2503.14476)."""
-    return masked_sum(per_token, mask) / max(1, num_tokens)
+    return masked_sum(per_token, mask) / mask.sum().clamp(min=1)
 
 
 LENGTH_NORMALIZATIONS = {

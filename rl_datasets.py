@@ -657,6 +657,14 @@ DATASETS = {
 }
 
 
+def check_names(dataset_name: str, prompt: str | None) -> None:
+    """Raise ValueError for a data set or a prompt format that is not known."""
+    if dataset_name not in DATASETS:
+        raise ValueError(f"--dataset_name {dataset_name}: choose from {', '.join(DATASETS)}")
+    if prompt is not None and prompt not in PROMPTS:
+        raise ValueError(f"--prompt {prompt}: choose from {', '.join(PROMPTS)}")
+
+
 def get_dataloaders(
     name: str,
     tokenizer,
@@ -685,6 +693,7 @@ def get_dataloaders(
             long.
         OSError: The hub cannot be reached.
     """
+    check_names(name, prompt)
     loader_class = DATASETS[name]
     prompt_name = prompt or loader_class.default_prompt
     options = {

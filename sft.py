@@ -8,8 +8,6 @@ the model has sampled, each weighted by its advantage. Here the completions are 
 each has the weight 1: the loss of a token is -log p. Nobody sampled them, so there is no ratio, and
 there is no reference to stay close to (beta is 0). Only the completion is learnt, the EOS that ends
 it included: the prompt's tokens are context.
-
-Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 """
 
 import itertools
@@ -17,7 +15,6 @@ import math
 import random
 import re
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -31,279 +28,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import llms
-from evaluator import RewardEvaluator
+from grpo import weights
+from grpo.rollout import Completion
+from grpo.run import Run, run_to_the_end
 from logs import jsonl
 from main import accumulate_gradient, get_optimizer, take_step
-from rl_datasets import (
-    DATASETS,
-    Prompt,
-    can_be_encoded,
-    check_special_tokens,
-    render_prompts,
-)
-from sampling.rollout import Rollout, as_rollout
-from training import completions, write_logs
-from training.checks import check, check_lengths
-from training.loop import iterations
-from training.run import Run, run_to_the_end
-from training.schedule import learning_rate_factor
-from training.setup import load
-from training.timer import StageTimer
-
-# (prompt ids, completion ids) of each example
-Sequences = list[tuple[list[int], list[int]]]
-
+from rl_datasets import render_prompts
 
 # What main.compute_loss makes of it.
 SFT_LOSS = LossConfig(loss_type="reinforce_with_baseline", beta=0.0, group_size=1)
-
-
-def fine_tune(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: list[dict],
-    config: FineTuningConfig,
-    *,
-    num_updates: int,
-    first_update: int = 0,
-    loss: LossConfig = SFT_LOSS,
-    final_factor: float = 0.0,
-    seed: int = 0,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> Iterator[dict]:
-    """Train the model in place on the completions of the examples, an update at each step.
-
-    The examples come in an order that is drawn anew for each epoch from the seed. A batch may span
-    two epochs.
-
-    Args:
-        examples: dicts with "prompt" (rendered) and "completion" (without EOS), both text.
-        num_updates: how many updates there are in all, those before first_update included.
-        first_update: how many updates have been made before.
-        loss: SFT_LOSS, maybe with another mean over tokens.
-        final_factor: where the cosine of the learning rate ends, as a share of its peak.
-        seed: by which the examples are shuffled.
-        optimizer: an AdamW that continues with its state; None: a new one.
-
-    Yields:
-        for each update its metrics (docs/metrics.md), its number from 1 on as `step`, and its
-        `tokens`, those of prompts included.
-
-    Raises:
-        ValueError: if there are no examples.
-    """
-    if not examples:
-        raise ValueError("there are no examples to train on")
-    sequences = encode(tokenizer, examples)
-    order = example_order(len(sequences), seed)
-    order = itertools.islice(order, first_update * config.train_batch_size, None)
-    optimizer = optimizer or get_optimizer(model, config)
-    timer = StageTimer(model.device)
-    model.train()
-    optimizer.zero_grad()  # the caller may have left gradients there
-    for update in range(first_update, num_updates):
-        batch = [sequences[i] for i in itertools.islice(order, config.train_batch_size)]
-        my_rows = distributed.share(range(len(batch)))
-        rollout = rollout_of_solutions(batch, tokenizer.pad_token_id, model.device)
-        with timer("loss"):
-            metrics = accumulate_gradient(
-                model, None, rollout, my_rows, loss, config.micro_batch_tokens
-            )
-        with timer("update"):
-            factor = learning_rate_factor(
-                update, num_updates, config.warmup_steps, final_factor=final_factor
-            )
-            learning_rate = config.learning_rate * factor
-            step_metrics = take_step(model, optimizer, config, learning_rate, metrics["loss"])
-        yield {
-            "step": update + 1,
-            "loss": metrics["loss"],
-            "entropy": metrics["entropy"],
-            **step_metrics,
-            "examples": (update + 1) * config.train_batch_size,
-            "tokens": sum(len(prompt) + len(completion) for prompt, completion in batch),
-            **timer.flush(),
-        }
-
-
-def rollout_of_solutions(batch: Sequences, pad_token_id: int, device: torch.device) -> Rollout:
-    """The solutions as if they had been sampled and had all got the advantage 1."""
-    rollout = as_rollout(batch, pad_token_id, device)
-    return replace(
-        rollout,
-        advantages=torch.ones(len(batch), device=device),
-        has_reward=torch.ones(len(batch), dtype=torch.bool, device=device),
-        loss_mask=rollout.completion_mask,
-    )
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, examples: list[dict]) -> Sequences:
-    """(prompt ids, completion ids) of each example.
-
-    The completion's tokens are those that go on after the prompt's, as in sampling, so that no
-    token spans the border. The EOS is appended as an id: as text, what becomes of it would depend
-    on the tokenizer.
-    """
-    prompts = [example["prompt"] for example in examples]
-    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    texts = [example["prompt"] + example["completion"] for example in examples]
-    text_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    sequences = []
-    for example, prompt, ids in zip(examples, prompt_ids, text_ids, strict=True):
-        if ids[: len(prompt)] == prompt:
-            completion = ids[len(prompt) :]
-        else:  # a token spans the border
-            completion = continuation_ids(tokenizer, example["completion"])
-        sequences.append((prompt, completion + [tokenizer.eos_token_id]))
-    return sequences
-
-
-def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that goes on after another one.
-
-    Alone, it would get the space that Llama's tokenizer and others put before every text.
-    """
-    for context in ("\n", "a"):  # a token may span the border after either of them
-        context_ids = tokenizer(context, add_special_tokens=False)["input_ids"]
-        ids = tokenizer(context + text, add_special_tokens=False)["input_ids"]
-        if ids[: len(context_ids)] == context_ids:
-            return ids[len(context_ids) :]
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def example_order(num_examples: int, seed: int) -> Iterator[int]:
-    """Endless row numbers: every epoch is a permutation of its own."""
-    for epoch in itertools.count():
-        order = list(range(num_examples))
-        random.Random(f"sft/{seed}/{epoch}").shuffle(order)
-        yield from order
-
-
-# --- What is trained on ---------------------------------------------------------------------------
-
-
-def read_gold(path: str, prompt_name: str) -> list[dict]:
-    """The rows of generate_gold.py's file. Raises ValueError, which names the row that is wrong."""
-    try:
-        rows = jsonl.read(path)
-    except OSError as error:
-        raise ValueError(f"--train_file {path}: cannot be read ({error})") from error
-    for number, row in enumerate(rows, 1):
-        for column in ("question", "completion", "answer"):
-            text = row.get(column)
-            if not isinstance(text, str) or not can_be_encoded(text):
-                raise ValueError(
-                    f"{path}, row {number}: needs a text column {column!r}, as generate_gold.py"
-                    f" writes it, not {text!r}"
-                )
-        if not isinstance(row.get("correct", True), bool):
-            raise ValueError(f"{path}, row {number}: its column 'correct' must be true or false")
-        row["file_and_row"] = f"{path}, row {number}"
-        row_prompt_name = row.get("prompt_name", prompt_name)
-        if row_prompt_name != prompt_name:
-            raise ValueError(
-                f"{path}, row {number}: its completion answers the prompt {row_prompt_name}, not"
-                f" {prompt_name}; use --prompt {row_prompt_name}, or another file"
-            )
-    if not rows:
-        raise ValueError(f"--train_file {path} is empty")
-    return rows
-
-
-def select_examples(
-    rows: list[dict],
-    config: SFTConfig,
-    prompt: Prompt,
-    tokenizer: PreTrainedTokenizerBase,
-    evaluator: RewardEvaluator,
-) -> list[dict]:
-    """The examples to train on: filtered, shuffled by the seed, and cut to config.num_examples.
-
-    Rows that are marked as not correct are left out. With the same seed, --num_examples 100 is a
-    subset of --num_examples 200. Prints how many rows each filter leaves out. Raises ValueError
-    where too few are left.
-    """
-    num_rows = len(rows)
-    counts = {"read": num_rows}
-    rows = [
-        row | {"completion": without_eos(row["completion"], tokenizer.eos_token)} for row in rows
-    ]
-    rows = [row for row in rows if row.get("correct", True)]
-    if config.filter_correct:
-        evaluator.check_gold(rows)
-        rewards = completions.reward(evaluator, rows, [row["completion"] for row in rows])
-        is_correct = completions.strict_verdicts(rewards)
-        rows = [row for row, row_is_correct in zip(rows, is_correct, strict=True) if row_is_correct]
-    counts["incorrect, left out"] = num_rows - len(rows)
-
-    filled_rows = [row for row in rows if row["completion"].strip()]
-    counts["empty, left out"] = len(rows) - len(filled_rows)
-
-    check_special_tokens(tokenizer, filled_rows, "completion")
-    prompts = render_prompts(prompt, tokenizer, filled_rows)
-    examples = [
-        row | {"prompt": prompt_text} for row, prompt_text in zip(filled_rows, prompts, strict=True)
-    ]
-    short_examples = select_short(examples, config, tokenizer)
-    counts["too long, left out"] = len(examples) - len(short_examples)
-
-    random.Random(f"subset/{config.seed}").shuffle(short_examples)
-    chosen_examples = short_examples[: config.num_examples]
-    counts["used"] = len(chosen_examples)
-    print("examples: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    if not chosen_examples:
-        raise ValueError(f"--train_file {config.train_file}: no example is left to train on")
-    if config.num_examples and len(chosen_examples) < config.num_examples:
-        raise ValueError(
-            f"--num_examples {config.num_examples}: the file has only {len(chosen_examples)} usable"
-            " examples"
-        )
-    return chosen_examples
-
-
-def without_eos(completion: str, eos_token: str) -> str:
-    """The completion up to an EOS at its end, which `encode` appends."""
-    return re.sub(rf"({re.escape(eos_token)}\s*)+\Z", "", completion)
-
-
-def select_short(
-    examples: list[dict], config: SFTConfig, tokenizer: PreTrainedTokenizerBase
-) -> list[dict]:
-    """The examples whose prompt and completion are no longer than the flags allow."""
-    if not examples:
-        return []
-    short_examples = []
-    for example, (prompt, completion) in zip(examples, encode(tokenizer, examples), strict=True):
-        is_short_prompt = len(prompt) <= config.max_prompt_length
-        if is_short_prompt and len(completion) <= config.max_completion_length:
-            short_examples.append(example)
-    return short_examples
-
-
-# --- The script -----------------------------------------------------------------------------------
-
-
-def setup(config: SFTConfig) -> Run:
-    """Model, data and examples, from the flags.
-
-    Raises ValueError or OSError for a wrong flag, or for a file that is wrong or missing.
-    """
-    check(config)
-    rows = read_gold(
-        config.train_file, config.prompt or DATASETS[config.dataset_name].default_prompt
-    )
-    run = load(config)
-    examples = select_examples(rows, config, run.train_loader.prompt, run.tokenizer, run.evaluator)
-    prompts = [example["prompt"] for example in examples]
-    prompt_ids = run.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    check_lengths(run.model, max(map(len, prompt_ids)), config.max_completion_length)
-    run.train_loader.examples = examples
-    run.optimizer = get_optimizer(run.model, config)
-    run.num_iterations = config.num_updates
-    if run.num_iterations is None:
-        num_batches = math.ceil(config.epochs * len(examples) / config.train_batch_size)
-        run.num_iterations = max(1, num_batches)
-    return run
 
 
 def train(config: SFTConfig, run: Run) -> None:
@@ -315,24 +48,177 @@ def train(config: SFTConfig, run: Run) -> None:
     )
     updates = fine_tune(
         run.model,
-        run.tokenizer,
-        run.train_loader.examples,
-        replace(config, warmup_steps=min(config.warmup_steps, run.num_iterations)),
+        run.solutions,
+        config,
         num_updates=run.num_iterations,
         first_update=run.iteration,
         loss=loss,
         seed=config.seed,
         optimizer=run.optimizer,
     )
-    numbers = iterations(config, run, config.eval_updates, config.save_updates)
-    for _, row in zip(numbers, updates, strict=True):
-        run.finish_iteration(row.pop("tokens"))
-        row["total_tokens"] = run.total_tokens
-        row["elapsed"] = time.perf_counter() - run.start
-        write_logs.append(config, "train_log.jsonl", row)
-        columns = [f"loss {row['loss']:.4f}", f"gradient norm {row['grad_norm']:.3f}"]
-        write_logs.print_step(run, columns, row["time/total"])
-        llms.refresh_sampler(run.sampler, run.model)
+    for _ in run.iterations(config.eval_updates, config.save_updates):
+        with run.timer("loss_and_update"):
+            row = next(updates)
+        weights.refresh_sampler(run.sampler, run.model)
+        run.log_update(row, row.pop("tokens"))
+
+
+def fine_tune(
+    model: PreTrainedModel,
+    solutions: list[Completion],
+    config: FineTuningConfig,
+    *,
+    num_updates: int,
+    first_update: int = 0,
+    loss: LossConfig = SFT_LOSS,
+    final_factor: float = 0.0,
+    seed: int = 0,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Iterator[dict]:
+    """Train the model in place on completions of advantage 1, an update at each step.
+
+    They come in an order that is drawn anew for each epoch from the seed. A batch may span two
+    epochs.
+
+    Args:
+        num_updates: how many updates there are in all, those before first_update included.
+        first_update: how many updates have been made before.
+        loss: SFT_LOSS, maybe with another mean over tokens.
+        final_factor: where the cosine of the learning rate ends, as a share of its peak.
+        seed: by which the solutions are shuffled.
+        optimizer: an AdamW that continues with its state; None: a new one.
+
+    Yields:
+        for each update its metrics (docs/metrics.md), and its `tokens`, those of prompts included.
+    """
+    order = example_order(len(solutions), seed)
+    order = itertools.islice(order, first_update * config.train_batch_size, None)
+    optimizer = optimizer or get_optimizer(model)
+    model.train()
+    optimizer.zero_grad()  # the caller may have left gradients there
+    for update in range(first_update, num_updates):
+        batch = [solutions[i] for i in itertools.islice(order, config.train_batch_size)]
+        metrics = accumulate_gradient(
+            model, None, distributed.share(batch), loss, config.micro_batch_tokens
+        )
+        factor = learning_rate_factor(update, num_updates, config.warmup_steps, final_factor)
+        learning_rate = config.learning_rate * factor
+        step_metrics = take_step(model, optimizer, learning_rate, metrics["loss"])
+        yield {
+            "loss": metrics["loss"],
+            "entropy": metrics["entropy"],
+            **step_metrics,
+            "examples": (update + 1) * config.train_batch_size,
+            "tokens": sum(len(row.prompt_ids) + len(row.ids) for row in batch),
+        }
+
+
+def example_order(num_examples: int, seed: int) -> Iterator[int]:
+    """Endless row numbers: every epoch is a permutation of its own."""
+    for epoch in itertools.count():
+        order = list(range(num_examples))
+        random.Random(f"sft/{seed}/{epoch}").shuffle(order)
+        yield from order
+
+
+def learning_rate_factor(
+    update: int, num_updates: int, warmup_steps: int, final_factor: float = 0.0
+) -> float:
+    """The factor in [0, 1] by which the peak learning rate is multiplied in update 0, 1, 2 ...
+
+    It rises in a straight line during the warm-up, and then falls along half a period of a cosine,
+    which would reach final_factor just after the last update.
+    """
+    warmup_steps = max(1, min(warmup_steps, num_updates))
+    if update < warmup_steps:
+        return (update + 1) / warmup_steps
+    remaining = (num_updates - update) / (num_updates + 1 - warmup_steps)
+    cosine = (1 - math.cos(math.pi * remaining)) / 2
+    return final_factor + (1 - final_factor) * cosine
+
+
+# --- What is trained on ---------------------------------------------------------------------------
+
+
+def read_solutions(config: SFTConfig, run: Run) -> list[Completion]:
+    """The solutions of --train_file: correct, short, shuffled by the seed, and cut to a number.
+
+    With the same seed, --num_examples 100 is a subset of --num_examples 200. Raises ValueError or
+    OSError for a file that cannot be used, and where too few solutions are left.
+    """
+    prompt = run.train_loader.prompt
+    rows = jsonl.read(config.train_file, required=("question", "completion", "answer"))
+    for row in rows:
+        if row.get("prompt_name", prompt.name) != prompt.name:
+            raise ValueError(
+                f"--train_file {config.train_file} answers the prompt {row['prompt_name']}, not"
+                f" {prompt.name}; use --prompt {row['prompt_name']}"
+            )
+    num_rows = len(rows)
+    rows = [row for row in rows if row.get("correct", True) and row["completion"].strip()]
+    prompts = render_prompts(prompt, run.tokenizer, rows)
+    solutions = [
+        encode(run.tokenizer, text, row["completion"], row)
+        for text, row in zip(prompts, rows, strict=True)
+    ]
+    if config.filter_correct:
+        run.reward(solutions)
+        solutions = [solution for solution in solutions if solution.details["correct_strict"]]
+    short = [
+        solution
+        for solution in solutions
+        if len(solution.prompt_ids) <= config.max_prompt_length
+        and len(solution.ids) <= config.max_completion_length
+    ]
+    random.Random(f"subset/{config.seed}").shuffle(short)
+    chosen = short[: config.num_examples]
+    print(
+        f"{config.train_file}: {num_rows:,} rows, {len(solutions):,} of them correct,"
+        f" {len(short):,} of these short enough, {len(chosen):,} used"
+    )
+    if len(chosen) < (config.num_examples or 1):
+        raise ValueError(f"--train_file {config.train_file}: only {len(chosen)} usable examples")
+    return chosen
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: dict) -> Completion:
+    """A solution as a completion of advantage 1.
+
+    Its tokens are those that go on after the prompt's, as in sampling. The EOS is appended as an
+    id: as text, what becomes of it would depend on the tokenizer.
+    """
+    text = re.sub(rf"({re.escape(tokenizer.eos_token)}\s*)+\Z", "", text)
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(prompt + text, add_special_tokens=False)["input_ids"]
+    if ids[: len(prompt_ids)] == prompt_ids:
+        ids = ids[len(prompt_ids) :]
+    else:  # a token spans the border
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids, tokenizer.eos_token_id]
+    return Completion(
+        prompt_ids=prompt_ids,
+        ids=ids,
+        sampled_logps=[0.0] * len(ids),  # nobody sampled it
+        finished=True,
+        text=text,
+        example=example,
+        advantage=1.0,
+    )
+
+
+# --- The script -----------------------------------------------------------------------------------
+
+
+def setup(config: SFTConfig) -> Run:
+    """What fine-tuning works with. Raises ValueError or OSError for what the user gave wrong."""
+    run = Run.load(config)
+    run.solutions = read_solutions(config, run)
+    longest_prompt = max(len(solution.prompt_ids) for solution in run.solutions)
+    llms.check_positions(run.model, longest_prompt, config.max_completion_length)
+    run.optimizer = get_optimizer(run.model)
+    num_batches = math.ceil(config.epochs * len(run.solutions) / config.train_batch_size)
+    run.num_iterations = config.num_updates or max(1, num_batches)
+    return run
 
 
 def main(argv: list[str] | None = None) -> int:

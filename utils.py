@@ -4,10 +4,13 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 V vocabulary, N completion tokens of all sequences.
 """
 
+import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import TypeVar
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -401,3 +404,28 @@ def has_autocast(device: str | torch.device) -> bool:
 def has_bfloat16() -> bool:
     """Whether the GPU itself computes in bfloat16. An emulation would be slower than float32."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+# --- What a user brings in a file of their own ----------------------------------------------------
+
+
+@cache
+def import_from_file(reference: str, flag: str) -> Any:
+    """What FILE.py:NAME names. The file is imported as a module, once, and may import its siblings.
+
+    Raises:
+        ValueError: there is no such file, nothing of that name in it, or a module of its name.
+    """
+    file, _, name = reference.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"{flag} {reference}: there is no file {file}")
+    module = sys.modules.get(path.stem)
+    if module is None:
+        sys.path.append(str(path.parent))
+        module = importlib.import_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path:
+        raise ValueError(f"{flag} {reference}: a module {path.stem} is there; rename the file")
+    if not hasattr(module, name):
+        raise ValueError(f"{flag} {reference}: there is no {name} in {file}")
+    return getattr(module, name)

@@ -17,10 +17,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 import distributed
 import llms
-from config import JudgeConfig
+from config import GRPOConfig
+from grpo.rollout import Completion, compute_logps
 from judges.endpoint import Endpoint, NoReply, Refused, check_base_url, for_each, get_api_key
 from judges.rating import (
     GRADES,
@@ -32,8 +34,6 @@ from judges.rating import (
 )
 from logs import jsonl
 from rl_datasets import render_chat
-from sampling.rollout import as_rollout, compute_rollout_logps
-from signals import wait_unless_stopped
 
 # --- The judges -----------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class EndpointJudge:
             key = hashlib.sha256(question.encode()).hexdigest()
             keys.append(key)
             chats[key] = chat
-        errors = asyncio.run(wait_unless_stopped(self._rate(chats)))
+        errors = asyncio.run(self._rate(chats))
         details = []
         for key in keys:
             if key in errors:
@@ -117,7 +117,7 @@ class EndpointJudge:
                 jsonl.append(self.cache_file, {"key": key, "grades": grades})
 
             new_keys = [key for key in chats if key not in self.cache]
-            bar = distributed.progress_bar(new_keys, desc="judging", unit="rating")
+            bar = tqdm(new_keys, desc="judging", delay=10, leave=False, disable=None)
             await for_each(rate_one, bar, self.concurrency)
         return errors
 
@@ -208,18 +208,13 @@ class LocalJudge:
 
     def _grade(self, questions: list[list[int]]) -> list[dict[str, float]]:
         """Return {criterion: sum_g g p(g) / sum_g p(g) over the grades g} for n questions."""
-        rows = [(question, reply) for question in questions for reply in self.replies]
-        rollout = as_rollout(rows, self.tokenizer.pad_token_id, self.model.device)
-        logps = compute_rollout_logps(
-            self.model,
-            rollout,
-            group_size=len(self.replies),
-            temperature=1.0,
-            micro_batch_tokens=16384,
-        )
-        criteria = self.rubric.criteria
+        groups = []
+        for question in questions:
+            groups.append([Completion(question, reply) for reply in self.replies])
+        logps = compute_logps(self.model, groups)
         # A grade is the last token of its reply.
-        grade_logps = logps.gather(1, (rollout.lengths - 1).unsqueeze(1)).double().cpu()
+        grade_logps = torch.tensor([row[-1] for row in logps], dtype=torch.float64)
+        criteria = self.rubric.criteria
         grade_logps = grade_logps.view(len(questions), len(criteria), len(GRADES))
         grades = grade_logps.softmax(-1) @ torch.tensor(GRADES, dtype=torch.float64)
         return [dict(zip(criteria, row, strict=True)) for row in grades.tolist()]
@@ -232,43 +227,10 @@ def mean_grade(detail: dict) -> float:
     return statistics.fmean(detail["grades"].values())
 
 
-# --- Is the judge worth training on? --------------------------------------------------------------
-
-
-def spread_within_groups(scores: list[float], group_size: int) -> float:
-    """Return the mean standard deviation (over n - 1) of the scores within groups.
-
-    scores: `group_size` consecutive ones are a group. NaN scores are left out. The result is NaN if
-    no group has two others.
-    """
-    deviations = []
-    for start in range(0, len(scores), group_size):
-        group = scores[start : start + group_size]
-        present_scores = [score for score in group if not math.isnan(score)]
-        if len(present_scores) > 1:
-            deviations.append(statistics.stdev(present_scores))
-    return statistics.fmean(deviations) if deviations else math.nan
-
-
-def check_spread(spread: float, min_spread: float) -> None:
-    """Raise ValueError where scores spread less within groups than a run needs to learn from them.
-
-    min_spread: 0 accepts any spread, also NaN.
-    """
-    is_enough = spread >= min_spread  # False for NaN
-    if min_spread and not is_enough:
-        raise ValueError(
-            f"the judge's scores spread by {spread:.3g} within groups, under --min_judge_spread"
-            f" {min_spread:g}: it cannot tell these stories apart (or has seen too few above the"
-            " floor), so there is nothing to learn from it; take another judge, or train in any"
-            " case with --min_judge_spread 0"
-        )
-
-
 # --- From the settings ----------------------------------------------------------------------------
 
 
-def check_judge_flags(config: JudgeConfig) -> None:
+def check_judge_flags(config: GRPOConfig) -> None:
     """Raise ValueError, before anything is loaded, for flags that name no usable judge."""
     check_base_url("--judge_base_url", config.judge_base_url)
     if config.judge_type != "policy" and not config.judge_model:
@@ -295,7 +257,7 @@ def check_judge_flags(config: JudgeConfig) -> None:
 
 
 def get_judge(
-    config: JudgeConfig, rubric: Rubric, reference=(None, None)
+    config: GRPOConfig, rubric: Rubric, reference=(None, None)
 ) -> EndpointJudge | LocalJudge:
     """Return the judge that the flags name.
 
@@ -307,7 +269,7 @@ def get_judge(
     if config.judge_type == "openai":
         cache_file = config.output_dir / "judge_cache.jsonl"
         return EndpointJudge(
-            rubric, config.judge_model, config.judge_base_url, cache_file, config.judge_concurrency
+            rubric, config.judge_model, config.judge_base_url, cache_file
         )
     if config.judge_type == "policy":
         return LocalJudge(rubric, *reference)

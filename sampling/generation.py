@@ -11,7 +11,6 @@ writes to the same column of the cache for every sequence.
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -19,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import utils
-from sampling.decoding import ATTENTION, Decoder, decoder_for, draw
-from sampling.rollout import Rollout, as_rollout
+from grpo.rollout import Completion
+from sampling.cuda_graphs import decoder_for
+from sampling.decoding import ATTENTION, Decoder, draw
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def generate(
     stop_strings: Sequence[str] = (),
     max_concurrent_sequences: int = 512,
     progress: Callable[[int], None] | None = None,
-) -> Rollout:
+) -> list[Completion]:
     """Sample num_samples completions of each prompt from softmax(logits / temperature).
 
     There is no top-k, top-p or penalty, whatever the model's own generation_config says. The
@@ -54,14 +54,14 @@ def generate(
         ValueError: a prompt has no tokens.
 
     Returns:
-        A Rollout of len(prompts) * num_samples rows; the samples of a prompt are consecutive.
+        len(prompts) * num_samples completions; those of a prompt are consecutive.
     """
     if len(prompts) == 0:  # a tokenizer cannot tokenize an empty list
-        return as_rollout([], tokenizer.pad_token_id, model.device)
+        return []
 
     prompt_ids = tokenize(tokenizer, prompts)
     end_finder = EndFinder(model, tokenizer, stop_strings)
-    completions = [Completion() for _ in range(len(prompts) * num_samples)]
+    completions = [Completion(ids) for ids in utils.repeat_each(prompt_ids, num_samples)]
     # All random numbers are drawn here, so that a sample depends neither on the sequences in its
     # batch nor on those that have finished. torch.rand gives numbers in [0, 1), and a 0 could draw
     # a token of probability 0; so 1 - torch.rand is used.
@@ -90,8 +90,8 @@ def generate(
                 progress,
             )
 
-    prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
-    return to_rollout(prompts_of_rows, completions, end_finder, model.device)
+    end_finder.give_texts(completions)
+    return completions
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
@@ -122,12 +122,12 @@ def sample_tokens(
     N = len(prompts)
     prompt_of_row = torch.arange(N).repeat_interleave(R // N)
     decoder = Decoder(model.device, R)
-    completions = [Completion() for _ in range(R)]
+    completions = [Completion(ids) for ids in utils.repeat_each(prompts, R // N)]
     with _sampling_mode(model):
         hidden = decoder.start(model, prompts, prompt_of_row)
         _decode(model, decoder, hidden, completions, uniforms, 1.0, lambda ids, start: None)
     ids = torch.tensor([completion.ids for completion in completions])
-    return ids, torch.tensor([completion.logps for completion in completions])
+    return ids, torch.tensor([completion.sampled_logps for completion in completions])
 
 
 @contextmanager
@@ -150,20 +150,13 @@ def _sampling_mode(model: PreTrainedModel):
 
 # --- One batch ------------------------------------------------------------------------------------
 
+# Ends are looked for every so many steps, since that makes a GPU wait for Python.
+CHECK_INTERVAL = 8
 # A batch shrinks to the least of these sizes that holds its unfinished sequences: 1, 2, 3, 4, 6, 8,
 # 12, 16, 24 and so on. Each time the KV cache is copied, and a new size may need a new CUDA graph.
 # So there are few sizes, and they are the same for all batches.
 POWERS_OF_TWO = [2**n for n in range(20)]
 BATCH_SIZES = sorted([*POWERS_OF_TWO, *[3 * power for power in POWERS_OF_TWO]])
-
-
-@dataclass
-class Completion:
-    """What has been sampled of one completion."""
-
-    ids: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)  # of these ids
-    finished: bool = False  # whether the last id is an end
 
 
 def _decode(
@@ -193,7 +186,7 @@ def _decode(
     new_tokens = [token]  # those that are not in the completions yet, (R,) each
     new_logps = [logp]
     for num_tokens in range(1, C + 1):
-        if num_tokens == C or num_tokens % decoder.check_interval == 0:
+        if num_tokens == C or num_tokens % CHECK_INTERVAL == 0:
             _extend(completions, new_tokens, new_logps, find_end)
             new_tokens = []
             new_logps = []
@@ -229,33 +222,12 @@ def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], find
             continue
         num_checked = len(completion.ids)
         completion.ids += ids
-        completion.logps += logps
+        completion.sampled_logps += logps
         length = find_end(completion.ids, num_checked)
         if length is not None:
             completion.finished = True
             del completion.ids[length:]
-            del completion.logps[length:]
-
-
-def to_rollout(
-    prompt_ids: list[list[int]],
-    completions: list[Completion],
-    end_finder: "EndFinder",
-    device: torch.device,
-) -> Rollout:
-    """The Rollout of B completions and the token ids of their B prompts."""
-    all_ids = [completion.ids for completion in completions]
-    finished = [completion.finished for completion in completions]
-    all_logps = []
-    for completion in completions:
-        all_logps += completion.logps
-    id_pairs = list(zip(prompt_ids, all_ids, strict=True))
-    rollout = as_rollout(id_pairs, end_finder.tokenizer.pad_token_id, device)
-    is_token = rollout.completion_mask.bool()
-    rollout.sampled_logps[is_token] = torch.tensor(all_logps, device=device)
-    rollout.finished = torch.tensor(finished, device=device)
-    rollout.texts = end_finder.to_texts(all_ids)
-    return rollout
+            del completion.sampled_logps[length:]
 
 
 # --- Where a completion ends ----------------------------------------------------------------------
@@ -298,14 +270,18 @@ class EndFinder:
             return True
         return self._first_stop(self.tokenizer.decode(ids[-self.window :])) is not None
 
-    def to_texts(self, completions: list[list[int]]) -> list[str]:
-        """Completions as text, without the final EOS and up to the end of the first stop string.
+    def give_texts(self, completions: list[Completion]) -> None:
+        """Give completions their texts, without the final EOS and up to the first stop string.
 
         Other special tokens stay visible.
         """
-        without_eos = [ids[:-1] if ids[-1] in self.eos_ids else ids for ids in completions]
-        texts = self.tokenizer.batch_decode(without_eos)
-        return [text[: self._first_stop(text)] for text in texts]
+        ids_of_texts = []
+        for completion in completions:
+            has_eos = completion.ids[-1] in self.eos_ids
+            ids_of_texts.append(completion.ids[:-1] if has_eos else completion.ids)
+        texts = self.tokenizer.batch_decode(ids_of_texts)
+        for completion, text in zip(completions, texts, strict=True):
+            completion.text = text[: self._first_stop(text)]
 
     def _first_stop(self, text: str) -> int | None:
         """Where the first stop string in a text ends; None if there is none."""

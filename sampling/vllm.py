@@ -2,13 +2,12 @@
 
 It runs in this process, with memory of its own. It draws from the whole distribution and returns
 the log-probs of softmax(logits / temperature), as `generation` does. But a completion depends on
-those that are sampled beside it.
-
-The package is imported only where it is used, because most runs do without it.
+those that are sampled beside it. The package is imported only where it is used.
 """
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import utils
-from sampling.generation import Completion, EndFinder, eos_token_ids, to_rollout, tokenize
-from sampling.rollout import Rollout, as_rollout
+from grpo.rollout import Completion
+from sampling.generation import EndFinder, eos_token_ids, tokenize
 
 # vLLM stores keys and values in blocks of at most this many tokens.
 BLOCK_TOKENS = 128
@@ -26,60 +25,42 @@ BLOCK_TOKENS = 128
 class VLLMSampler:
     """A copy of the policy in vLLM, which is bfloat16 on a GPU that has it."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        model_name: str,
-        *,
-        max_length: int,
-        max_concurrent_sequences: int,
-        seed: int,
-    ):
+    def __init__(self, model: PreTrainedModel, config, max_length: int):
         """Load vLLM beside a policy, with random weights until `load_weights` is called.
 
         Args:
-            model_name: where config.json and the tokenizer are.
+            config: the settings of the run.
             max_length: the most tokens of a prompt and its completion.
-            max_concurrent_sequences: the most completions at a time, for whose keys and values
-                memory is taken.
-
-        Raises:
-            ValueError: this vLLM is built for another device than the policy's.
-            Exception: whatever vLLM raises for a model that it does not support.
         """
+        if find_spec("vllm") is None:
+            raise ValueError("--sampler vllm: vLLM is not installed here (docs/gpus.md)")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is given tensors of this process
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would send them to its authors
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM
-        from vllm.platforms import current_platform
 
         self.device = model.device
         self.has_tied_weights = model.config.tie_word_embeddings
         self.generation_config = model.generation_config  # says which tokens end a completion
-        is_one_of_several = distributed.world_size() > 1
         is_cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if is_cuda and utils.has_bfloat16() else torch.float32
-        if current_platform.device_type != self.device.type:
-            raise ValueError(
-                f"this vLLM is built for {current_platform.device_type}, and not for --device"
-                f" {self.device.type}"
-            )
-        bytes_per_token = kv_cache_bytes_per_token(model, self.dtype)
+        num_rows = config.max_concurrent_sequences
+        cache_tokens = num_rows * (max_length + BLOCK_TOKENS)
         self.llm = LLM(
-            model=model_name,
+            model=config.model_name,
             dtype=self.dtype,
-            seed=distributed.process_seed(seed),
+            seed=distributed.process_seed(config.seed),
             max_model_len=max_length,
-            max_num_seqs=max_concurrent_sequences,
-            kv_cache_memory_bytes=(
-                max_concurrent_sequences * (max_length + BLOCK_TOKENS) * bytes_per_token
-            ),
+            max_num_seqs=num_rows,
+            kv_cache_memory_bytes=cache_tokens * kv_cache_bytes_per_token(model, self.dtype),
             gpu_memory_utilization=0.01,  # a share that must be free at first
             enforce_eager=not is_cuda,
             load_format="dummy",  # so a weight that `load_weights` left out would be noticed
             logprobs_mode="processed_logprobs",  # those after the division by the temperature
             # Of several processes each has a vLLM with all weights, on its own GPU.
-            distributed_executor_backend="external_launcher" if is_one_of_several else None,
+            distributed_executor_backend=(
+                "external_launcher" if distributed.world_size() > 1 else None
+            ),
         )
 
     @torch.no_grad()
@@ -95,10 +76,7 @@ class VLLMSampler:
 
 
 def pack_output_layer(vllm_model: nn.Module) -> None:
-    """Renew the copy of the embedding that is the output layer on a CPU, if the two are tied.
-
-    It has the layout that the CPU's products read, and vLLM itself makes it only once.
-    """
+    """Renew the copy of a tied embedding that is the output layer on a CPU, in its own layout."""
     layer = vllm_model.lm_head
     layer.quant_method.process_weights_after_loading(layer)
 
@@ -125,7 +103,7 @@ def generate(
     stop_strings: Sequence[str] = (),
     max_concurrent_sequences: int = 512,
     progress: Callable[[int], None] | None = None,
-) -> Rollout:
+) -> list[Completion]:
     """Sample as generation.generate does, with the same arguments, errors and result.
 
     Args:
@@ -135,7 +113,7 @@ def generate(
     from vllm import SamplingParams
 
     if len(prompts) == 0:
-        return as_rollout([], tokenizer.pad_token_id, sampler.device)
+        return []
     prompt_ids = tokenize(tokenizer, prompts)
     params = SamplingParams(
         n=num_samples,
@@ -152,16 +130,14 @@ def generate(
         [{"prompt_token_ids": ids} for ids in prompt_ids], params, use_tqdm=False
     )
     completions = []
-    for output in outputs:
+    for ids, output in zip(prompt_ids, outputs, strict=True):
         for sequence in output.outputs:
-            ids = list(sequence.token_ids)
-            logps = [
-                logp_of_id[token_id].logprob
-                for token_id, logp_of_id in zip(ids, sequence.logprobs, strict=True)
-            ]
-            completions.append(Completion(ids, logps, sequence.finish_reason == "stop"))
+            completion = Completion(ids, list(sequence.token_ids))
+            for token_id, logp_of_id in zip(completion.ids, sequence.logprobs, strict=True):
+                completion.sampled_logps.append(logp_of_id[token_id].logprob)
+            completion.finished = sequence.finish_reason == "stop"
+            completions.append(completion)
     if progress:
         progress(len(completions))
-    prompts_of_rows = utils.repeat_each(prompt_ids, num_samples)
-    end_finder = EndFinder(sampler, tokenizer, stop_strings)
-    return to_rollout(prompts_of_rows, completions, end_finder, sampler.device)
+    EndFinder(sampler, tokenizer, stop_strings).give_texts(completions)
+    return completions

@@ -27,15 +27,14 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-import distributed
 import main
 import utils
 from config import LossConfig
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
+from grpo.rollout import Completion
+from grpo.run import Run
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
-from sampling.rollout import Rollout, as_rollout, left_pad
-from training import completions
 
 # Of 10,000 and 2,000 problems, whose making in every run takes longer than most tests.
 ArithmeticLoader.sizes |= {"train": 200, "validation": 200}
@@ -220,38 +219,28 @@ def loss_of(
     batch,
     *,
     group_size=1,
-    old_per_token_logps=None,
-    ref_per_token_logps=None,
-    sampled_per_token_logps=None,
-    num_sequences=None,
-    num_tokens=None,
+    old_logps=None,
+    ref_logps=None,
+    sampled_logps=None,
     **settings,
 ):
     """main.compute_loss of a batch such as ragged_batch's; settings are fields of LossConfig.
 
-    A row whose advantage is NaN has no reward: it is masked, and counts as no sequence.
+    A row whose advantage is NaN has no reward, and is left out as in training.
 
     Returns:
         (loss, metrics), as compute_loss does.
     """
     has_reward = ~batch["advantages"].isnan()
-    batch = batch | {
-        "advantages": batch["advantages"].nan_to_num(),
-        "completion_mask": batch["completion_mask"] * has_reward.unsqueeze(1),
-    }
-    if num_sequences is None:
-        num_sequences = int(has_reward.sum())
+    tensors = batch | dict(old_logps=old_logps, ref_logps=ref_logps, sampled_logps=sampled_logps)
+    if not has_reward.all():
+        group_size = 1
+        tensors = {
+            name: None if values is None else values[has_reward]
+            for name, values in tensors.items()
+        }
     return main.compute_loss(
-        model,
-        base_model,
-        **batch,
-        config=LossConfig(**settings),
-        group_size=group_size,
-        old_per_token_logps=old_per_token_logps,
-        ref_per_token_logps=ref_per_token_logps,
-        sampled_per_token_logps=sampled_per_token_logps,
-        num_sequences=num_sequences,
-        num_tokens=num_tokens,
+        model, base_model, **tensors, config=LossConfig(**settings), group_size=group_size
     )
 
 
@@ -266,40 +255,35 @@ def logps_of(model, batch):
         )
 
 
-def rollout_of(batch):
-    """A Rollout made of a ragged batch."""
-    C = batch["completion_ids"].shape[1]
-    return Rollout(
-        prompt_ids=batch["prompt_completion_ids"][:, :-C],
-        completion_ids=batch["completion_ids"],
-        attention_mask=batch["attention_mask"],
-        completion_mask=batch["completion_mask"],
-        sampled_logps=torch.zeros(batch["completion_ids"].shape),
-        finished=batch["completion_mask"].sum(1) < C,
-        texts=[""] * len(batch["advantages"]),
-    )
+def completions_of(batch):
+    """The completions of a ragged batch, as training has them after their rewards.
 
-
-def training_rollout(batch, config, rollout=None):
-    """This process's rollout of a ragged batch, as main.train makes it for its updates.
-
-    A row whose advantage is NaN has no reward.
+    A row whose tokens are all masked was cut off. A row whose advantage is NaN has no reward.
     """
-    records = [{"reward": value, "advantage": value} for value in batch["advantages"].tolist()]
-    groups = main.Groups(
-        rollout=rollout or rollout_of(batch).select(distributed.share(range(len(records)))),
-        records=records,
-        trained_records=records,
-        metrics={},
-    )
-    return main.rollout_for_training(config, groups)
+    C = batch["completion_ids"].shape[1]
+    completions = []
+    for row, advantage in enumerate(batch["advantages"].tolist()):
+        is_token = batch["attention_mask"][row].bool()
+        is_prompt = is_token.clone()
+        is_prompt[-C:] = False
+        ids = batch["completion_ids"][row, is_token[-C:]].tolist()
+        completions.append(
+            Completion(
+                prompt_ids=batch["prompt_completion_ids"][row, is_prompt].tolist(),
+                ids=ids,
+                sampled_logps=[0.0] * len(ids),
+                finished=bool(batch["completion_mask"][row].any()),
+                reward=advantage,
+                advantage=advantage,
+            )
+        )
+    return completions
 
 
-def update_gradient(model, base_model, rollout, config):
-    """main.accumulate_gradient of an update over all rows of a rollout."""
-    rows = list(range(len(rollout.texts)))
+def update_gradient(model, base_model, completions, config):
+    """main.accumulate_gradient of an update over all of these completions."""
     return main.accumulate_gradient(
-        model, base_model, rollout, rows, config, config.micro_batch_tokens
+        model, base_model, completions, config, config.micro_batch_tokens
     )
 
 
@@ -396,42 +380,36 @@ def run_flags(model_folder, output_dir, **flags):
 
 
 def in_place_of_sample(function):
-    """A context in which training samples its completions with this function."""
-    return mock.patch.object(completions, "sample", function)
+    """A context in which a run samples its completions with this function."""
+    return mock.patch.object(Run, "sample", function)
 
 
-def fixed_sample(args, run, examples, num_samples, temperature, between_tokens=None):
-    """Stands in for `sample`: completions that depend on the prompt, their number and the step.
+def fixed_sample(run, examples, num_samples, temperature):
+    """Stands in for `Run.sample`: completions that depend on prompt, their number and the step.
 
     They depend neither on the process nor on the random state.
     """
-    if not examples:
-        return as_rollout([], run.tokenizer.pad_token_id, "cpu")
-    examples = utils.repeat_each(examples, num_samples)
-    texts = [example["prompt"] for example in examples]
-    prompts = run.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    prompt_ids, prompt_mask = left_pad(prompts, 0, "cpu")
-    seeds = []
-    for i, example in enumerate(examples):
-        name = f"{example['id']} {run.step} {i % num_samples}"
-        digest = hashlib.sha256(name.encode()).digest()
-        seeds.append(int.from_bytes(digest[:6], "big"))
-    lengths = torch.tensor([1 + seed % args.max_completion_length for seed in seeds])
-    C = int(lengths.max())
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    draws = [torch.randint(7, VOCAB, (C,), generator=generator) for generator in generators]
-    completion_mask = (torch.arange(C) < lengths.unsqueeze(1)).long()
-    completion_ids = torch.stack(draws) * completion_mask
-    completions = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]
-    return Rollout(
-        prompt_ids=prompt_ids,
-        completion_ids=completion_ids,
-        attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
-        completion_mask=completion_mask,
-        sampled_logps=torch.zeros(completion_ids.shape),
-        finished=lengths < args.max_completion_length,
-        texts=[run.tokenizer.decode(ids) for ids in completions],
-    )
+    completions = []
+    for example in examples:
+        prompt_ids = run.tokenizer(example["prompt"], add_special_tokens=False)["input_ids"]
+        for number in range(num_samples):
+            name = f"{example['id']} {run.step} {number}"
+            digest = hashlib.sha256(name.encode()).digest()
+            seed = int.from_bytes(digest[:6], "big")
+            length = 1 + seed % run.config.max_completion_length
+            generator = torch.Generator().manual_seed(seed)
+            ids = torch.randint(7, VOCAB, (length,), generator=generator).tolist()
+            completions.append(
+                Completion(
+                    prompt_ids=prompt_ids,
+                    ids=ids,
+                    sampled_logps=[0.0] * length,
+                    finished=length < run.config.max_completion_length,
+                    text=run.tokenizer.decode(ids),
+                    example=example,
+                )
+            )
+    return completions
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,14 @@ Each agrees with its own plain forward pass, or is refused when it is loaded.
 import pytest
 import torch
 from conftest import small_tokenizer
+from sampling.rollout import compute_rollout_logps
+from training import checkpoints
+from training.checks import check_lengths
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import llms
 import utils
 from sampling import generation
-from sampling.rollout import compute_rollout_logps
-from training import checkpoints
-from training.checks import check_lengths
 
 SIZES = dict(
     vocab_size=48,

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import VOCAB, random_model
+from sampling.rollout import compute_rollout_logps
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -22,7 +23,6 @@ from transformers.cache_utils import DynamicCache
 
 import utils
 from sampling import decoding, generation
-from sampling.rollout import compute_rollout_logps
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")

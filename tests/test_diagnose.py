@@ -2,10 +2,10 @@
 
 import pytest
 from log_helpers import eval_row, write_run
+from training.guard import Diverged, Guard
 
 import plotter
 from logs.diagnose import NOTE, RULES, WARNING, Logs, diagnose
-from training.guard import Diverged, Guard
 
 NUM_ITERATIONS = 60  # the start and the end are six iterations each
 

@@ -33,6 +33,7 @@ from conftest import (
     training_rollout,
     update_gradient,
 )
+from training import checkpoints, completions
 
 import distributed
 import evaluator
@@ -41,7 +42,6 @@ import main
 import sft
 from config import GRPOConfig, parse
 from logs import jsonl
-from training import checkpoints, completions
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 NUM_GROUPS = 8

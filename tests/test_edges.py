@@ -6,6 +6,7 @@ import shutil
 import signal
 
 import pytest
+import signals
 import torch
 from conftest import (
     VOCAB,
@@ -22,6 +23,10 @@ from conftest import (
     update_gradient,
 )
 from filelock import FileLock
+from sampling.rollout import compute_rollout_logps
+from training import checkpoints
+from training.guard import Diverged, Guard
+from training.run import run_description
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MixtralConfig
 
 import distributed
@@ -29,16 +34,11 @@ import evaluator
 import llms
 import main
 import sft
-import signals
 import utils
 from config import FineTuningConfig, GRPOConfig, parse
 from logs import jsonl
 from losses import LENGTH_NORMALIZATIONS
 from sampling import generation
-from sampling.rollout import compute_rollout_logps
-from training import checkpoints
-from training.guard import Diverged, Guard
-from training.run import run_description
 
 
 def save(model, folder):

@@ -8,14 +8,15 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
+import selfcheck
 import torch
 from conftest import LettersEvaluator, run_flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training.records import METRICS, make_records, reward_metrics
 
 import generate_gold
 import main
-import selfcheck
 from evaluator import (
     EVALUATORS,
     FunctionEvaluator,
@@ -29,7 +30,6 @@ from evaluator import (
 from grading.extraction import last_boxed, only_number, to_number
 from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS, get_dataloaders
-from training.records import METRICS, make_records, reward_metrics
 
 gsm8k = GSM8kEvaluator()
 

@@ -40,6 +40,10 @@ from conftest import (
     training_rollout,
     update_gradient,
 )
+from sampling.rollout import Rollout
+from training.checks import check
+from training.run import resolve
+from training.schedule import learning_rate_of
 
 import distributed
 import evaluator
@@ -49,10 +53,6 @@ import utils
 from config import GRPOConfig, LossConfig, parse
 from logs import jsonl
 from losses import LOSSES
-from sampling.rollout import Rollout
-from training.checks import check
-from training.run import resolve
-from training.schedule import learning_rate_of
 
 CLIPRANGE = 0.1
 CLIPRANGE_HIGH = 0.15

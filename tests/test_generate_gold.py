@@ -19,6 +19,7 @@ from conftest import (
 )
 from fake_openai_server import FakeOpenAIServer, ok, status
 from filelock import FileLock
+from sampling.rollout import as_rollout
 
 import generate_gold
 import llms
@@ -26,7 +27,6 @@ from judges import endpoint, judges
 from logs import jsonl
 from rl_datasets import PROMPTS
 from sampling import generation
-from sampling.rollout import as_rollout
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 

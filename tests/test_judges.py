@@ -12,6 +12,8 @@ import pytest
 import torch
 from conftest import ROOT, VOCAB, closed_port, random_model, run_flags, small_tokenizer
 from fake_openai_server import FakeOpenAIServer, ok, rating_reply, status, story_in
+from training import write_logs
+from training.records import reward_metrics
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import evaluator
@@ -23,8 +25,6 @@ from config import GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, get_evaluator
 from judges import endpoint, judges, rating, story_rules
 from logs import jsonl
-from training import write_logs
-from training.records import reward_metrics
 
 NAMES = ("creativity", "coherence", "engagement")
 RUBRIC = CreativeWritingEvaluator.rubric

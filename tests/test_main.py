@@ -18,6 +18,9 @@ from conftest import (
     training_rollout,
     update_gradient,
 )
+from training import completions
+from training.run import resolve
+from training.timer import StageTimer
 
 import llms
 import main
@@ -25,9 +28,6 @@ import utils
 from config import GRPOConfig, parse
 from logs import jsonl
 from losses import LENGTH_NORMALIZATIONS, LOSSES
-from training import completions
-from training.run import resolve
-from training.timer import StageTimer
 
 LOGGED_OF_AN_ITERATION = {
     "loss",

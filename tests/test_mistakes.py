@@ -13,6 +13,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+import selfcheck
 import torch
 from conftest import ROOT, random_model, run_flags, small_tokenizer
 
@@ -20,7 +21,6 @@ import generate_gold
 import llms
 import main
 import plotter
-import selfcheck
 import sft
 
 sys.path.insert(0, str(ROOT / "experiments"))

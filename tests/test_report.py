@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from conftest import ROOT, run_flags
 from log_helpers import eval_row, plot, write_answers, write_run
+from training import tracker, write_logs
 
 import distributed
 import main
 import plotter
 from logs import jsonl, report
 from plotter import draw_single_panels
-from training import tracker, write_logs
 
 TEMPLATE = (ROOT / "logs/report.html").read_text("utf-8")
 # Texts that a model may write to break out of the page or to hide in it.

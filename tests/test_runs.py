@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+import signals
 import torch
 import tqdm
 from conftest import (
@@ -29,19 +30,18 @@ from conftest import (
     small_tokenizer,
     start,
 )
+from training import checkpoints, loop, write_logs
+from training.guard import Diverged, Guard
+from training.run import run_description
 
 import distributed
 import evaluator
 import main
 import sft
-import signals
 import utils
 from config import GRPOConfig, parse
 from logs import jsonl
 from sampling import generation
-from training import checkpoints, loop, write_logs
-from training.guard import Diverged, Guard
-from training.run import run_description
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import expert_iteration  # noqa: E402

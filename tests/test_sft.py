@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, VOCAB, as_flags, assert_same_gradient, flat_gradient, small_tokenizer
+from sampling.rollout import as_rollout
 from tokenizers import Tokenizer, models, pre_tokenizers
+from training import checkpoints
+from training.schedule import learning_rate_factor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import main
@@ -19,9 +22,6 @@ from config import FineTuningConfig, OptimiserConfig, SFTConfig, parse
 from evaluator import get_evaluator
 from logs import jsonl
 from rl_datasets import PROMPTS
-from sampling.rollout import as_rollout
-from training import checkpoints
-from training.schedule import learning_rate_factor
 
 NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]
 PAD = 0

@@ -8,12 +8,12 @@ from unittest import mock
 import pytest
 import torch
 from conftest import ROOT, logs_of, run_flags, trainer_state
+from training import token_changes
+from training.token_changes import choose_rows, split_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main
 from logs import jsonl
-from training import token_changes
-from training.token_changes import choose_rows, split_text
 
 # --- Their numbers --------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, as_flags, random_model, run_flags, run_script
+from sampling.rollout import compute_rollout_logps
+from training import checks
+from training.guard import Diverged, Guard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import distributed
@@ -17,9 +20,6 @@ import sft
 from config import GRPOConfig
 from logs import jsonl
 from sampling import generation, vllm
-from sampling.rollout import compute_rollout_logps
-from training import checks
-from training.guard import Diverged, Guard
 
 PROMPTS = ["what is 1 + 2", "a", "3 times 4"]
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+from sampling.rollout import Rollout, compute_rollout_logps  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
@@ -27,7 +28,6 @@ import llms  # noqa: E402
 import main  # noqa: E402
 from rl_datasets import get_dataloaders  # noqa: E402
 from sampling.generation import generate  # noqa: E402
-from sampling.rollout import Rollout, compute_rollout_logps  # noqa: E402
 
 NUM_PROMPTS = 8
 GROUP_SIZE = 8

@@ -1,0 +1,214 @@
+"""Completion, the one record of a sampled text, and the micro-batches that the loss sees.
+
+Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+import distributed
+import utils
+from config import GRPOConfig
+
+
+@dataclass
+class Completion:
+    """A completion: sampled, then rewarded, then trained on, then written to the transcript.
+
+    It keeps the ids that were sampled. Its text is never tokenized again. The completions of a
+    prompt, a group, are consecutive in every list.
+    """
+
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)  # through the token that ends it
+    sampled_logps: list[float] = field(default_factory=list)  # of the ids, by the sampler
+    finished: bool = False  # False if it was cut at --max_completion_length
+    text: str = ""  # without the EOS, and up to the end of a stop string
+    example: dict = field(default_factory=dict)  # of the data set
+
+    # What training adds.
+    reward: float = math.nan  # the weighted sum of its rewards; NaN if it could not be given
+    advantage: float = math.nan  # what multiplies its log-probs in the loss; NaN without a reward
+    details: dict = field(default_factory=dict)  # each reward, the verdicts, what was parsed
+    old_logps: list[float] | None = None  # under the policy before the iteration's updates
+    ref_logps: list[float] | None = None  # under the reference
+
+    def record(self) -> dict:
+        """Its row in rollouts/ or eval/."""
+        record = {
+            "id": self.example["id"],
+            "prompt": self.example["prompt"],
+            "completion": self.text,
+            "gold": self.example["answer"],
+        }
+        record |= {name: self.example[name] for name in KEPT_COLUMNS if name in self.example}
+        record |= self.details
+        record |= {"reward": self.reward, "length": len(self.ids), "finished": self.finished}
+        return record
+
+
+# Columns of a data set that a record keeps, where its examples have them.
+KEPT_COLUMNS = ("level", "subject")
+
+
+Group = list[Completion]  # completions of one prompt, or some of them
+
+
+def split_into_groups(completions: list[Completion], group_size: int) -> list[Group]:
+    """The groups of group_size consecutive completions."""
+    starts = range(0, len(completions), group_size)
+    return [completions[start : start + group_size] for start in starts]
+
+
+def split_into_updates(config: GRPOConfig, completions: list[Completion]) -> list[list[Completion]]:
+    """This process's completions of each update: whole groups, shuffled anew in every epoch.
+
+    A single update over the whole batch keeps their order.
+    """
+    size = config.train_batch_size // distributed.world_size()
+    if config.epochs_per_rollout_batch == 1 and size == len(completions):
+        return [completions]
+    groups = split_into_groups(completions, config.group_size)
+    updates = []
+    for _ in range(config.epochs_per_rollout_batch):
+        shuffled = []
+        for i in torch.randperm(len(groups)).tolist():
+            shuffled += groups[i]
+        updates += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    return updates
+
+
+def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
+    """Micro-batches of at most max_tokens tokens, padding included: equally large groups.
+
+    A group that is too long for the budget is split into several, down to single completions.
+    """
+    groups_of_size = defaultdict(list)
+    for group in groups:
+        groups_of_size[len(group)].append(group)
+    batches = []
+    for size, same_size in groups_of_size.items():
+        completions = list(chain.from_iterable(same_size))
+        rows_of_batches = utils.split_into_micro_batches(
+            [len(completion.prompt_ids) for completion in completions],
+            [len(completion.ids) for completion in completions],
+            size,
+            max_tokens,
+        )
+        for rows in rows_of_batches:
+            batches.append(split_into_groups([completions[row] for row in rows], size))
+    return batches
+
+
+def passes_in_step(batches: list, idle_batch, model: PreTrainedModel) -> list[tuple]:
+    """(batch, whether it counts): with passes that only keep this process in step with others.
+
+    All processes must make equally many passes through a sharded model.
+    """
+    if distributed.is_sharded(model):
+        return distributed.equal_passes(batches, idle_batch)
+    return [(batch, True) for batch in batches]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch as tensors, with padding to the left of prompts and right of completions.
+
+    Log-probs are float32, and None where the completions have none.
+    """
+
+    group_size: int  # so many consecutive rows share a prompt
+    prompt_completion_ids: Tensor  # (B, T)
+    completion_ids: Tensor  # (B, C)
+    attention_mask: Tensor  # (B, T): 1 on tokens, 0 on padding
+    completion_mask: Tensor  # (B, C): 1 through the token that ends the completion
+    advantages: Tensor  # (B,)
+    sampled_logps: Tensor  # (B, C)
+    old_logps: Tensor | None  # (B, C)
+    ref_logps: Tensor | None  # (B, C)
+
+
+def make_batch(groups: list[Group], device: torch.device | str) -> Batch:
+    """Equally large groups as tensors; a missing advantage is 0."""
+    completions = list(chain.from_iterable(groups))
+
+    def pad(rows: list[list], side: str) -> Tensor:
+        tensors = [torch.tensor(row) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_side=side).to(device)
+
+    def pad_logps(name: str) -> Tensor | None:
+        rows = [getattr(completion, name) for completion in completions]
+        return None if rows[0] is None else pad(rows, "right")
+
+    prompts = [completion.prompt_ids for completion in completions]
+    ids = [completion.ids for completion in completions]
+    prompt_mask = pad([[1] * len(row) for row in prompts], "left")
+    completion_mask = pad([[1] * len(row) for row in ids], "right")
+    completion_ids = pad(ids, "right")
+    advantages = torch.tensor([completion.advantage for completion in completions])
+    return Batch(
+        group_size=len(groups[0]),
+        prompt_completion_ids=torch.cat([pad(prompts, "left"), completion_ids], dim=1),
+        completion_ids=completion_ids,
+        attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
+        completion_mask=completion_mask,
+        advantages=advantages.nan_to_num().to(device),
+        sampled_logps=pad_logps("sampled_logps"),
+        old_logps=pad_logps("old_logps"),
+        ref_logps=pad_logps("ref_logps"),
+    )
+
+
+@torch.no_grad()
+def compute_logps(
+    model: PreTrainedModel,
+    groups: list[Group],
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = 16384,
+) -> list[list[float]]:
+    """All: the log-probs of every completion's tokens under a model, in the groups' order.
+
+    Args:
+        groups: at least one.
+        max_tokens: padded tokens that run at once. It bounds memory and changes no result.
+    """
+    logps_of = {}  # {id of a completion: its log-probs}
+    passes = passes_in_step(micro_batches(groups, max_tokens), groups[:1], model)
+    for batch_groups, is_counted in tqdm(
+        passes, desc="log-probs", delay=10, leave=False, disable=None
+    ):
+        batch = make_batch(batch_groups, model.device)
+        with utils.autocast(model.device):
+            logps = utils.get_per_token_logps(
+                model,
+                batch.prompt_completion_ids,
+                batch.attention_mask,
+                batch.completion_ids.shape[1],
+                group_size=batch.group_size,
+                temperature=temperature,
+            )
+        if is_counted:
+            for completion, row in zip(chain(*batch_groups), logps.tolist(), strict=True):
+                logps_of[id(completion)] = row[: len(completion.ids)]
+    return [logps_of[id(completion)] for completion in chain(*groups)]
+
+
+def keep_logps(model, completions: list[Completion], config: GRPOConfig, name: str) -> None:
+    """All: give completions their log-probs under a model, as "old_logps" or "ref_logps"."""
+    logps = compute_logps(
+        model,
+        split_into_groups(completions, config.group_size),
+        temperature=config.temperature,
+        max_tokens=config.micro_batch_tokens,
+    )
+    for completion, completion_logps in zip(completions, logps, strict=True):
+        setattr(completion, name, completion_logps)

@@ -1,0 +1,370 @@
+"""The life of a run: load, start or resume, evaluate, log, save, end.
+
+A run that was ended, by whatever, goes on with --resume as if it had never stopped. A checkpoint is
+written between two iterations, with the random numbers and the place in the data from which the
+next one starts. `config` are the settings of main.py, sft.py or experiments/expert_iteration.py.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import distributed
+import llms
+import utils
+from config import RunConfig
+from evaluator import RewardError, RewardEvaluator, get_evaluator
+from grpo import checkpoints, metrics, tracker, weights
+from grpo.checkpoints import RunEnds
+from grpo.rollout import Completion
+from grpo.timer import StageTimer
+from logs import jsonl
+from rl_datasets import DataLoader, default_eval_split, get_dataloaders
+from sampling import generation, vllm
+
+# So many iterations in a row without a finite gradient end a run.
+MAX_SKIPPED = 3
+MAX_VLLM_GAP = 0.1  # nats per token on average; bfloat16 alone gives up to 0.04
+# What the console shows of a line of a log.
+SHOWN = {
+    "loss": ".4f",
+    "reward": ".3f",
+    "accuracy": ".1%",
+    "accuracy_flexible": ".1%",
+    "kl": ".4f",
+    "response_length": ".1f",
+    "grad_norm": ".3f",
+}
+
+
+@dataclass
+class Run:
+    """What a script trains with, and how far it has come."""
+
+    config: RunConfig
+    model: PreTrainedModel  # the policy, sharded where there are several processes
+    tokenizer: PreTrainedTokenizerBase
+    train_loader: DataLoader
+    eval_loader: DataLoader
+    evaluator: RewardEvaluator
+    sampler: PreTrainedModel | vllm.VLLMSampler  # the policy itself, or a copy of its weights
+    base_model: PreTrainedModel | None  # the frozen reference, where there is one
+    timer: StageTimer
+
+    # Set by the script's `setup`.
+    optimizer: torch.optim.Optimizer | None = None  # None for --eval_only, which saves nothing
+    num_iterations: int = 0  # of the whole run
+    solutions: list[Completion] = field(default_factory=list)  # those that sft.py trains on
+
+    # How far it has come.
+    iteration: int = 0  # the last one: of rollout batches, updates of SFT, or expert iterations
+    step: int = 0  # the same, but for expert iteration its updates; logs count in steps
+    total_tokens: int = 0  # that were sampled, or trained on in supervised fine-tuning
+    saved_iteration: int | None = None  # of the newest checkpoint
+    skipped_in_a_row: int = 0  # iterations that have skipped an update, up to now
+    # When the run began (time.perf_counter); a resumed one takes off the seconds of before.
+    start: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
+        """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
+        utils.seed_everything(config.seed)
+        model, tokenizer = llms.get_llm_tokenizer(
+            config.model_name,
+            config.device,
+            gradient_checkpointing=config.gradient_checkpointing,
+        )
+        train_loader, eval_loader = get_dataloaders(
+            config.dataset_name,
+            tokenizer,
+            prompt=config.prompt,
+            dataset_path=config.dataset_path,
+            max_prompt_length=config.max_prompt_length,
+            seed=config.seed,
+            eval_split=config.eval_split,
+            eval_size=config.eval_size,
+        )
+        for split, loader in (("training", train_loader), (config.eval_split, eval_loader)):
+            dropped = f", {loader.dropped} dropped as too long" if loader.dropped else ""
+            print(f"{config.dataset_name}: {len(loader):,} {split} problems{dropped}")
+        longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
+        llms.check_positions(model, longest_prompt, config.max_completion_length)
+        with_adapters = config.lora_rank is not None
+        if config.sampler == "vllm":
+            max_length = longest_prompt + config.max_completion_length
+            sampler = vllm.VLLMSampler(model, config, max_length)
+            weights.refresh_sampler(sampler, model)
+        else:
+            sampler = weights.get_sampler(model, config.sampling_dtype, needs_copy=with_adapters)
+        if with_adapters:
+            weights.add_adapters(model, config.lora_rank, config.seed)
+        base_model = weights.get_base_model(model) if with_reference else None
+        evaluator = get_evaluator(
+            config.evaluator or train_loader.default_evaluator,
+            prompt=train_loader.prompt.name,
+            config=config,
+            reference=(base_model, tokenizer),  # --judge_type policy judges with it
+        )
+        evaluator.check_gold(train_loader.examples, eval_loader.examples)
+        return cls(
+            config=config,
+            model=weights.shard(model),
+            tokenizer=tokenizer,
+            train_loader=train_loader,
+            eval_loader=eval_loader,
+            evaluator=evaluator,
+            sampler=sampler,
+            base_model=base_model,
+            timer=StageTimer(model.device),
+        )
+
+    # --- What an iteration does -------------------------------------------------------------------
+
+    def iterations(self, evaluate_every: int, save_every: int) -> Iterator[int]:
+        """The numbers of the iterations that are left; the caller makes and logs each of them.
+
+        The model is evaluated before the first iteration, once every so many, and after the last
+        one. It is saved in the same way, but not before the first.
+        """
+
+        def is_due(every: int) -> bool:
+            return self.iteration % every == 0 or self.iteration == self.num_iterations
+
+        if self.saved_iteration is None:
+            self.evaluate()
+        for iteration in tqdm(
+            range(self.iteration + 1, self.num_iterations + 1),
+            initial=self.iteration,
+            total=self.num_iterations,
+            unit="iteration",
+            disable=None if distributed.is_main() else True,  # None: only on a terminal
+        ):
+            self.stop_if_asked()
+            self.iteration = iteration
+            yield iteration
+            if is_due(evaluate_every):
+                self.evaluate()
+            if is_due(save_every):
+                checkpoints.save(self)
+
+    def stop_if_asked(self) -> None:
+        """All: save, and end the run, if a signal has come to any process."""
+        asked = distributed.gather(list(_signals))
+        if not asked:
+            return
+        if self.saved_iteration != self.iteration:
+            checkpoints.save(self)
+        name = signal.Signals(asked[0]).name
+        raise RunEnds(
+            f"stopped by {name} after iteration {self.iteration}; --resume continues",
+            exit_code=128 + asked[0],  # as a shell reports it: 130 for Ctrl-C, 143 for SIGTERM
+        )
+
+    def sample(
+        self, examples: list[dict], num_samples: int, temperature: float
+    ) -> list[Completion]:
+        """num_samples consecutive completions of each example's prompt."""
+        generate = generation.generate
+        if isinstance(self.sampler, vllm.VLLMSampler):
+            generate = vllm.generate
+        with tqdm(
+            total=len(examples) * num_samples,
+            desc="sampling",
+            delay=10,
+            leave=False,
+            disable=None if distributed.is_main() else True,
+        ) as bar:
+            completions = generate(
+                self.sampler,
+                self.tokenizer,
+                [example["prompt"] for example in examples],
+                num_samples=num_samples,
+                max_completion_length=self.config.max_completion_length,
+                temperature=temperature,
+                stop_strings=self.train_loader.prompt.stop_strings,
+                max_concurrent_sequences=self.config.max_concurrent_sequences,
+                progress=bar.update,
+            )
+        for i, completion in enumerate(completions):
+            completion.example = examples[i // num_samples]
+        return completions
+
+    def reward(self, completions: list[Completion]) -> dict[str, float]:
+        """All: give each completion its reward, the parts of it, and the verdicts.
+
+        Returns:
+            what the evaluator counts beside that, over all processes.
+        """
+        counts = {}
+        means = {}
+        if completions:  # a process may have none
+            rewards = self.evaluator.compute_checked_rewards(
+                [completion.example for completion in completions],
+                [completion.text for completion in completions],
+            )
+            counts = rewards.counts
+            means = rewards.means
+            totals = self.evaluator.total(rewards).tolist()
+            parts = rewards.per_function.tolist()
+            for i, completion in enumerate(completions):
+                completion.reward = totals[i]
+                completion.details = dict(rewards.details[i])
+                for name, value in zip(self.evaluator.reward_names, parts[i], strict=True):
+                    completion.details[f"rewards/{name}"] = value
+        total_counts = metrics.add_up(distributed.gather([counts]))
+        return total_counts | metrics.average(distributed.gather([means]))
+
+    def evaluate(self) -> dict[str, float]:
+        """All: complete and reward every problem of the evaluation, and log what comes of it.
+
+        Random numbers are drawn from a seed for evaluations, and training's are restored.
+        """
+        start = time.perf_counter()
+        config = self.config
+        examples = distributed.share(list(self.eval_loader))
+        with utils.isolated_seed(config.seed):
+            completions = self.sample(examples, config.eval_samples, config.eval_temperature)
+        reward_metrics = self.reward(completions)
+        records = distributed.gather([completion.record() for completion in completions])
+        self.write_transcript("eval", self.step, records)
+        row = metrics.evaluation_metrics(records, config.eval_samples) | reward_metrics
+        row["time/total"] = time.perf_counter() - start
+        self.write("eval", row)
+        return row
+
+    # --- Logs -------------------------------------------------------------------------------------
+
+    def log_iteration(self, row: dict[str, float], completions: list[Completion]) -> None:
+        """All: log an iteration of GRPO: what was sampled in it, and what its updates did.
+
+        Args:
+            row: the metrics of the updates and of the rewards, the same in every process.
+            completions: those of this process.
+        """
+        records = []
+        for completion in completions:
+            records.append(completion.record() | {"advantage": completion.advantage})
+        records = distributed.gather(records)
+        row = {"epoch": self.train_loader.state_dict()["epoch"]} | row
+        row |= metrics.iteration_metrics(records, self.config.group_size)
+        row["sampled_tokens"] = sum(record["length"] for record in records)
+        self.write_transcript("rollouts", self.iteration, records)
+        self.log_update(row, row["sampled_tokens"])
+        if self.config.sampler == "vllm" and not row.get("sampling_logp_gap", 0) <= MAX_VLLM_GAP:
+            raise RunEnds(
+                f"vLLM's log-probs differ from the policy's by {row['sampling_logp_gap']:.2g} nats"
+                " on average, so it samples from another distribution; use --sampler torch"
+            )
+
+    def log_update(self, row: dict[str, float], num_tokens: int) -> None:
+        """All: log a step, and end a run that has skipped its updates too often.
+
+        Args:
+            num_tokens: how many tokens were sampled, or trained on in supervised fine-tuning.
+        """
+        self.step += 1
+        self.total_tokens += num_tokens
+        self.write("train", row | self.timer.flush())
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if row["skipped_updates"] else 0
+        if self.skipped_in_a_row == MAX_SKIPPED:
+            raise RunEnds(
+                f"in {MAX_SKIPPED} iterations in a row an update was skipped, because its loss or"
+                " gradient was not finite: the run has diverged; lower --learning_rate, and start"
+                " again from a checkpoint"
+            )
+
+    def write_transcript(self, folder: str, number: int, records: list[dict]) -> None:
+        """Write rollouts/step_000010.jsonl or eval/step_000100.jsonl, whole or not at all."""
+        if distributed.is_main():
+            jsonl.write(self.config.output_dir / folder / f"step_{number:06d}.jsonl", records)
+
+    def write(self, log: str, row: dict[str, float]) -> None:
+        """Write a line of train_log.jsonl or eval_log.jsonl, and print its main numbers."""
+        if not distributed.is_main():
+            return
+        row = {"step": self.step} | row
+        row["total_tokens"] = self.total_tokens
+        row["elapsed"] = time.perf_counter() - self.start
+        jsonl.append(self.config.output_dir / f"{log}_log.jsonl", row)
+        tracker.send(self.config, log, row)
+
+        title = f"step {self.step}"
+        if log == "eval":
+            title = f"evaluation at step {self.step} (n = {row['n']}, {self.config.eval_split})"
+        columns = [f"{name} {row[name]:{form}}" for name, form in SHOWN.items() if name in row]
+        tqdm.write(" | ".join([title, *columns, f"{row['time/total']:.2f} s"]))
+        if row.get("skipped_updates"):
+            tqdm.write("warning: an update was skipped, because its gradient is not finite")
+
+
+# --- From the command line to the exit code -------------------------------------------------------
+
+_signals = []  # those that have asked this process to stop
+
+
+def run_to_the_end(
+    config: RunConfig,
+    setup: Callable[[RunConfig], Run],
+    train: Callable[[RunConfig, Run], None],
+) -> int:
+    """The life of a script: claim its directory, set up, start or resume, train, and leave.
+
+    Returns:
+        The exit code. 0: the run is done. 1: it cannot go on. 2: something that the user gave is
+        wrong, a reward function included. 130, 143: a signal stopped it. A bug has its traceback.
+    """
+    _signals.clear()
+    try:
+        distributed.init(config.device)
+        config = resolve(config)
+        lock = checkpoints.lock_directory(config)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, ask_to_stop)
+        run = setup(config)
+        distributed.barrier()  # no process trains before all are ready
+        if config.resume:
+            checkpoints.resume(run)
+        if distributed.is_main():
+            checkpoints.write_args(run)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    exit_code = 0
+    try:
+        train(config, run)
+        print(f"done: plot it with python plotter.py --log_dir {config.output_dir}")
+    except RunEnds as end:
+        if distributed.is_main():
+            print(end, file=sys.stderr)
+        exit_code = end.exit_code
+    except RewardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        exit_code = 2
+    lock.release()
+    return distributed.finish(exit_code)
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The settings with the defaults that depend on this machine or on the data set filled in.
+
+    With --resume they come from args.json, which other nodes may not see. So all processes take
+    those of the first one.
+    """
+    eval_split = config.eval_split or default_eval_split(config.dataset_name, config.dataset_path)
+    device = llms.resolve_device(config.device)
+    return distributed.from_main(replace(config, device=device, eval_split=eval_split))
+
+
+def ask_to_stop(number: int, frame=None) -> None:
+    """Note the signal, for the end of this iteration; a second one ends the process at once."""
+    _signals.append(number)
+    if distributed.is_main():
+        print("stopping after this iteration", file=sys.stderr, flush=True)
+    if distributed.world_size() == 1:  # torchrun hands on a SIGTERM that processes have got already
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,252 @@
+"""The policy's weights: the reference, the sampler's copy, shards, adapters, and the disk."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import MethodType
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from transformers import PreTrainedModel
+
+import distributed
+import llms
+import utils
+
+# --- Copies and shards ----------------------------------------------------------------------------
+
+
+def get_base_model(model: PreTrainedModel) -> "PreTrainedModel | WithoutAdapters":
+    """The frozen reference policy: a copy of the model that is never updated.
+
+    Of a model with adapters it is the model while they are switched off. A copy is split over the
+    processes, if there are several. Where autocast would round the weights of the decoder layers'
+    linear maps in every pass, they are bfloat16 from the beginning.
+    """
+    if has_adapters(model):
+        return WithoutAdapters(model)
+    linear_weights = []
+    if utils.has_autocast(model.device):
+        linear_weights = weights_that_autocast_rounds(model)
+    return shard(_frozen_copy(model, linear_weights))
+
+
+def weights_that_autocast_rounds(model: PreTrainedModel) -> list[Tensor]:
+    """The weights and biases of the linear maps in the decoder layers."""
+    weights = []
+    for module in model.get_decoder().layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            weights += module.parameters(recurse=False)
+    return weights
+
+
+def _frozen_copy(model: PreTrainedModel, in_bfloat16: list[Tensor]) -> PreTrainedModel:
+    """A copy that is never updated, some of whose weights are rounded to bfloat16.
+
+    Buffers stay float32: rounded rotary frequencies would stand for other positions.
+    """
+    ids_in_bfloat16 = {id(weight) for weight in in_bfloat16}
+    copies = {}
+    for weight in model.parameters():
+        dtype = torch.bfloat16 if id(weight) in ids_in_bfloat16 else weight.dtype
+        weight_copy = weight.detach().to(dtype, copy=True)
+        copies[id(weight)] = torch.nn.Parameter(weight_copy, requires_grad=False)
+    return copy.deepcopy(model, copies).eval()  # deepcopy takes what was copied already from there
+
+
+def get_sampler(
+    model: PreTrainedModel, dtype: str = "auto", needs_copy: bool = False
+) -> PreTrainedModel:
+    """The model that samples: the policy itself, or a copy of it.
+
+    Of several processes each has a whole copy. They make unequal numbers of decoding steps, which a
+    sharded model cannot do.
+
+    Args:
+        dtype: "float32"; "bfloat16", for which a copy is made; or "auto", which is bfloat16 on
+            CUDA, where that is faster, and float32 elsewhere.
+        needs_copy: whether the policy will get adapters, which are merged into the copy.
+    """
+    is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.has_autocast(model.device))
+    if not (is_bfloat16 or needs_copy or distributed.world_size() > 1):
+        return model
+    return _frozen_copy(model, list(model.parameters()) if is_bfloat16 else [])
+
+
+@torch.no_grad()
+def refresh_sampler(sampler, model: PreTrainedModel) -> None:
+    """Give a sampling copy the policy's present weights."""
+    if sampler is model:
+        return
+    if not isinstance(sampler, PreTrainedModel):  # vLLM
+        sampler.load_weights(merged_weights(model))
+    elif has_adapters(model):
+        for name, layer in adapted_layers(model).items():
+            sampler.get_submodule(name).weight.copy_(merged_weight(layer))
+    elif distributed.world_size() > 1:
+        for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
+            copied.copy_(distributed.full_tensor(weight.to(copied.dtype)))
+    else:
+        torch._foreach_copy_(list(sampler.parameters()), list(model.parameters()))
+
+
+def shard(model: PreTrainedModel) -> PreTrainedModel:
+    """Split weights, gradients and optimiser states over the processes, by FSDP2.
+
+    On one process nothing changes. A layer's weights are gathered just before it runs, and freed
+    after it. Its gradient is summed over the processes and not averaged, since each process's loss
+    is its share of the whole update's loss.
+
+    On CUDA the decoder layers are gathered in bfloat16, to which autocast would cast them anyway.
+    The residual stream, the embedding, the output layer, the sum of the gradients and the master
+    weights stay float32.
+
+    A model with adapters stays whole in every process, and `distributed.sum_gradients` adds up the
+    gradients of the adapters.
+    """
+    if distributed.world_size() == 1 or has_adapters(model):
+        return model
+    mesh = init_device_mesh(model.device.type, (distributed.world_size(),))
+    if mesh.device_type == "cuda" and utils.has_bfloat16():
+        layer_policy = MixedPrecisionPolicy(
+            torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    else:
+        layer_policy = MixedPrecisionPolicy()
+    for layer in model.get_decoder().layers:
+        _shard_module(layer, mesh, layer_policy)
+    embedding = model.get_input_embeddings()
+    if embedding.weight is not model.get_output_embeddings().weight:
+        _shard_module(embedding, mesh, MixedPrecisionPolicy())  # it is freed again after its use
+    _shard_module(model, mesh, MixedPrecisionPolicy())
+    # The loss calls model.per_token_logps and not forward. FSDP2 gathers the embedding, the last
+    # norm and the output layer for registered methods only.
+    model.per_token_logps = MethodType(utils.per_token_logps_of_unsharded, model)
+    register_fsdp_forward_method(model, "per_token_logps")
+    return model
+
+
+def _shard_module(
+    module: torch.nn.Module, mesh: DeviceMesh, mp_policy: MixedPrecisionPolicy
+) -> None:
+    """Split a module's weights over the processes; its gradient is a sum."""
+    fully_shard(module, mesh=mesh, mp_policy=mp_policy, reshard_after_forward=True)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_gradient_divide_factor(1.0)
+
+
+# --- LoRA (arXiv:2106.09685), through peft --------------------------------------------------------
+
+# Adapters are multiplied by ALPHA / rank, with which the best learning rate hardly depends on the
+# rank: about ten times that of full training (https://thinkingmachines.ai/blog/lora/).
+LORA_ALPHA = 32
+
+
+def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> None:
+    """Freeze the model, and give every linear map of its decoder an adapter.
+
+    Where autocast would round the weights of these maps in every pass, they become bfloat16 once
+    and for all.
+
+    Args:
+        seed: of the adapters, which are the same in all processes.
+    """
+    from peft import LoraConfig
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules="all-linear"))
+    if utils.has_autocast(model.device):
+        for layer in adapted_layers(model).values():
+            layer.base_layer.to(torch.bfloat16)
+    model.train()
+    num_trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    print(f"LoRA of rank {rank}: {num_trained:,} weights are trained")
+
+
+class WithoutAdapters:
+    """The reference of a model with adapters: the model itself, while they are switched off."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+    def __call__(self, *args, **kwargs):
+        return self._run(self.model, *args, **kwargs)
+
+    def get_decoder(self) -> Callable:
+        return partial(self._run, self.model.get_decoder())
+
+    def _run(self, module: torch.nn.Module, *args, **kwargs):
+        self.model.disable_adapters()
+        try:
+            return module(*args, **kwargs)
+        finally:
+            self.model.enable_adapters()
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    return bool(adapted_layers(model))
+
+
+def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """The linear maps that have an adapter, by their names in the model."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def merged_weight(layer: torch.nn.Module) -> Tensor:
+    """The weight of a linear map with its adapter added, in float32."""
+    return layer.base_layer.weight.float() + layer.get_delta_weight("default").float()
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights under the names of a model without adapters, and none that is tied."""
+    layers = adapted_layers(model)
+    for name, weight in model.state_dict().items():
+        if ".lora_" in name or name in model.all_tied_weights_keys:
+            continue
+        name = name.replace(".base_layer.", ".")
+        layer = layers.get(name.removesuffix(".weight"))
+        yield name, weight if layer is None else merged_weight(layer)
+
+
+# --- On the disk ----------------------------------------------------------------------------------
+
+
+def save(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None) -> None:
+    """Write a directory that loads as --model_name.
+
+    With adapters these are merged in, and folder/adapter has them in peft's own files.
+
+    Args:
+        weights: all of them, of a sharded model; None: the model's own.
+    """
+    if not has_adapters(model):
+        model.save_pretrained(folder, state_dict=weights)
+        return
+    with torch.device("meta"):
+        plain_model = type(model)(model.config)
+    plain_model.generation_config = model.generation_config
+    merged = {name: weight.float().cpu() for name, weight in merged_weights(model)}
+    plain_model.save_pretrained(folder, state_dict=merged)
+    model.save_pretrained(folder / "adapter")
+
+
+def read_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The trained weights that `save` has written, under the names that they have in `model`."""
+    if has_adapters(model):
+        from peft.utils import load_peft_weights
+
+        saved = load_peft_weights(folder / "adapter", device="cpu")
+        return {
+            name.removeprefix("base_model.model.").replace(".weight", ".default.weight"): weight
+            for name, weight in saved.items()
+        }
+    # transformers saves some weights under other names than a model has for them, or several
+    # together as one. Only its own way of loading knows which.
+    return llms.load_model(folder, copy.deepcopy(model.config)).state_dict()
