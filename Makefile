@@ -1,33 +1,24 @@
 # make demo       install, train the built-in tiny model with GRPO, plot the run
-# make test       install, lint, run the tests (under three minutes on 2 cores)
-# make test-slow  the tests that take longer (under fifteen minutes)
-# make lint       what ruff finds; make format: let ruff lay the code out
-# make lock       write requirements.lock anew after a change to requirements.txt or requirements-dev.txt (needs uv)
+# make test       install, lint, run the fast tests; make test-slow: the others
 # make exercise   a copy of the repository in output/exercise whose compute_loss is yours to write
 # make test-exercise   judge it in three stages, each when the one before is green
+# make lock       write .ci/requirements.lock anew (needs uv); make format: let ruff lay the code out
 PYTHON = .venv/bin/python
 DEMO = output/demo
 EXERCISE = output/exercise
 # Two workers of one thread each, which is faster than one of two.
 PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist worksteal
+LOCK = .ci/requirements.lock
 
-# Where there is uv, it installs: many times faster than pip, without python3-venv, and with a Python of its own
-# if none here will do. `auto` is the build of torch for this machine's GPU or CPU; `make demo TORCH_BUILD=` leaves
-# the choice to the index. That is also tried where PyTorch's own index cannot be reached, and pip where uv fails.
-# pip takes the CPU build if README's PIP_EXTRA_INDEX_URL is set.
+# uv installs where it is there: many times faster than pip, and with the build of torch for this machine's GPU or CPU.
 ifneq ($(shell command -v uv),)
-TORCH_BUILD = --torch-backend=auto
-MAKE_VENV = [ -x $(PYTHON) ] || uv venv --python ">=3.11,<3.15"
-UV = uv pip install --python $(PYTHON)
-install = $(UV) $(TORCH_BUILD) $(1) || \
-	{ echo "uv has failed; trying without $(TORCH_BUILD)"; $(UV) $(1); } || \
-	{ echo "uv has failed; trying pip"; $(PYTHON) -m ensurepip && $(PYTHON) -m pip install $(1); }
+VENV = uv venv --allow-existing --python ">=3.11,<3.15"
+INSTALL = uv pip install --torch-backend=auto --python $(PYTHON) -c $(LOCK)
 else
-CHECK_PYTHON = import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("error: python3 is " + \
-	sys.version.split()[0] + ", but 3.11 to 3.14 is needed; install uv, which brings one, and run make again")
-MAKE_VENV = [ -x .venv/bin/pip ] || { python3 -c '$(CHECK_PYTHON)' && python3 -m venv .venv; }
-install = $(PYTHON) -m pip install $(1)
+VENV = python3 -m venv .venv && $(PYTHON) -m pip install --quiet --upgrade "pip>=25.1"  # which knows --group
+INSTALL = $(PYTHON) -m pip install -c $(LOCK)
 endif
+NO_INDEX = { echo "error: the packages could not be installed (is the index reachable? see above)" >&2; exit 1; }
 
 .PHONY: demo test test-slow lint format exercise test-exercise lock
 demo: .venv/installed
@@ -65,21 +56,19 @@ test-exercise:
 		echo "Stage $$stage is green."; \
 	done; echo "All three stages are green: your compute_loss does all that the project's own does."
 
-# These files remember that .venv has the versions of requirements.lock.
-.venv/installed: requirements.txt requirements.lock
-	@$(MAKE_VENV)
-	$(call install,-r requirements.txt -c requirements.lock)
+# These files remember that .venv has the versions of the lock.
+.venv/installed: requirements.txt $(LOCK)
+	$(VENV)
+	$(INSTALL) -r requirements.txt || $(NO_INDEX)
 	touch $@
 
-.venv/installed-dev: requirements.txt requirements-dev.txt requirements.lock
-	@$(MAKE_VENV)
-	$(call install,-r requirements-dev.txt -c requirements.lock)
+.venv/installed-dev: requirements.txt pyproject.toml $(LOCK)
+	$(VENV)
+	$(INSTALL) -r requirements.txt --group dev || $(NO_INDEX)
 	touch .venv/installed $@
 
-# Versions stay where they still fit; delete requirements.lock before, and all are the newest. CUDA's packages are
-# left out: each build of torch asks for its own.
+# CUDA's packages are left out of the lock: each build of torch asks for its own.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		--output-file requirements.lock requirements-dev.txt
-	grep -vE "^(cuda|nvidia|triton)" requirements.lock > requirements.lock.new
-	mv requirements.lock.new requirements.lock
+		requirements.txt --group dev | grep -vE "^(cuda|nvidia|triton)" > $(LOCK).new
+	mv $(LOCK).new $(LOCK)

@@ -6,16 +6,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from packaging.requirements import Requirement
 
-from config import DATASETS, GRPOConfig, parse
+from config import GRPOConfig, parse
+from rl_datasets import DATASETS
 
 README = (ROOT / "README.md").read_text("utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / "docs" / "CONTRIBUTING.md").read_text("utf-8")
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
 
 
@@ -111,12 +113,13 @@ def requirements_in(name):
 def test_the_lock_has_versions_in_range_of_every_requirement():
     """A package that the lock lacks would be installed in any version."""
     locked_versions = {}
-    for requirement in requirements_in("requirements.lock"):
+    for requirement in requirements_in(".ci/requirements.lock"):
         (pin,) = requirement.specifier
         assert pin.operator == "=="
         # Systems or Pythons may have versions of their own.
         locked_versions.setdefault(requirement.name, []).append(pin.version)
-    requirements = requirements_in("requirements.txt") + requirements_in("requirements-dev.txt")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    requirements = requirements_in("requirements.txt") + [Requirement(r) for r in groups["dev"]]
     assert len(requirements) > 10
     for requirement in requirements:
         assert requirement.name in locked_versions
@@ -126,7 +129,7 @@ def test_the_lock_has_versions_in_range_of_every_requirement():
 
 def test_the_lock_suits_every_build_of_torch():
     """A pin of a CUDA package excludes builds for another CUDA, and "+cpu" all but one."""
-    for requirement in requirements_in("requirements.lock"):
+    for requirement in requirements_in(".ci/requirements.lock"):
         assert not requirement.name.startswith(("cuda", "nvidia", "triton"))
         assert "+" not in str(requirement.specifier)
 
@@ -164,14 +167,14 @@ def edited_copy(tmp_path_factory):
     reward, loss = python_blocks(README)
     (loader,) = python_blocks(CONTRIBUTING)
     (folder / "my_rewards.py").write_text(reward)
-    for name, code in (("rl_datasets.py", loader), ("losses.py", loss)):
-        with open(folder / name, "a") as file:
-            file.write(f"\n\n{code}")
+    (folder / "my_losses.py").write_text(loss)
+    with open(folder / "rl_datasets.py", "a") as file:
+        file.write(f"\n\n{loader}")
     return folder
 
 
 def test_the_examples_pass_the_lint(edited_copy):
-    names = ["my_rewards.py", "rl_datasets.py", "losses.py"]
+    names = ["my_rewards.py", "rl_datasets.py", "my_losses.py"]
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for command in (["check"], ["format", "--check", "--diff"]):
         run = run_in(edited_copy, ruff, *command, "--no-cache", *names)
@@ -183,7 +186,7 @@ def test_the_examples_train(edited_copy):
     """All three at once, and the log has what they add."""
     command = (
         "main.py --model_name tiny/0.1m --dataset_name sums --evaluator my_rewards.py:short"
-        " --loss_type soft"
+        " --loss_type my_losses.py:soft"
         " --num_train_iters 2 --rollout_batch_size 16 --max_completion_length 8"
         " --learning_rate 1e-4 --output_dir output/run"
     )
