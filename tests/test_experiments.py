@@ -1,14 +1,8 @@
 """The experiments' scripts, at tiny scale."""
 
-import hashlib
-import io
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import ROOT, run_flags
@@ -17,7 +11,6 @@ import generate_gold
 import main
 import plotter
 import sft
-from experiments import archive
 from logs import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -107,150 +100,6 @@ def test_what_a_run_changed_is_said_in_words(tmp_path, capsys):
         "\n--- step_999990\n?\n33 - 11 = 1\n"
         "\n--- step_1000000\n33 * 4 = 120 + 12 = 132\n132 + 1 = 134\n"
     )
-
-
-@pytest.fixture
-def packed_study(tmp_path, monkeypatch):
-    """The folder of a study that was packed, with its runs and its page."""
-    monkeypatch.setattr(archive, "STUDIES", tmp_path)
-    folder = tmp_path / "a"
-    (folder / "base_seed0" / "eval").mkdir(parents=True)
-    (folder / "base_seed0" / "args.json").write_bytes(b'{"rate": 1}\r\n')
-    (folder / "base_seed0" / "eval" / "step_000001.jsonl").write_bytes(bytes(range(256)))
-    (folder / "cases.jsonl").write_text("{}\n", "utf-8")
-    (folder / "README.md").write_text("page", "utf-8")
-    archive.pack("a")
-    return folder
-
-
-def files_in(folder):
-    """{path: content} of the files that are not hidden, without the archive."""
-    files = {}
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.name.startswith(".") and path.name != archive.ARCHIVE:
-            files[str(path.relative_to(folder))] = path.read_bytes()
-    return files
-
-
-def remove_runs(folder):
-    """Leave what a clone has: the page and the archive."""
-    shutil.rmtree(folder / "base_seed0")
-    (folder / "cases.jsonl").unlink()
-    (folder / archive.STAMP).unlink()
-
-
-def test_a_study_is_packed_and_unpacked_byte_for_byte(packed_study):
-    files = files_in(packed_study)
-    assert len(files) == 4
-    remove_runs(packed_study)
-    (packed_study / "README.md").write_text("a newer page", "utf-8")
-    assert archive.main(["unpack"]) == 0
-    assert files_in(packed_study) == files | {"README.md": b"a newer page"}
-
-
-def test_the_same_runs_give_the_same_archive(packed_study):
-    packed = (packed_study / archive.ARCHIVE).read_bytes()
-    os.utime(packed_study / "base_seed0" / "args.json", (1, 1))
-    (packed_study / "base_seed0" / "args.json").chmod(0o600)
-    assert archive.main(["pack"]) == 0
-    assert (packed_study / archive.ARCHIVE).read_bytes() == packed
-
-
-def test_a_study_is_unpacked_once(packed_study):
-    """A run that was changed later must not be lost, and the archive is not even read again."""
-    remove_runs(packed_study)
-    archive.unpack("a")
-    args = packed_study / "base_seed0" / "args.json"
-    args.write_text("changed", "utf-8")
-    (packed_study / archive.ARCHIVE).unlink()
-    archive.unpack("a")
-    assert args.read_text("utf-8") == "changed"
-
-
-def test_a_newer_archive_replaces_the_runs_of_the_older_one(packed_study):
-    """As after a git pull. A run that is not in the archive stays."""
-    (packed_study / archive.STAMP).write_text("the checksum of an older archive", "utf-8")
-    (packed_study / "base_seed0" / "old.json").write_text("{}", "utf-8")
-    (packed_study / "mine_seed0").mkdir()
-    archive.unpack("a")
-    assert not (packed_study / "base_seed0" / "old.json").exists()
-    assert (packed_study / "mine_seed0").exists()
-
-
-def test_a_damaged_archive_is_refused(packed_study, capsys):
-    remove_runs(packed_study)
-    files = files_in(packed_study)
-    path = packed_study / archive.ARCHIVE
-    packed = path.read_bytes()
-    path.write_bytes(packed[:-1] + bytes([packed[-1] ^ 1]))
-    assert archive.main(["unpack", "a"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert str(path) in error and "checksum" in error
-    assert files_in(packed_study) == files
-    path.unlink()
-    assert archive.main(["unpack", "a"]) == 2
-    assert archive.main(["unpack", "unknown"]) == 2
-
-
-def test_an_unsafe_archive_is_refused(packed_study, capsys):
-    """A file of the archive could otherwise be written outside the folder of the study."""
-    remove_runs(packed_study)
-    files = files_in(packed_study)
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz") as unsafe:
-        unsafe.addfile(tarfile.TarInfo("run/args.json"))
-        unsafe.addfile(tarfile.TarInfo("../../outside"))
-    (packed_study / archive.ARCHIVE).write_bytes(packed.getvalue())
-    archive.write_checksum("a", hashlib.sha256(packed.getvalue()).hexdigest())
-    assert archive.main(["unpack", "a"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "outside" in error
-    assert files_in(packed_study) == files
-    assert not (packed_study.parent.parent / "outside").exists()
-    assert not (packed_study / archive.TEMPORARY).exists()
-
-
-def test_several_processes_unpack_at_the_same_time(packed_study, monkeypatch):
-    """As two pytest workers do on a fresh clone: one of them unpacks, and the others wait.
-
-    Threads stand for the processes here, because a lock belongs to an open file.
-    """
-    files = files_in(packed_study)
-    opened = []
-    open_archive = tarfile.open
-
-    def counting_open(*args, **kwargs):
-        opened.append(kwargs)
-        return open_archive(*args, **kwargs)
-
-    monkeypatch.setattr(tarfile, "open", counting_open)
-    for _ in range(5):
-        remove_runs(packed_study)
-        opened.clear()
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(archive.unpack, ["a"] * 4))
-        assert files_in(packed_study) == files
-        assert len(opened) == 1
-
-
-def test_packing_does_not_lose_runs_that_were_not_unpacked(packed_study, capsys):
-    remove_runs(packed_study)
-    (packed_study / "new_seed0").mkdir()
-    (packed_study / "new_seed0" / "args.json").write_text("{}", "utf-8")
-    packed = (packed_study / archive.ARCHIVE).read_bytes()
-    assert archive.main(["pack", "a"]) == 2
-    assert "unpack a" in capsys.readouterr().err
-    assert (packed_study / archive.ARCHIVE).read_bytes() == packed
-
-
-def test_every_archive_has_its_checksum():
-    checksums = archive.read_checksums()
-    archives = ROOT.glob(f"experiments/*/{archive.ARCHIVE}")
-    assert set(checksums) == {path.parent.name for path in archives}
-    for study, checksum in checksums.items():
-        packed = (ROOT / "experiments" / study / archive.ARCHIVE).read_bytes()
-        assert hashlib.sha256(packed).hexdigest() == checksum, study
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path, monkeypatch):
