@@ -11,7 +11,6 @@ import argparse
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -38,14 +37,15 @@ FAMILIES = {"Qwen2.5-Math-1.5B": GRPO, "OLMo-2-1B": SFT, "another model": "#009E
 SMOLLM2 = "#CC79A7"
 
 curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
-curves["careful_share"] = curves["careful"] / (curves["careful"] + curves["direct"])
+hard_steps = curves["careful"] + curves["direct"]
+curves["careful_share"] = curves["careful"] / hard_steps
+# All shares are drawn in per cent.
+curves[["accuracy", "careful_share", "distinct_2_batch"]] *= 100
 test = pd.read_csv(FOLDER / "test.csv")
+test["accuracy"] *= 100
 choices = pd.read_csv(FOLDER / "choices.csv")
 public = pd.read_csv(FOLDER / "public.csv")
 measures = pd.read_csv(FOLDER / "measures.csv")
-
-
-# --- What the figures share -----------------------------------------------------------------------
 
 
 def new_figure(num_rows, num_columns, height):
@@ -61,9 +61,9 @@ def by_seed(study, arm, column, split="train"):
 
 
 def accuracies_on_test(study, arm):
-    """In per cent: of each seed at the learning rate that suits the arm best."""
+    """Of each seed, at the learning rate that suits the arm best."""
     rows = test.query("study == @study and arm == @arm and best == 1 and temperature == 0")
-    return 100 * rows["accuracy"]
+    return rows["accuracy"]
 
 
 def smooth(seeds):
@@ -83,17 +83,20 @@ def draw(ax, seeds, color, linestyle="-", **style):
 
 def name_curve(ax, seeds, name, color, above=0):
     """Write a name beside the end of a curve, or so many printer's points above it."""
-    end = (seeds.index[-1], seeds.iloc[-1].mean())
-    ax.annotate(name, end, (5, above), textcoords="offset points", color=color, va="center")
+    x = seeds.index[-1]
+    y = seeds.iloc[-1].mean()
+    write_beside(ax, x, y, name, color, above)
+
+
+def write_beside(ax, x, y, text, color, above=0):
+    style = {"textcoords": "offset points", "color": color, "va": "center"}
+    ax.annotate(text, (x, y), (5, above), **style)
 
 
 def describe(ax, title, unit, lowest=None, highest=None):
     ax.set_title(title, loc="left")
     ax.set_ylabel(unit)
     ax.set_ylim(lowest, highest)
-
-
-# --- Training -------------------------------------------------------------------------------------
 
 
 def draw_training():
@@ -118,23 +121,24 @@ def draw_training():
 
 def draw_reward(axes, arm, color, maximum):
     """All curves of the runs with one reward, which is at most `maximum`."""
-    accuracy, careful, reward, entropy, kl, length = axes
-    draw(accuracy, 100 * by_seed("dynamics", arm, "accuracy", "validation"), color)
-    draw(careful, 100 * by_seed("dynamics", arm, "careful_share", "validation"), color)
-    draw(reward, 100 / maximum * smooth(by_seed("dynamics", arm, "reward")), color)
-    evaluated = by_seed("dynamics", arm, "reward", "validation").mean(axis="columns")
-    reward.plot(100 / maximum * evaluated, "o", color=color, markerfacecolor="white")
-    draw(entropy, smooth(by_seed("dynamics", arm, "entropy")), color)
-    draw(kl, smooth(by_seed("dynamics", arm, "kl_per_token")), color)
-    draw(length, smooth(by_seed("dynamics", arm, "response_length")), color)
-
-
-# --- Sizes ----------------------------------------------------------------------------------------
+    accuracy, careful, reward, *of_samples = axes
+    draw(accuracy, by_seed("dynamics", arm, "accuracy", "validation"), color)
+    draw(careful, by_seed("dynamics", arm, "careful_share", "validation"), color)
+    percent = 100 / maximum
+    rewards = by_seed("dynamics", arm, "reward")
+    draw(reward, percent * smooth(rewards), color)
+    evaluated = by_seed("dynamics", arm, "reward", "validation")
+    means = evaluated.mean(axis="columns")
+    reward.plot(percent * means, "o", color=color, markerfacecolor="white")
+    columns = ("entropy", "kl_per_token", "response_length")
+    for ax, column in zip(of_samples, columns, strict=True):
+        seeds = by_seed("dynamics", arm, column)
+        draw(ax, smooth(seeds), color)
 
 
 def draw_scaling():
     figure, (by_iteration, by_size) = new_figure(1, 2, 3.2)
-    draw_size(by_iteration, by_size, "scaling", "0.1m", "0.1m_before", "0.1m")
+    draw_size(by_iteration, by_size, "scaling", "0.1m", "0.1m_before", "0.1m", 4)
     draw_size(by_iteration, by_size, "scaling", "0.3m", "0.3m_before", "0.3m")
     draw_size(by_iteration, by_size, "dynamics", "grpo", "before", "1m", -5)
     draw_size(by_iteration, by_size, "scaling", "3m", "3m_before", "3m", 5)
@@ -152,7 +156,7 @@ def draw_scaling():
 
 def draw_size(by_iteration, by_size, study, arm, before, name, above=0):
     color = SIZES[name]
-    seeds = 100 * by_seed(study, arm, "accuracy", "validation")
+    seeds = by_seed(study, arm, "accuracy", "validation")
     draw(by_iteration, seeds, color, marker="o")
     name_curve(by_iteration, seeds, name, color, above)
     accuracies = accuracies_on_test(study, arm)
@@ -160,9 +164,6 @@ def draw_size(by_iteration, by_size, study, arm, before, name, above=0):
     by_size.plot(parameters, accuracies, "o", color=color)
     start = accuracies_on_test(study, before)
     by_size.plot(parameters.iloc[:1], start, "o", color=color, markerfacecolor="white")
-
-
-# --- SFT ------------------------------------------------------------------------------------------
 
 
 def draw_sft():
@@ -174,8 +175,7 @@ def draw_sft():
 
 def draw_solutions(ax):
     """Accuracy on test by the number of solutions, beside GRPO's."""
-    runs = test.query("study == 'sft' and best == 1").copy()
-    runs["accuracy"] *= 100
+    runs = test.query("study == 'sft' and best == 1")
     # The largest set has five times the updates, so no line leads to it.
     largest = runs.query("examples == 10_000")
     others = runs.query("examples < 10_000")
@@ -184,12 +184,13 @@ def draw_solutions(ax):
     ax.plot(careful["examples"], careful["accuracy"], "o", color=SFT)
     ax.plot(direct["examples"], direct["accuracy"], "s", color=SFT)
     ax.plot(largest["examples"], largest["accuracy"], "s", color=SFT, markerfacecolor="none")
-    ax.plot(careful.groupby("examples")["accuracy"].mean(), "-", color=SFT)
-    ax.plot(direct.groupby("examples")["accuracy"].mean(), "--", color=SFT)
-    demo = accuracies_on_test("dynamics", "grpo")
-    ax.axhspan(demo.min(), demo.max(), color=GRPO, alpha=0.2, linewidth=0)
-    baseline = accuracies_on_test("rates", "base")
-    ax.axhspan(baseline.min(), baseline.max(), color=GRPO, alpha=0.2, linewidth=0)
+    careful_means = careful.groupby("examples")["accuracy"].mean()
+    direct_means = direct.groupby("examples")["accuracy"].mean()
+    ax.plot(careful_means, "-", color=SFT)
+    ax.plot(direct_means, "--", color=SFT)
+    for study, arm in (("dynamics", "grpo"), ("rates", "base")):
+        seeds = accuracies_on_test(study, arm)
+        ax.axhspan(seeds.min(), seeds.max(), color=GRPO, alpha=0.2, linewidth=0)
     start = accuracies_on_test("dynamics", "before")
     ax.axhline(start.item(), color=BEFORE_TRAINING, linestyle=":")
     ax.set_xscale("log")
@@ -207,7 +208,7 @@ def draw_solutions(ax):
 
 def draw_worth(ax):
     """The baseline of GRPO by iteration, and at which of them it has the accuracy of SFT."""
-    grpo = 100 * by_seed("exchange", "grpo", "accuracy", "validation")
+    grpo = by_seed("exchange", "grpo", "accuracy", "validation")
     draw(ax, grpo, GRPO, linewidth=2)
     ax.text(32, 51, "GRPO, the baseline", color=GRPO)
     draw_end_of_sft(ax, "direct10", "")
@@ -225,21 +226,16 @@ def draw_worth(ax):
 
 
 def draw_end_of_sft(ax, arm, name):
-    values = measures.query("study == 'sft' and run == @arm").set_index("measure")
-    accuracy = 100 * values["value"]["accuracy on validation where SFT ends"]
-    worth = values.loc["iterations of GRPO that reach it"]
+    ends, worth = measures.query("study == 'sft' and run == @arm").itertuples()
+    accuracy = 100 * ends.value
     linestyle = "-" if arm.startswith("careful") else "--"
     ax.axhline(accuracy, color=SFT, linestyle=linestyle, linewidth=0.8)
-    if worth["high"] > 5:
-        seeds = np.minimum([worth["low"], worth["high"]], 60)
-        ax.plot(seeds, [accuracy, accuracy], color=SFT, linewidth=3)
-        ax.plot(worth["value"], accuracy, "o", color=SFT, markersize=6)
-    if worth["value"] > 5 and np.isfinite(worth["value"]):
-        name += ": {value:.0f} ({low:.0f} to {high:.0f})".format(**worth)
-    ax.annotate(name, (60, accuracy), (5, 0), textcoords="offset points", color=SFT, va="center")
-
-
-# --- A judge --------------------------------------------------------------------------------------
+    if 5 < worth.low < 60:  # between the first and the last evaluation
+        ax.hlines(accuracy, worth.low, min(worth.high, 60), SFT, linewidth=3)
+        ax.plot(worth.value, accuracy, "o", color=SFT, markersize=6)
+        if worth.high < 60:
+            name += f": {worth.value:.0f} ({worth.low:.0f} to {worth.high:.0f})"
+    write_beside(ax, 60, accuracy, name, SFT)
 
 
 def draw_judge():
@@ -247,7 +243,6 @@ def draw_judge():
     draw_penalty(axes, "beta0.04", "beta 0.04", GRPO, "-")
     draw_penalty(axes, "beta0.4", "beta 0.4", HEAVY_PENALTY, "--")
     diversity, reward, kl = axes
-    diversity.set_xlim(0, 70)
     describe(diversity, "(a) distinct word pairs in a batch", "%", 0, 102)
     describe(reward, "(b) the judge's reward", "nats per token")
     describe(kl, "(c) KL divergence", "nats per token", 0)
@@ -256,15 +251,12 @@ def draw_judge():
 
 
 def draw_penalty(axes, arm, name, color, linestyle):
-    diversity, reward, kl = axes
-    distinct = 100 * smooth(by_seed("judge", arm, "distinct_2_batch"))
-    draw(diversity, distinct, color, linestyle)
-    name_curve(diversity, distinct, name, color)
-    draw(reward, smooth(by_seed("judge", arm, "reward")), color, linestyle)
-    draw(kl, smooth(by_seed("judge", arm, "kl_per_token")), color, linestyle)
-
-
-# --- The choices of a trainer ---------------------------------------------------------------------
+    columns = ("distinct_2_batch", "reward", "kl_per_token")
+    for ax, column in zip(axes, columns, strict=True):
+        seeds = smooth(by_seed("judge", arm, column))
+        draw(ax, seeds, color, linestyle)
+        name_curve(ax, seeds, name, color)
+        ax.set_xlim(0, 72)
 
 
 def draw_choices():
@@ -279,9 +271,9 @@ def draw_rates(ax):
     """Four seeds of the baseline at three learning rates."""
     runs = curves.query("study == 'choices' and arm == 'base' and split == 'validation'")
     runs = runs.query("3 <= seed <= 6 and step > 0")
-    over_the_run = 100 * runs.pivot_table("accuracy", index="rate", columns="seed")
+    over_the_run = runs.pivot_table("accuracy", index="rate", columns="seed")
     last = runs.query("step == 60")
-    at_the_end = 100 * last.pivot_table("accuracy", index="rate", columns="seed")
+    at_the_end = last.pivot_table("accuracy", index="rate", columns="seed")
     draw(ax, at_the_end, GRPO, "--", marker="o", markerfacecolor="white")
     draw(ax, over_the_run, GRPO, marker="o")
     name_curve(ax, at_the_end, "at iteration 60", GRPO, 6)
@@ -290,6 +282,7 @@ def draw_rates(ax):
     ax.set_xscale("log")
     ax.set_xlim(9e-5, 7.5e-4)
     ax.set_xticks([1e-4, 2e-4, 4e-4], ["1e-4", "2e-4", "4e-4"])
+    ax.set_xlabel("learning rate")
     ax.set_xticks([], minor=True)
 
 
@@ -311,9 +304,6 @@ def draw_forest(ax):
     ax.set_xlabel("difference averaged over the run (points)")
 
 
-# --- Real models ----------------------------------------------------------------------------------
-
-
 def draw_real_model():
     figure, axes = new_figure(4, 1, 9)
     draw_smollm2(axes, "grpo", "GRPO at 2e-5", GRPO, "-", -6)
@@ -330,22 +320,20 @@ def draw_real_model():
 
 def draw_smollm2(axes, arm, name, color, linestyle, above):
     greedy, samples, length, entropy = axes
-    curve = 100 * by_seed("real", arm, "accuracy", "validation")
-    draw(greedy, curve, color, linestyle)
-    name_curve(greedy, curve, name, color, above)
-    right = 100 * by_seed("real", arm, "accuracy")
-    draw(samples, mean_of_last_ten(right), color, linestyle)
-    tokens = by_seed("real", arm, "response_length")
-    draw(length, mean_of_last_ten(tokens), color, linestyle)
+    accuracies = by_seed("real", arm, "accuracy", "validation")
+    draw(greedy, accuracies, color, linestyle)
+    name_curve(greedy, accuracies, name, color, above)
+    draw(samples, mean_of_last_ten("real", arm, "accuracy"), color, linestyle)
+    draw(length, mean_of_last_ten("real", arm, "response_length"), color, linestyle)
     if arm != "format":  # too few of its groups have different rewards
-        nats = by_seed("real", arm, "entropy")
-        draw(entropy, mean_of_last_ten(nats), color, linestyle)
+        draw(entropy, mean_of_last_ten("real", arm, "entropy"), color, linestyle)
     for ax in axes:
         ax.set_xlim(0, 300)
 
 
-def mean_of_last_ten(seeds):
-    return seeds.rolling(10).mean().iloc[9:]
+def mean_of_last_ten(study, arm, column):
+    windows = by_seed(study, arm, column).rolling(10)
+    return windows.mean().iloc[9:]
 
 
 def draw_carries_over():
@@ -356,7 +344,7 @@ def draw_carries_over():
     decided = public.query("quality == 'good' and verdict != 'unclear'").dropna(subset="difference")
     questions = decided["question"].unique()
     for row, question in enumerate(questions):
-        draw_question(ax, row, decided[decided["question"] == question])
+        draw_question(ax, row, question, decided[decided["question"] == question])
     for family, color in FAMILIES.items():
         ax.plot([], [], "o", color=color, label=f"a project with {family}")
     ax.plot([], [], "o", color="0.4", markerfacecolor="none", label="open: a run collapsed")
@@ -365,7 +353,7 @@ def draw_carries_over():
     ax.plot([], [], "-s", color=SMOLLM2, label="SmolLM2-135M")
     ax.axvline(0, color="0.4", linewidth=0.8)
     ax.set_xscale("symlog", linthresh=10, linscale=0.9)
-    ticks = [-80, -40, -20, -10, -5, 0, 5, 10, 20, 40]
+    ticks = [-80, -20, -5, 0, 5, 20]
     ax.set_xticks(ticks, ticks)
     ax.set_xticks([], minor=True)
     ax.set_xlim(-100, 70)
@@ -384,11 +372,11 @@ def draw_noise(ax, step, color):
     ax.text(width, -0.55, f"{width:.0f}", ha="right", va="top", color="0.4")
 
 
-def draw_question(ax, row, projects):
-    ours = projects.iloc[0]
+def draw_question(ax, row, question, projects):
+    ours = next(projects.itertuples())
     num_higher = (projects["difference"].round(1) > 0).sum()
-    verdict = f"{num_higher} of {len(projects)} higher; carries over: {ours['verdict']}"
-    ax.text(-97, row - 0.4, ours["question"], weight="bold")
+    verdict = f"{num_higher} of {len(projects)} higher; carries over: {ours.verdict}"
+    ax.text(-97, row - 0.4, question, weight="bold")
     ax.text(-97, row - 0.24, verdict)
     for project in projects.itertuples():
         color = FAMILIES[project.family]
@@ -396,11 +384,11 @@ def draw_question(ax, row, projects):
         fill = "none" if has_collapsed else color
         ax.plot(project.difference, row, "o", color=color, markerfacecolor=fill, markersize=5)
     median = projects["difference"].median()
-    ax.plot([median, median], [row - 0.14, row + 0.14], color="black", linewidth=2.5)
-    ax.plot([ours["ours_low"], ours["ours_high"]], [row + 0.2, row + 0.2], color="0.3")
-    ax.plot(ours["ours"], row + 0.2, "D", color="0.3")
-    ax.plot([ours["smollm2_low"], ours["smollm2_high"]], [row + 0.32, row + 0.32], color=SMOLLM2)
-    ax.plot(ours["smollm2"], row + 0.32, "s", color=SMOLLM2)
+    ax.vlines(median, row - 0.14, row + 0.14, "black", linewidth=2.5)
+    ax.hlines(row + 0.2, ours.ours_low, ours.ours_high, "0.3")
+    ax.plot(ours.ours, row + 0.2, "D", color="0.3")
+    ax.hlines(row + 0.32, ours.smollm2_low, ours.smollm2_high, SMOLLM2)
+    ax.plot(ours.smollm2, row + 0.32, "s", color=SMOLLM2)
     ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
 
 
