@@ -1,7 +1,6 @@
 """Adapters: what they compute and learn, what is saved of them, and who can load it."""
 
 import json
-import shutil
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from conftest import (
     as_flags,
     assert_same_run,
     closed_port,
+    completions_of,
     fixed_sample,
     in_place_of_sample,
     logps_of,
@@ -22,11 +22,9 @@ from conftest import (
     run_flags,
     run_script,
     start,
-    training_rollout,
     update_gradient,
 )
 from safetensors.torch import load_file
-from training import checkpoints, write_logs
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import distributed
@@ -35,6 +33,8 @@ import lora
 import main
 import sft
 from config import GRPOConfig, parse
+from grpo import checkpoints
+from grpo.run import Run, RunEnds
 from logs import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -211,18 +211,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(adapted_run, model_folder, tm
     assert weights.read_bytes() == expected.read_bytes()
 
 
-def test_a_run_is_resumed_only_with_its_rank_and_its_model(model_folder, tmp_path, capsys):
-    """Without a reference, too: the frozen weights are not in the adapter."""
-    model = shutil.copytree(model_folder, tmp_path / "model")
-    flags = run_flags(model, tmp_path / "run", **LEARNS, num_train_iters=1, beta=0)
-    assert main.main(flags) == 0
-    assert main.main([*flags, "--resume", "--lora_rank", "2"]) == 2
-    assert "--lora_rank was 3, not 2" in capsys.readouterr().err
-    random_model(1, max_position_embeddings=1024).save_pretrained(model)
-    assert main.main([*flags, "--resume"]) == 2
-    assert f"the model {model} changed since" in capsys.readouterr().err
-
-
 # --- Other scripts --------------------------------------------------------------------------------
 
 
@@ -252,17 +240,17 @@ def test_sft_trains_adapters_and_is_resumed(model_folder, gold_file, tmp_path, m
 
     flags = sft_flags(model_folder, gold_file, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(sft.write_logs, "append", fail_at_step_5)
+        patch.setattr(Run, "write", end_at_step_5)
         assert sft.main(flags) == 1
     assert max(checkpoints.finished(tmp_path / "run")) == 3
     assert sft.main([*flags, "--resume"]) == 0
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def fail_at_step_5(config, name, row, append=write_logs.append):
-    if row["step"] == 5:
-        raise OSError("no space left")
-    append(config, name, row)
+def end_at_step_5(run, log, row, write=Run.write):
+    if run.step == 5:
+        raise RunEnds("here")
+    write(run, log, row)
 
 
 @pytest.mark.slow
@@ -314,8 +302,8 @@ def make_updates(folder):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rows = []
     for seed in range(2):
-        batch = ragged_batch(groups=8, seed=seed)
-        metrics = update_gradient(model, base_model, training_rollout(batch, config), config)
+        completions = distributed.share(completions_of(ragged_batch(groups=8, seed=seed)))
+        metrics = update_gradient(model, base_model, completions, config)
         rows.append(metrics | main.take_step(model, optimizer, config, 0.1, metrics["loss"]))
         llms.refresh_sampler(sampler, model)
     weights = lora.gather_weights(model)
