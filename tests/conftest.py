@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -31,7 +32,7 @@ import main
 import utils
 from config import LossConfig
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
-from grpo.rollout import Completion
+from grpo.rollout import Completion, compute_logps, split_into_groups
 from grpo.run import Run
 from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
@@ -236,8 +237,7 @@ def loss_of(
     if not has_reward.all():
         group_size = 1
         tensors = {
-            name: None if values is None else values[has_reward]
-            for name, values in tensors.items()
+            name: None if values is None else values[has_reward] for name, values in tensors.items()
         }
     return main.compute_loss(
         model, base_model, **tensors, config=LossConfig(**settings), group_size=group_size
@@ -253,6 +253,18 @@ def logps_of(model, batch):
             batch["attention_mask"],
             batch["completion_ids"].shape[1],
         )
+
+
+def sampled_logps_of(completions):
+    """The sampler's log-probs of all tokens, one completion after the other."""
+    return torch.tensor([*chain.from_iterable(row.sampled_logps for row in completions)])
+
+
+def sampling_gaps(model, completions, group_size=1, temperature=1.0):
+    """How far these are from the log-probs of a forward pass, for each token."""
+    groups = split_into_groups(completions, group_size)
+    logps = compute_logps(model, groups, temperature=temperature, max_tokens=10_000)
+    return (sampled_logps_of(completions) - torch.tensor([*chain.from_iterable(logps)])).abs()
 
 
 def completions_of(batch):

@@ -9,8 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import VOCAB, random_model
-from sampling.rollout import compute_rollout_logps
+from conftest import VOCAB, random_model, sampled_logps_of, sampling_gaps
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -61,8 +60,18 @@ def sample(model, tokenizer, num_samples=6, max_completion_length=70, **options)
 
 
 def have_same_samples(a, b):
-    same_ids = torch.equal(a.completion_ids, b.completion_ids)
-    return same_ids and a.texts == b.texts and torch.equal(a.finished, b.finished)
+    samples = []
+    for completions in (a, b):
+        samples.append([(row.prompt_ids, row.ids, row.text, row.finished) for row in completions])
+    return samples[0] == samples[1]
+
+
+def assert_same_logps(a, b):
+    torch.testing.assert_close(sampled_logps_of(a), sampled_logps_of(b), atol=2e-5, rtol=0)
+
+
+def lengths_of(completions):
+    return [len(completion.ids) for completion in completions]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -97,13 +106,13 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer):
     That was when one stream of random numbers served all rows.
     """
     expected = sample(model, tokenizer, stop_strings=STOP_STRINGS)
-    assert len(set(expected.lengths.tolist())) > 5
+    assert len(set(lengths_of(expected))) > 5
     for bound in (1, 4, 7, 12):
-        rollout = sample(
+        completions = sample(
             model, tokenizer, stop_strings=STOP_STRINGS, max_concurrent_sequences=bound
         )
-        assert have_same_samples(rollout, expected)
-        torch.testing.assert_close(rollout.sampled_logps, expected.sampled_logps, atol=2e-5, rtol=0)
+        assert have_same_samples(completions, expected)
+        assert_same_logps(completions, expected)
 
 
 @pytest.mark.parametrize("max_completion_length", [1, 7, 70, 150])
@@ -120,9 +129,9 @@ def test_a_gpus_settings_give_the_same_samples(
     decoder.check_interval = 8
     decoder.columns_per_block = 128
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
-    rollout = sample(model, tokenizer, **options)
-    assert have_same_samples(rollout, expected)
-    torch.testing.assert_close(rollout.sampled_logps, expected.sampled_logps, atol=2e-5, rtol=0)
+    completions = sample(model, tokenizer, **options)
+    assert have_same_samples(completions, expected)
+    assert_same_logps(completions, expected)
 
 
 def test_a_kept_decoder_holds_as_many_columns_as_it_says(model, tokenizer, monkeypatch):
@@ -132,24 +141,19 @@ def test_a_kept_decoder_holds_as_many_columns_as_it_says(model, tokenizer, monke
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     longest_prompt = max(len(prompt) for prompt in PROMPTS)  # one token for each character
     for length in (30, 128 - longest_prompt):
-        rollout = sample(model, tokenizer, max_completion_length=length)
+        completions = sample(model, tokenizer, max_completion_length=length)
         with monkeypatch.context() as patch:
             patch.setattr(generation, "decoder_for", decoding.decoder_for)
             expected = sample(model, tokenizer, max_completion_length=length)
-        assert expected.lengths.max() == length
-        assert have_same_samples(rollout, expected)
+        assert max(lengths_of(expected)) == length
+        assert have_same_samples(completions, expected)
 
 
 def test_float32_weights_sample_under_autocast(model, tokenizer, monkeypatch):
     """As on a GPU with --sampling_dtype float32: keys are float32 there, and values bfloat16."""
     monkeypatch.setattr(utils, "autocast", lambda device: torch.autocast("cpu", torch.bfloat16))
-    rollout = sample(model, tokenizer, max_completion_length=20)
-    with utils.autocast("cpu"):
-        logps = compute_rollout_logps(
-            model, rollout, group_size=6, temperature=1.0, micro_batch_tokens=10_000
-        )
-    gaps = (logps - rollout.sampled_logps).abs()[rollout.completion_mask.bool()]
-    assert gaps.mean() < 0.05  # the rounding of bfloat16
+    completions = sample(model, tokenizer, max_completion_length=20)
+    assert sampling_gaps(model, completions, group_size=6).mean() < 0.05  # bfloat16's rounding
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.7])
@@ -158,7 +162,7 @@ def test_first_and_second_tokens_follow_the_exact_distribution(temperature, toke
     model = random_model(5)
     num_samples = 20_000
     torch.manual_seed(1)
-    rollout = generation.generate(
+    completions = generation.generate(
         model,
         tokenizer,
         ["hello"],
@@ -178,10 +182,10 @@ def test_first_and_second_tokens_follow_the_exact_distribution(temperature, toke
     first_goes_on[generation.eos_token_ids(model, tokenizer)] = 0
     second_probs = (first_goes_on.unsqueeze(1) * probs[:, 1]).sum(0)
     second_probs = second_probs / second_probs.sum()
-    first_tokens = rollout.completion_ids[:, 0]
-    second_tokens = rollout.completion_ids[rollout.lengths == 2, 1]
-    assert_follows(first_tokens, first_probs)
-    assert_follows(second_tokens, second_probs)
+    first_tokens = [row.ids[0] for row in completions]
+    second_tokens = [row.ids[1] for row in completions if len(row.ids) == 2]
+    assert_follows(torch.tensor(first_tokens), first_probs)
+    assert_follows(torch.tensor(second_tokens), second_probs)
 
 
 def assert_follows(tokens, probs):
@@ -277,11 +281,8 @@ def test_products_equal_sdpa(name, tokenizer, monkeypatch):
     )
     by_sdpa = sample(model, tokenizer)
     assert have_same_samples(by_products, by_sdpa)
-    logps = compute_rollout_logps(
-        model, by_products, group_size=6, temperature=1.0, micro_batch_tokens=10_000
-    )
-    torch.testing.assert_close(by_products.sampled_logps, logps, atol=2e-5, rtol=0)
-    torch.testing.assert_close(by_sdpa.sampled_logps, logps, atol=2e-5, rtol=0)
+    for completions in (by_products, by_sdpa):
+        assert sampling_gaps(model, completions, group_size=6).max() < 2e-5
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -339,8 +340,8 @@ def test_without_a_capture_steps_are_ordinary_and_one_line_says_so(
     decoder.check_interval = 8  # as on a GPU
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     for bound in (24, 7):
-        rollout = sample(model, tokenizer, max_concurrent_sequences=bound)
-        assert have_same_samples(rollout, expected)
+        completions = sample(model, tokenizer, max_concurrent_sequences=bound)
+        assert have_same_samples(completions, expected)
     printed = capsys.readouterr().out
     num_failures = 0 if fails_at is None else 1
     assert printed.count("without CUDA graphs") == num_failures
@@ -384,8 +385,8 @@ def test_the_least_recently_used_graph_makes_room(model, tokenizer, monkeypatch)
 def test_few_graphs_are_captured_while_lengths_drift(monkeypatch):
     """Graphs ran out, and steps without one took two to four times as long.
 
-    Simulated are 20 of 1,000 iterations, in which the mean length falls from 320 to 120 tokens.
-    Dynamic sampling answers new prompts twice, and an evaluation all of its prompts greedily.
+    Simulated are 20 of 1,000 iterations, in which the mean length falls from 320 to 120 tokens, and
+    evaluations, which answer all of their prompts greedily. Batches are of several sizes.
     """
     num_captures = 0
 
@@ -417,7 +418,7 @@ def test_few_graphs_are_captured_while_lengths_drift(monkeypatch):
             model=None,
             decoder=decoder,
             hidden=None,
-            completions=[generation.Completion() for _ in range(R)],
+            completions=[generation.Completion([]) for _ in range(R)],
             uniforms=lengths.unsqueeze(1).expand(R, 512),
             temperature=temperature,
             find_end=lambda ids, start: ids[0] if len(ids) >= ids[0] else None,
@@ -430,8 +431,8 @@ def test_few_graphs_are_captured_while_lengths_drift(monkeypatch):
         if iteration % 200 == 0:
             sample_batch(500, mean_length, temperature=0.0)
         sample_batch(256, mean_length)
-        for num_flat_groups in torch.randint(1, 20, (2,), generator=generator).tolist():
-            sample_batch(8 * num_flat_groups, mean_length)
+        for num_prompts in torch.randint(1, 20, (2,), generator=generator).tolist():
+            sample_batch(8 * num_prompts, mean_length)
         captures.append(num_captures - captures_before)
     assert decoder.uses_graphs
     assert sum(captures[5:]) < 5 * len(captures[5:])

@@ -8,12 +8,10 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-import selfcheck
 import torch
 from conftest import LettersEvaluator, run_flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.records import METRICS, make_records, reward_metrics
 
 import generate_gold
 import main
@@ -28,8 +26,11 @@ from evaluator import (
     get_evaluator,
 )
 from grading.extraction import last_boxed, only_number, to_number
+from grpo.metrics import completion_metrics
+from grpo.rollout import Completion
+from grpo.run import Run
 from logs import jsonl
-from rl_datasets import DATASETS, PROMPTS, get_dataloaders
+from rl_datasets import DATASETS, PROMPTS
 
 gsm8k = GSM8kEvaluator()
 
@@ -232,37 +233,37 @@ def test_details_and_means():
     assert [detail["parsed"] for detail in rewards.details] == ["1,000", "7", None]
     assert [detail["format"] for detail in rewards.details] == [True, False, False]
     assert rewards.per_function.dtype == torch.float32 and rewards.per_function.shape == (3, 5)
-    example = {"id": "x", "prompt": "", "answer": ""}
-    rollout = SimpleNamespace(
-        texts=completions, lengths=torch.ones(3), finished=torch.ones(3, dtype=torch.bool)
-    )
-    records = make_records(gsm8k, [example] * 3, rollout, rewards)
-    means = reward_metrics(gsm8k, records, rewards)
+    example = {"id": "x", "question": "", "prompt": ""}
+    completions = [
+        Completion([1], [1], text=text, example=example | {"answer": answer})
+        for text, answer in zip(completions, ["1000", "8", "8"], strict=True)
+    ]
+    Run.reward(SimpleNamespace(evaluator=gsm8k), completions)
+    assert [completion.reward for completion in completions] == [4.0, 0.0, 0.0]
+    assert [completion.details["format"] for completion in completions] == [True, False, False]
+    means = completion_metrics([completion.record() for completion in completions])
     expected = {
         "rewards/correctness": 2 / 3,
         "rewards/number_format": 1 / 6,
         "rewards/strict_format": 1 / 6,
         "rewards/soft_format": 1 / 6,
         "rewards/tag_count": 1 / 6,
+        "reward": 4 / 3,
+        "response_length": 1,
+        "truncated_fraction": 1,
     }
     assert means == pytest.approx(expected)
     assert gsm8k.compute_rewards([], [], []).per_function.shape == (0, 5)
+    assert gsm8k.reward_weights == (1.0,) * 5 and MathEvaluator.reward_weights == (0.0, 1.0)
 
 
 def test_a_missing_reward_counts_in_no_mean():
     """A reward that could not be given is NaN, not 0."""
-
-    class Judge(RewardEvaluator):
-        reward_names = ("grade", "length")
-
     nan = float("nan")
-    grades = (1.0, 3.0, nan)
-    records = [{"rewards/grade": grade, "rewards/length": nan} for grade in grades]
-    means = reward_metrics(Judge(), records, Rewards(torch.zeros(3, 2), []))
+    rest = {"rewards/length": nan, "reward": nan, "length": 1, "finished": True}
+    means = completion_metrics([{"rewards/grade": grade} | rest for grade in (1.0, 3.0, nan)])
     assert means["rewards/grade"] == 2.0
     assert math.isnan(means["rewards/length"])
-    assert Judge.reward_weights == (1.0, 1.0) and gsm8k.reward_weights == (1.0,) * 5
-    assert MathEvaluator.reward_weights == (0.0, 1.0)
 
 
 # --- A reward that is a function ------------------------------------------------------------------
@@ -392,37 +393,6 @@ def test_a_class_with_wrong_rewards_is_one_line_that_names_it(name, message, rew
     assert str(error.value).startswith(name)
 
 
-class OverwritingEvaluator(RewardEvaluator):
-    """Gives a detail, a count and a mean the names of a run's own."""
-
-    reward_names = ("ones",)
-
-    def compute_rewards(self, prompts, completions, answers):
-        ones = torch.ones(len(completions), 1)
-        details = [{"completion": "mine"} for _ in completions]
-        return Rewards(ones, details, counts={"step": 7}, means={"loss": 0.5, "mine": 1.0})
-
-
-def test_an_evaluator_may_not_overwrite_what_a_run_writes(
-    model_folder, tmp_path, monkeypatch, capsys
-):
-    """The logs had its numbers in the place of the step and the loss."""
-    monkeypatch.setitem(EVALUATORS, "overwriting", OverwritingEvaluator)
-    flags = dict(evaluator="overwriting", num_train_iters=1)
-    assert main.main(run_flags(model_folder, tmp_path / "run", **flags)) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    message = "error: OverwritingEvaluator: a run itself writes completion, loss, step; choose"
-    assert error.startswith(message)
-
-
-def test_the_names_of_a_runs_metrics_are_complete(model_folder, tmp_path):
-    flags = dict(evaluator="letters", num_train_iters=1, dynamic_sampling=1, eval_samples=2)
-    assert main.main(run_flags(model_folder, tmp_path, **flags)) == 0
-    for log in ("train_log", "eval_log"):
-        for row in jsonl.read(tmp_path / f"{log}.jsonl"):
-            assert {key for key in row if "/" not in key and "@" not in key} <= METRICS
-
-
 @pytest.mark.parametrize(
     ("name", "rewards"),
     [("vowels", [0, 1]), ("listed", [0, 1]), ("tensor", [0, 1]), ("Short", [1, 1])],
@@ -527,16 +497,6 @@ def test_gold_answers_are_judged_with_the_columns_of_their_problems(difficulty_d
     assert generate_gold.main(flags) == 0
     rows = jsonl.read(tmp_path / "gold.jsonl")
     assert {row["answer"] for row in rows if row["correct"]} == {"1", "2", "3"}
-
-
-def test_selfcheck_rewards_gold_answers_with_their_columns(difficulty_data, tokenizer):
-    train_loader, _ = get_dataloaders(
-        "gsm8k", tokenizer, dataset_path=str(difficulty_data), eval_split="test"
-    )
-    run = SimpleNamespace(train_loader=train_loader, evaluator=DifficultyEvaluator())
-    result = selfcheck.check_gold(None, run, None)
-    assert result.figure.startswith("3 of 8 gold solutions")
-    assert "mean reward 4.5" in result.figure
 
 
 def test_an_evaluator_that_names_no_examples_is_given_none():

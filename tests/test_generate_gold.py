@@ -4,11 +4,9 @@ import math
 import re
 import signal
 import threading
-from dataclasses import replace
 
 import fake_openai_server as fake
 import pytest
-import torch
 from conftest import (
     ROOT,
     closed_port,
@@ -19,10 +17,10 @@ from conftest import (
 )
 from fake_openai_server import FakeOpenAIServer, ok, status
 from filelock import FileLock
-from sampling.rollout import as_rollout
 
 import generate_gold
 import llms
+from grpo.rollout import Completion
 from judges import endpoint, judges
 from logs import jsonl
 from rl_datasets import PROMPTS
@@ -469,16 +467,13 @@ def test_a_local_model_samples_what_is_still_open(tmp_path, monkeypatch, capsys)
     def generate(model, tokenizer, prompts, **options):
         batch_sizes.append(len(prompts))
         options_of_calls.append(options)
-        texts = []
+        completions = []
         for prompt in prompts:
             i = problem_number({"messages": [{"content": prompt}]})
             is_right = i == 0 or (i == 1 and len(batch_sizes) > 1)
-            texts.append(FORM("So.", str(i + 1)) + "\n" if is_right else "<reasoning>Hm")
-        prompt_ids = [0] * 5
-        completion_ids = [0] * 3
-        rollout = as_rollout([(prompt_ids, completion_ids)] * len(prompts), 0, "cpu")
-        finished = torch.tensor([text.endswith("\n") for text in texts])
-        return replace(rollout, texts=texts, finished=finished)
+            text = FORM("So.", str(i + 1)) + "\n" if is_right else "<reasoning>Hm"
+            completions.append(Completion([0], [0], finished=is_right, text=text))
+        return completions
 
     folder = write_problems(tmp_path / "data", [f"What is {{{i}}} + 1?" for i in range(3)])
     monkeypatch.setattr(

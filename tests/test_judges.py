@@ -12,8 +12,6 @@ import pytest
 import torch
 from conftest import ROOT, VOCAB, closed_port, random_model, run_flags, small_tokenizer
 from fake_openai_server import FakeOpenAIServer, ok, rating_reply, status, story_in
-from training import write_logs
-from training.records import reward_metrics
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import evaluator
@@ -23,6 +21,9 @@ import main
 import rl_datasets
 from config import GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, get_evaluator
+from grpo.metrics import completion_metrics
+from grpo.rollout import Completion
+from grpo.run import Run
 from judges import endpoint, judges, rating, story_rules
 from logs import jsonl
 
@@ -532,9 +533,8 @@ def test_rewards_totals_and_metrics_by_hand():
     0 is one less than the lowest grade, so no story can get it.
     """
     judge_evaluator = creative(lambda story: 4 if story == STORY else math.nan)
-    rewards = judge_evaluator.compute_rewards(
-        [LINE] * 3, [f" {STORY}\n", LONG, "He was happy. " * 10], [""] * 3
-    )
+    stories = [f" {STORY}\n", LONG, "He was happy. " * 10]
+    rewards = judge_evaluator.compute_rewards([LINE] * 3, stories, [""] * 3)
     assert judge_evaluator.judge.judged_stories == [STORY, LONG], "only those above the floor"
     assert judge_evaluator.reward_names == ("judge", "floor")
     assert torch.equal(rewards.per_function[:, 1], torch.tensor([0.0, 0.0, -1.0]))
@@ -543,11 +543,11 @@ def test_rewards_totals_and_metrics_by_hand():
     assert total[0] == 4 and total[1].isnan() and total[2] == 0.0
     assert [detail["floor"] for detail in rewards.details] == [None, None, "loop"]
     assert not any("correct_strict" in detail for detail in rewards.details), "no right answers"
-    records = [
-        {"rewards/judge": judge, "rewards/floor": floor}
-        for judge, floor in rewards.per_function.tolist()
-    ]
-    metrics = reward_metrics(judge_evaluator, records, rewards)
+    example = {"id": "x", "question": LINE, "prompt": LINE, "answer": ""}
+    completions = [Completion([1], [1], text=story, example=example) for story in stories]
+    metrics = Run.reward(SimpleNamespace(evaluator=judge_evaluator), completions)
+    metrics |= completion_metrics([completion.record() for completion in completions])
+    assert metrics["reward"] == 2
     assert metrics["rewards/judge"] == 4 and metrics["rewards/floor"] == pytest.approx(-1 / 3)
     assert metrics["judge/missing"] == 1 and metrics["below_floor_fraction"] == pytest.approx(1 / 3)
 
@@ -646,17 +646,6 @@ def test_a_cache_does_not_bring_back_a_folder_that_was_removed(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_spread_by_hand():
-    """The groups have the deviations sqrt(2) and 0; the third has one score only."""
-    scores = [1.0, 3.0, 2.0, 2.0, 5.0, math.nan]
-    assert judges.spread_within_groups(scores, 2) == pytest.approx(math.sqrt(2) / 2)
-    assert math.isnan(judges.spread_within_groups([1.0, math.nan], 2))
-    judges.check_spread(0.1, 0.1)
-    judges.check_spread(math.nan, 0)
-    with pytest.raises(ValueError, match="spread by nan"):
-        judges.check_spread(math.nan, 0.1)
-
-
 # Training
 
 
@@ -687,7 +676,6 @@ def small_flags(model_folder, folder, server=None, **flags):
         learning_rate=1e-2,
         beta=0.01,
         warmup_steps=1,
-        max_kl=50,
     )
     if server:
         small |= dict(judge_type="openai", judge_model="fake", judge_base_url=server.base_url)
@@ -735,64 +723,8 @@ def test_twenty_iterations_move_towards_what_the_script_likes(model_folder, tmp_
     )
 
 
-def test_a_judge_without_spread_is_refused_unless_forced(model_folder, tmp_path, lenient, capsys):
-    with FakeOpenAIServer(lambda request: plain(4, 4, 4)) as server:
-        assert train(model_folder, tmp_path / "run", server, num_train_iters=1) == 2
-        error = capsys.readouterr().err.strip()
-        assert (
-            error.startswith("error: the judge's scores spread by 0 within groups")
-            and "\n" not in error
-        )
-        assert not (tmp_path / "run" / "args.json").exists()
-        assert (
-            train(model_folder, tmp_path / "run", server, num_train_iters=1, min_judge_spread=0)
-            == 0
-        )
-    assert len(jsonl.read(tmp_path / "run" / "train_log.jsonl")) == 1
-
-
-@pytest.mark.parametrize(
-    "name, console_line",
-    [
-        (
-            "creative",
-            "evaluation at step 7: reward 2.500 (n = 9, test, greedy, 1.5 s)\n",
-        ),
-        (
-            "gsm8k",
-            "evaluation at step 7: accuracy 50.0% [30.0%, 70.0%] strict,"
-            " 60.0% [40.0%, 80.0%] flexible (n = 9, test, greedy, 1.5 s)\n",
-        ),
-    ],
-)
-def test_the_console_line_of_an_evaluation_has_no_accuracy_of_stories(
-    tmp_path, capsys, name, console_line
-):
-    """It has their reward instead."""
-    run = SimpleNamespace(
-        step=7,
-        total_tokens=0,
-        start=0.0,
-    )
-    args = SimpleNamespace(
-        output_dir=tmp_path,
-        report_to="none",
-        eval_samples=1,
-        eval_temperature=0.0,
-        eval_split="test",
-    )
-    metrics = {"reward": 2.5, "n": 9, "time/total": 1.5}
-    if name == "gsm8k":
-        metrics |= dict(accuracy=0.5, accuracy_low=0.3, accuracy_high=0.7)
-        metrics |= dict(
-            accuracy_flexible=0.6, accuracy_flexible_low=0.4, accuracy_flexible_high=0.8
-        )
-    write_logs.save_evaluation(args, run, metrics, [])
-    assert capsys.readouterr().out == console_line
-
-
 def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothing_twice(
-    model_folder, tmp_path, lenient, capsys
+    model_folder, tmp_path, lenient
 ):
     """The judge fails in iteration 3 for most of the stories.
 
@@ -812,11 +744,8 @@ def test_a_judge_that_is_gone_stops_the_run_with_a_checkpoint_and_is_asked_nothi
 
         server.behaviour = fail_in_step_3
         flags |= dict(max_judge_failures=0.3, save_iterations=2)
-        capsys.readouterr()
-        assert train(model_folder, tmp_path / "run", server, **flags) == 1
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("error: the judge gave no score for") and "(HTTP 500" in error
-        assert "step_000002, and --resume continues from there" in error
+        with pytest.raises(OSError, match=r"the judge gave no score for .* \(HTTP 500"):
+            train(model_folder, tmp_path / "run", server, **flags)
         assert (tmp_path / "run" / "checkpoints" / "step_000002").exists()
         cache = tmp_path / "run" / "judge_cache.jsonl"
         num_cached = len(jsonl.read(cache))

@@ -2,12 +2,11 @@
 
 import json
 import socket
-from dataclasses import replace
 
 import huggingface_hub.constants
 import pytest
 import torch
-from conftest import VOCAB, random_model, run_flags, small_tokenizer
+from conftest import VOCAB, random_model, sampling_gaps, small_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -20,10 +19,9 @@ from transformers import (
 )
 
 import llms
-import main
 import sft
 import utils
-from config import OptimiserConfig
+from grpo.rollout import make_batch, micro_batches
 from sampling import generation
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
@@ -41,10 +39,8 @@ def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids=(1,)):
     return completion
 
 
-def completions(rollout):
-    """The sampled ids of each row, without padding."""
-    rows = zip(rollout.completion_ids, rollout.lengths, strict=True)
-    return [ids[:length].tolist() for ids, length in rows]
+def ids_of(completions):
+    return [completion.ids for completion in completions]
 
 
 def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
@@ -60,7 +56,7 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
         expected = [plain_greedy(model, tokenizer, prompt, 40, eos_ids) for prompt in PROMPTS]
         lengths |= {len(row) for row in expected}
         for max_concurrent_sequences in (3, 512):
-            rollout = generation.generate(
+            completions = generation.generate(
                 model,
                 tokenizer,
                 PROMPTS,
@@ -70,15 +66,16 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
                 max_concurrent_sequences=max_concurrent_sequences,
             )
             repeated = utils.repeat_each(expected, 2)
-            assert completions(rollout) == repeated
-            assert rollout.finished.tolist() == [row[-1] in eos_ids for row in repeated]
+            assert ids_of(completions) == repeated
+            for completion in completions:
+                assert completion.finished == (completion.ids[-1] in eos_ids)
     assert len(lengths) > 2 and 40 in lengths, "every case should occur: early, late, never"
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
 def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, tokenizer):
     torch.manual_seed(0)
-    rollout = generation.generate(
+    completions = generation.generate(
         model,
         tokenizer,
         PROMPTS,
@@ -87,62 +84,44 @@ def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, to
         temperature=temperature,
         stop_strings=("</answer>",),
     )
-    assert len(set(rollout.lengths.tolist())) > 5
-    C = rollout.completion_ids.shape[1]
+    assert len({len(completion.ids) for completion in completions}) > 5
     for group_size in (1, 6):
-        logps = utils.get_per_token_logps(
-            model,
-            rollout.prompt_completion_ids,
-            rollout.attention_mask,
-            C,
-            group_size=group_size,
-            temperature=temperature,
-        )
-        torch.testing.assert_close(
-            logps * rollout.completion_mask, rollout.sampled_logps, rtol=0, atol=2e-5
-        )
-    assert logps.requires_grad, "tensors of a rollout must be usable under autograd"
+        assert sampling_gaps(model, completions, group_size, temperature).max() < 2e-5
 
 
-def test_masks_go_through_the_first_terminator_whatever_the_pad(tokenizer):
+def test_a_completion_goes_through_its_first_terminator_whatever_the_pad(tokenizer):
     """If pad equals EOS, a mask by token id would cut the EOS from the loss.
 
     Stopping would then never be trained.
     """
     tokenizer.pad_token = tokenizer.eos_token
     torch.manual_seed(1)
-    rollout = generation.generate(
+    completions = generation.generate(
         random_model(2), tokenizer, PROMPTS, num_samples=8, max_completion_length=60
     )
-    assert rollout.finished.any() and not rollout.finished.all()
-    P = rollout.prompt_ids.shape[1]
-    assert torch.equal(rollout.attention_mask[:, P:], rollout.completion_mask)
-    for ids, mask, finished in zip(
-        rollout.completion_ids, rollout.completion_mask, rollout.finished, strict=True
-    ):
-        length = int(mask.sum())
-        assert mask[:length].all()
-        assert (1 in ids[:length].tolist()) == bool(finished)
-        assert ids[length - 1] == 1 or not finished
-        assert 1 not in ids[: length - 1].tolist()
+    assert {completion.finished for completion in completions} == {True, False}
+    for completion in completions:
+        assert (completion.ids[-1] == 1) == completion.finished
+        assert 1 not in completion.ids[:-1]
+        assert completion.finished or len(completion.ids) == 60
+    lengths = make_batch([completions], "cpu").completion_mask.sum(1)
+    assert lengths.tolist() == [len(completion.ids) for completion in completions]
 
 
 def test_every_eos_id_of_the_generation_config_ends_a_completion(tokenizer):
     model = random_model(2)
     model.generation_config.eos_token_id = [1, 20, 21]
     torch.manual_seed(0)
-    rollout = generation.generate(
+    completions = generation.generate(
         model, tokenizer, PROMPTS, num_samples=16, max_completion_length=60
     )
-    last_tokens = set()
-    for row, finished in zip(completions(rollout), rollout.finished, strict=True):
-        if finished:
-            last_tokens.add(row[-1])
+    last_tokens = {completion.ids[-1] for completion in completions if completion.finished}
     assert last_tokens == {1, 20, 21}
-    for row, text in zip(completions(rollout), rollout.texts, strict=True):
-        assert not {1, 20, 21} & set(row[:-1])
-        without_eos = row[:-1] if row[-1] in (1, 20, 21) else row
-        assert text == tokenizer.decode(without_eos)
+    for completion in completions:
+        ids = completion.ids
+        assert not {1, 20, 21} & set(ids[:-1])
+        without_eos = ids[:-1] if completion.finished else ids
+        assert completion.text == tokenizer.decode(without_eos)
 
 
 TWO_TOKENS = ["a", "</answer", ">", "b"]
@@ -166,7 +145,7 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
     script = [vocabulary[token] for token in tokens] + [1]
     model = random_model()
     monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
-    rollout = generation.generate(
+    (completion,) = generation.generate(
         model,
         tokenizer,
         ["q"],
@@ -174,14 +153,14 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
         temperature=1.0,
         stop_strings=("</answer>", "###"),
     )
-    length = int(rollout.lengths[0])
-    assert rollout.completion_ids[0, :length].tolist() == script[:length]
-    assert rollout.finished.all()
+    length = len(completion.ids)
+    assert completion.ids == script[:length]
+    assert completion.finished
     if cut_text is None:
         assert length == len(script)
-        assert rollout.texts == ["".join(tokens)]
+        assert completion.text == "".join(tokens)
     else:
-        assert rollout.texts == [cut_text]
+        assert completion.text == cut_text
         assert cut_text not in "".join(tokens[: length - 1])
         assert cut_text in "".join(tokens[:length])
 
@@ -203,12 +182,12 @@ def test_a_stop_string_may_end_in_the_space_that_begins_a_token(monkeypatch):
     model = random_model()
     script = [5, 2, 3, 4, 1]
     monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
-    rollout = generation.generate(
+    (completion,) = generation.generate(
         model, tokenizer, ["a"], max_completion_length=9, stop_strings=("Question: ",)
     )
-    assert completions(rollout) == [[5, 2, 3]]
-    assert rollout.texts == ["a Question: "]
-    assert rollout.finished.all()
+    assert completion.ids == [5, 2, 3]
+    assert completion.text == "a Question: "
+    assert completion.finished
 
 
 def test_a_prompt_without_tokens_is_refused(model, tokenizer):
@@ -230,7 +209,7 @@ def scripted_logits(script):
 
 
 def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, tokenizer):
-    rollout = generation.generate(
+    completions = generation.generate(
         model,
         tokenizer,
         PROMPTS,
@@ -238,26 +217,16 @@ def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, 
         max_completion_length=5,
         max_concurrent_sequences=6,
     )
-    rows = zip(rollout.prompt_ids, rollout.prompt_mask.bool(), strict=True)
-    prompts = [ids[mask].tolist() for ids, mask in rows]
+    prompts = [completion.prompt_ids for completion in completions]
     assert prompts == utils.repeat_each(tokenizer(PROMPTS)["input_ids"], 3)
-    assert (rollout.prompt_ids[:, -1] != 0).all(), "prompts are left-padded"
 
 
-def test_no_prompts_give_a_rollout_without_rows(model, tokenizer):
+def test_no_prompts_give_no_completions(model, tokenizer):
     """The tokenizer raises IndexError for an empty list; a share of the examples can be empty."""
     random_state = torch.get_rng_state()
-    rollout = generation.generate(model, tokenizer, [], num_samples=4, max_completion_length=5)
+    assert generation.generate(model, tokenizer, [], num_samples=4) == []
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert rollout.texts == []
-    assert rollout.prompt_ids.shape[0] == 0
-    assert rollout.prompt_completion_ids.shape == rollout.attention_mask.shape
-    assert rollout.completion_ids.shape == rollout.completion_mask.shape
-    assert rollout.sampled_logps.shape == rollout.completion_ids.shape
-    assert rollout.finished.shape == rollout.lengths.shape == (0,)
-    assert rollout.prompt_ids.dtype == rollout.completion_ids.dtype == torch.long
-    assert rollout.select([]).texts == []
-    assert list(rollout.micro_batches([], group_size=4, max_tokens=100)) == []
+    assert micro_batches([], max_tokens=100) == []
 
 
 def test_generation_config_is_not_inherited(tokenizer):
@@ -268,7 +237,7 @@ def test_generation_config_is_not_inherited(tokenizer):
 
     def sample(model):
         torch.manual_seed(0)
-        return completions(
+        return ids_of(
             generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_completion_length=20)
         )
 
@@ -289,7 +258,7 @@ def test_same_seed_same_samples_and_mode_is_restored(model, tokenizer):
             generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_completion_length=20)
         )
         assert model.training == training
-    assert torch.equal(results[0].completion_ids, results[1].completion_ids)
+    assert ids_of(results[0]) == ids_of(results[1])
 
 
 def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
@@ -298,26 +267,8 @@ def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
     script = [vocabulary[token] for token in ("a", "<end>", "b", "<eos>")]
     model = random_model()
     monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
-    rollout = generation.generate(model, tokenizer, ["q"], max_completion_length=9)
-    assert rollout.texts == ["a<end>b"]
-
-
-def test_select_cuts_padding_on_both_sides(model, tokenizer):
-    torch.manual_seed(0)
-    rollout = generation.generate(
-        model, tokenizer, PROMPTS, num_samples=4, max_completion_length=50
-    )
-    rows = sorted(range(4, 12), key=lambda i: rollout.lengths[i])[:3]
-    selected = rollout.select(rows)
-    C = selected.completion_ids.shape[1]
-    assert selected.prompt_ids.shape[1] == max(len(PROMPTS[i // 4]) for i in rows)
-    assert C == max(rollout.lengths[rows])
-    assert C < rollout.completion_ids.shape[1]
-    assert selected.texts == [rollout.texts[i] for i in rows]
-    logps = utils.get_per_token_logps(
-        model, selected.prompt_completion_ids, selected.attention_mask, C
-    )
-    torch.testing.assert_close(logps, selected.sampled_logps, rtol=0, atol=2e-5)
+    (completion,) = generation.generate(model, tokenizer, ["q"], max_completion_length=9)
+    assert completion.text == "a<end>b"
 
 
 def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
@@ -345,25 +296,6 @@ def test_a_gpu_runs_large_batches_of_completions(num_tokens, is_cuda, expected):
     assert utils.num_length_buckets(num_tokens, is_cuda) == expected
 
 
-def test_an_offloaded_update_is_adamws():
-    models = [random_model(), random_model()]
-    config = OptimiserConfig(weight_decay=0.1)
-    optimizers = [
-        main.get_optimizer(models[0], config),
-        main.get_optimizer(models[1], replace(config, offload_optimizer=True)),
-    ]
-    for seed in range(3):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            generator = torch.Generator().manual_seed(seed)
-            for weight in model.parameters():
-                weight.grad = torch.randn(weight.shape, generator=generator)
-            next(model.parameters()).grad = None  # as an expert without tokens
-            optimizer.param_groups[0]["lr"] = 0.01
-            optimizer.step()
-    for weight, expected in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(weight, expected)
-
-
 def test_attention_that_is_not_there_is_refused(tmp_path):
     model = random_model()
     for name in ("flash_attention_2", "no_such_attention"):
@@ -371,20 +303,6 @@ def test_attention_that_is_not_there_is_refused(tmp_path):
             llms._set_attention(model, name)
     llms._set_attention(model, "eager")
     assert model.config._attn_implementation == "eager"
-
-
-def test_a_gpu_that_cannot_be_used_is_not_passed_over_in_silence(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert llms.resolve_device("auto") == "cpu"
-    assert capsys.readouterr().err.startswith("warning: this PyTorch was built for CUDA 13.0")
-
-
-def test_a_run_says_once_that_no_gpu_can_be_used(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert main.main(run_flags(tmp_path / "no_model", tmp_path / "run", device="auto")) == 2
-    assert capsys.readouterr().err.count("warning: this PyTorch was built for CUDA") == 1
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
@@ -639,8 +557,7 @@ def test_a_completion_ends_where_the_chat_template_ends_a_turn(tmp_path, tokeniz
     end = tokenizer.convert_tokens_to_ids("<end>")
     assert "ends a turn with <end>, and not with the EOS <eos>" in capsys.readouterr().out
     assert generation.eos_token_ids(model, loaded_tokenizer) == [eos, end]
-    ((_, ids),) = sft.encode(loaded_tokenizer, [{"prompt": "a", "completion": "b"}])
-    assert ids[-1] == end
+    assert sft.encode(loaded_tokenizer, "a", "b", {}).ids[-1] == end
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}</turn>{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     llms.get_llm_tokenizer(str(tmp_path))

@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_gradient, gradients, logps_of, loss_of, rollout_of
+from conftest import ROOT, assert_same_gradient, gradients, logps_of, loss_of
 
 import main
 import utils
@@ -50,13 +51,13 @@ def test_its_loss_and_gradient_are_those_of_main(model, base_model, batch):
     """The notebook writes GRPO out again, and two copies drift apart."""
     (cell,) = [cell for cell in CODE if "def grpo_step" in source_of(cell)]
     compute_loss = definitions_of(cell)["compute_loss"]
-    rollout = rollout_of(batch)
     advantages = batch["advantages"]
     logps = logps_of(model, batch)
     noise = 0.4 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
     for old_logps in (None, logps + noise):  # the second one takes every branch of the clip
-        loss, kl = compute_loss(model, base_model, rollout, advantages, old_logps)
-        expected, metrics = loss_of(model, base_model, batch, old_per_token_logps=old_logps)
+        tensors = SimpleNamespace(**batch)
+        loss, kl = compute_loss(model, base_model, tensors, advantages, old_logps)
+        expected, metrics = loss_of(model, base_model, batch, old_logps=old_logps)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         assert kl == pytest.approx(metrics["kl"], rel=1e-5) and kl > 0.01
         assert_same_gradient(gradients(model, loss), gradients(model, expected))
@@ -69,7 +70,7 @@ def test_its_advantages_are_those_of_main():
     # The second group is flat. Its mean is rounded, so only a test for it makes its advantages 0.
     rewards = torch.tensor([0.0, 4.0, 0.375, 2.0, 0.1, 0.7] + 6 * [0.9])
     assert rewards[6:].mean() != rewards[6]
-    expected, _ = main.compute_group_normalized_rewards(rewards, group_size=6)
+    expected = main.compute_group_normalized_rewards(rewards, group_size=6)
     actual = compute_advantages(rewards, group_size=6)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
     assert actual[:6].abs().min() > 0 and not actual[6:].any()

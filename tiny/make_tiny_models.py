@@ -264,12 +264,13 @@ def main():
         start = time.perf_counter()
         seed_everything(args.seed)
         subject_model = make_model(size, tokenizer)
-        subject_log = train_stage(subject_model, tokenizer, subject, subject_examples, args.seed)
+        updates = train_stage(subject_model, tokenizer, subject, subject_examples, args.seed)
+        subject_log = list(updates)
         for careful_share in args.careful_shares:
             stage = replace(HABITS, careful_share=careful_share)
             examples = examples_of_stage(tokenizer, stage, args.seed + 1)
             model = copy.deepcopy(subject_model)
-            log = subject_log + train_stage(model, tokenizer, stage, examples, args.seed)
+            log = [*subject_log, *train_stage(model, tokenizer, stage, examples, args.seed)]
             is_one_of_several = len(args.careful_shares) > 1
             name = f"{size}_careful{careful_share:g}" if is_one_of_several else size
             save(model, tokenizer, log, args.output_dir / name)
@@ -291,18 +292,20 @@ def examples_of_stage(tokenizer, stage, seed):
 
 
 def train_stage(model, tokenizer, stage, examples, seed):
-    """Train the model in place. Returns the log, a row for each update."""
-    updates = sft.fine_tune(
+    """Train the model in place. Yields a row of the log for each update."""
+    solutions = [
+        sft.encode(tokenizer, example["prompt"], example["completion"], example)
+        for example in examples
+    ]
+    return sft.fine_tune(
         model,
-        tokenizer,
-        examples,
+        solutions,
         stage.config,
         num_updates=stage.num_updates,
         loss=replace(sft.SFT_LOSS, length_normalization="token_mean"),
         final_factor=0.1,
         seed=seed,
     )
-    return list(updates)
 
 
 def save(model, tokenizer, log, folder):
