@@ -32,6 +32,7 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
+from grpo import weights
 from logs import jsonl
 from rl_datasets import get_dataloaders
 from sampling import generation
@@ -203,7 +204,7 @@ def competitors_of(work: str, args) -> dict[str, Callable[[], Turn]]:
             competitors["TRL"] = partial(step_of_trl, args)
         return competitors
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name)
-    model = llms.get_sampler(policy).eval()
+    model = weights.get_sampler(policy).eval()
     prompts = [row["prompt"] for row in read_examples(tokenizer, args.num_prompts)]
     competitors = {}
     samplers = {"GRPO-Lite": sample_with_ours, "model.generate": sample_with_transformers}

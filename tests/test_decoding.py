@@ -21,7 +21,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache
 
 import utils
-from sampling import decoding, generation
+from sampling import cuda_graphs, decoding, generation
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")
@@ -86,7 +86,7 @@ def test_a_step_asks_the_host_nothing(name, monkeypatch):
             CONFIGS[name], dtype=torch.float32, attn_implementation="sdpa"
         )
         layers = [(torch.zeros(3, 2, 5, 8), torch.zeros(3, 2, 5, 8)) for _ in range(2)]
-        monkeypatch.setattr(decoding, "_run_prompts", lambda *_: (layers, torch.zeros(3, 32)))
+        monkeypatch.setattr(decoding, "run_prompts", lambda *_: (layers, torch.zeros(3, 32)))
         prompt_of_row = torch.zeros(12, dtype=torch.long)
         token = torch.zeros(12, dtype=torch.long)
         uniforms = torch.zeros(12, dtype=torch.float64)
@@ -126,7 +126,6 @@ def test_a_gpus_settings_give_the_same_samples(
     options = dict(max_completion_length=max_completion_length, stop_strings=STOP_STRINGS)
     expected = sample(model, tokenizer, **options)
     decoder = decoding.Decoder(model.device, 24)
-    decoder.check_interval = 8
     decoder.columns_per_block = 128
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     completions = sample(model, tokenizer, **options)
@@ -136,14 +135,14 @@ def test_a_gpus_settings_give_the_same_samples(
 
 def test_a_kept_decoder_holds_as_many_columns_as_it_says(model, tokenizer, monkeypatch):
     """A later batch with longer prompts was accepted by the rounded size, and then overflowed."""
-    decoder = decoding.CapturedDecoder(model.device, max_rows=24, max_columns=128)
+    decoder = cuda_graphs.CapturedDecoder(model.device, max_rows=24, max_columns=128)
     decoder.uses_graphs = False
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     longest_prompt = max(len(prompt) for prompt in PROMPTS)  # one token for each character
     for length in (30, 128 - longest_prompt):
         completions = sample(model, tokenizer, max_completion_length=length)
         with monkeypatch.context() as patch:
-            patch.setattr(generation, "decoder_for", decoding.decoder_for)
+            patch.setattr(generation, "decoder_for", cuda_graphs.decoder_for)
             expected = sample(model, tokenizer, max_completion_length=length)
         assert max(lengths_of(expected)) == length
         assert have_same_samples(completions, expected)
@@ -316,7 +315,7 @@ def captures_in_python(monkeypatch, fails_at=None):
 
         return SimpleNamespace(replay=replay), results
 
-    monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
+    monkeypatch.setattr(cuda_graphs.CapturedDecoder, "_capture", capture)
     return sizes, addresses
 
 
@@ -324,8 +323,8 @@ def test_a_kept_decoder_that_is_large_enough_is_taken_at_once(monkeypatch):
     """The model ran a prompt in every call, to measure what was known."""
     model = Mock(device=torch.device("cuda"), dtype=torch.bfloat16)
     kept = SimpleNamespace(max_rows=24, max_columns=128)
-    monkeypatch.setitem(decoding.CAPTURED_DECODERS, model, kept)
-    assert decoding.decoder_for(model, 24, 100) is kept
+    monkeypatch.setitem(cuda_graphs.CAPTURED_DECODERS, model, kept)
+    assert cuda_graphs.decoder_for(model, 24, 100) is kept
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 5])
@@ -336,8 +335,7 @@ def test_without_a_capture_steps_are_ordinary_and_one_line_says_so(
     expected = sample(model, tokenizer)
     sizes, addresses = captures_in_python(monkeypatch, fails_at)
     # It is kept for all batches and calls, as decoder_for keeps it.
-    decoder = decoding.CapturedDecoder(model.device, 24, 128)
-    decoder.check_interval = 8  # as on a GPU
+    decoder = cuda_graphs.CapturedDecoder(model.device, 24, 128)
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     for bound in (24, 7):
         completions = sample(model, tokenizer, max_concurrent_sequences=bound)
@@ -357,7 +355,7 @@ def test_without_a_capture_steps_are_ordinary_and_one_line_says_so(
 def test_batches_of_all_sizes_share_their_graphs(model, tokenizer, monkeypatch):
     """Graphs ran out in a long run: each size of a batch had its own series of smaller sizes."""
     sizes, _ = captures_in_python(monkeypatch)
-    decoder = decoding.CapturedDecoder(model.device, 24, 128)
+    decoder = cuda_graphs.CapturedDecoder(model.device, 24, 128)
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     first_sizes = set()
     for num_samples in (2, 3, 4, 5, 6):
@@ -370,8 +368,8 @@ def test_batches_of_all_sizes_share_their_graphs(model, tokenizer, monkeypatch):
 def test_the_least_recently_used_graph_makes_room(model, tokenizer, monkeypatch):
     """At the limit a new graph was not captured, so that steps became slow in silence."""
     sizes, _ = captures_in_python(monkeypatch)
-    monkeypatch.setattr(decoding.CapturedDecoder, "MAX_GRAPHS", 2)
-    decoder = decoding.CapturedDecoder(model.device, 3, 128)
+    monkeypatch.setattr(cuda_graphs.CapturedDecoder, "MAX_GRAPHS", 2)
+    decoder = cuda_graphs.CapturedDecoder(model.device, 3, 128)
     for num_rows in (1, 2, 1, 3, 1, 2):
         prompt_of_row = torch.zeros(num_rows, dtype=torch.long)
         uniforms = torch.full((num_rows,), 0.5, dtype=torch.float64)
@@ -395,13 +393,12 @@ def test_few_graphs_are_captured_while_lengths_drift(monkeypatch):
         num_captures += 1
         return SimpleNamespace(replay=lambda: None), (token, torch.zeros(len(token)))
 
-    monkeypatch.setattr(decoding.CapturedDecoder, "_capture", capture)
+    monkeypatch.setattr(cuda_graphs.CapturedDecoder, "_capture", capture)
     # A row's token is its length, so that it ends after so many.
     monkeypatch.setattr(
         generation, "draw", lambda model, hidden, uniforms, _: (uniforms.long(), uniforms)
     )
-    decoder = decoding.CapturedDecoder(torch.device("cpu"), 512, 1024)
-    decoder.check_interval = 8  # as on a GPU
+    decoder = cuda_graphs.CapturedDecoder(torch.device("cpu"), 512, 1024)
     generator = torch.Generator().manual_seed(0)
 
     def sample_batch(R, mean_length, temperature=1.0):
@@ -455,7 +452,7 @@ def test_what_all_prompts_begin_with_runs_once(name):
         lambda _, args: passes.append(args[0].shape)
     )
     with torch.no_grad():
-        layers, hidden = decoding._run_prompts(model, prompts)
+        layers, hidden = decoding.run_prompts(model, prompts)
         hook.remove()
         assert passes == [(1, 10), (3, 4)]
         for row, prompt in enumerate(prompts):

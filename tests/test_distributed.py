@@ -126,9 +126,9 @@ def make_updates(case):
     base_model = None
     if case.beta > 0:
         base_model = random_model(1, tie_word_embeddings=case.tied).requires_grad_(False)
-        llms.shard(base_model)
-    sampler = llms.get_sampler(model)
-    llms.shard(model)
+        weights.shard(base_model)
+    sampler = weights.get_sampler(model)
+    weights.shard(model)
     # The weights after SGD show a wrong factor, which AdamW hides. AdamW also makes a full step of
     # a gradient that is only rounding. The training runs below use AdamW.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -151,7 +151,7 @@ def make_updates(case):
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         updates.gradients.append(torch.cat([torch.zeros(1), *map(whole_vector, gradients)]))
         metrics |= main.take_step(model, optimizer, config, 0.1, metrics["loss"])
-        llms.refresh_sampler(sampler, model)
+        weights.refresh_sampler(sampler, model)
         updates.metrics.append({name: float(value) for name, value in metrics.items()})
     updates.weights = torch.cat([whole_vector(p.detach()) for p in model.parameters()])
     sampler_weights = torch.cat([p.flatten() for p in sampler.parameters()])

@@ -47,7 +47,6 @@ from training.schedule import learning_rate_of
 
 import distributed
 import evaluator
-import llms
 import main
 import utils
 from config import GRPOConfig, LossConfig, parse
@@ -706,7 +705,7 @@ def run_as_one_of_two(model_folder, folder):
     results = []
     for loss_type, length_normalization in PAPERS:
         model = random_model(0)
-        llms.shard(model)
+        weights.shard(model)
         results.append(one_update(loss_type, length_normalization, 40, model, batch, old_logps))
     if distributed.is_main():
         torch.save(results, folder / "updates.pt")

@@ -21,6 +21,7 @@ from transformers import (
 import llms
 import sft
 import utils
+from grpo import weights
 from grpo.rollout import make_batch, micro_batches
 from sampling import generation
 
@@ -296,26 +297,17 @@ def test_a_gpu_runs_large_batches_of_completions(num_tokens, is_cuda, expected):
     assert utils.num_length_buckets(num_tokens, is_cuda) == expected
 
 
-def test_attention_that_is_not_there_is_refused(tmp_path):
-    model = random_model()
-    for name in ("flash_attention_2", "no_such_attention"):
-        with pytest.raises(ValueError, match=f"^--attn_implementation {name}: [^\n]+$"):
-            llms._set_attention(model, name)
-    llms._set_attention(model, "eager")
-    assert model.config._attn_implementation == "eager"
-
-
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
-    sampler = llms.get_sampler(model, "bfloat16")
+    sampler = weights.get_sampler(model, "bfloat16")
     assert sampler is not model
     assert sampler.dtype == next(sampler.parameters()).dtype == torch.bfloat16
     buffer_dtypes = {buffer.dtype for buffer in sampler.buffers()}
     assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
-    assert llms.get_sampler(model) is model  # on CPU the policy itself samples
+    assert weights.get_sampler(model) is model  # on CPU the policy itself samples
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1)
-    llms.refresh_sampler(sampler, model)
+    weights.refresh_sampler(sampler, model)
     for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
         assert torch.equal(copied, weight.to(torch.bfloat16))
     generation.generate(sampler, tokenizer, PROMPTS, max_completion_length=3)

@@ -29,8 +29,7 @@ NUM_ITERATIONS = 4
 # Each iteration has two batches of sampling and two updates.
 TRAINING = f"""{MODEL_AND_DATA} --num_train_iters {NUM_ITERATIONS} --rollout_batch_size 16
     --group_size 4 --train_batch_size 8 --max_completion_length 48 --max_concurrent_sequences 8
-    --learning_rate 1e-3 --eval_iterations {NUM_ITERATIONS} --save_iterations 1
-    --keep_checkpoints {NUM_ITERATIONS}"""
+    --learning_rate 1e-3 --eval_iterations {NUM_ITERATIONS} --save_iterations 1"""
 # Of tiny/0.1m: keys and values of each layer and head, in bfloat16.
 BYTES_PER_TOKEN = 2 * 2 * 2 * 24 * 2
 

