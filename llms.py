@@ -114,6 +114,7 @@ def load_model(model_name: str | Path, config: PreTrainedConfig) -> PreTrainedMo
         "belong to another model": report["unexpected_keys"],
         "have another shape": [name for name, *_ in report["mismatched_keys"]],
         "are not finite": [name for name in weights if not weights[name].isfinite().all()],
+        "belong to an adapter": [name for name in weights if ".lora_" in name],
         "are quantized": ["all"] if getattr(config, "quantization_config", None) else [],
     }
     messages = []

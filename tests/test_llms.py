@@ -1,9 +1,8 @@
 """Sampling against a plain loop, and what must not change it."""
 
 import json
-import socket
+from itertools import chain, repeat
 
-import huggingface_hub.constants
 import pytest
 import torch
 from conftest import VOCAB, random_model, sampling_gaps, small_tokenizer
@@ -198,8 +197,11 @@ def test_a_prompt_without_tokens_is_refused(model, tokenizer):
 
 
 def scripted_logits(script):
-    """In place of utils.compute_logits: all probability for the next token of a script."""
-    script_ids = iter(script)
+    """In place of utils.compute_logits: all probability for the next token of a script.
+
+    After its end come pads, since ends are looked for every few tokens only.
+    """
+    script_ids = chain(script, repeat(0))
 
     def compute_logits(states, weight, bias):
         logits = torch.full((len(states), 48), -1e4)
@@ -275,7 +277,7 @@ def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
 def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
     """Autocast rounds the same weights in every pass. All others must stay float32."""
     model = random_model(attention_dropout=0.0)
-    reference = llms._frozen_copy(model, llms.weights_that_autocast_rounds(model))
+    reference = weights._frozen_copy(model, weights.weights_that_autocast_rounds(model))
     assert not any(weight.requires_grad for weight in reference.parameters())
     rounded = [name for name, weight in reference.named_parameters() if weight.dtype != torch.float]
     assert len(rounded) == 2 * (4 + 3 + 3)  # layers; projections and biases of attention, the MLP
@@ -321,7 +323,7 @@ def test_loading_round_trip(tmp_path, tokenizer, capsys):
     for saved, weight in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(saved, weight)
     assert loaded_tokenizer("hello")["input_ids"] == tokenizer("hello")["input_ids"]
-    assert "attention sdpa" in capsys.readouterr().out
+    assert f"{model.num_parameters():,} parameters, on cpu" in capsys.readouterr().out
     loaded.save_pretrained(tmp_path / "again")
     saved_again = load_file(tmp_path / "again" / "model.safetensors")
     saved = load_file(tmp_path / "good" / "model.safetensors")
@@ -342,24 +344,28 @@ def change_weights(folder, change):
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
 
-def change_config(folder, **settings):
-    file = folder / "config.json"
+def change_json(file, **settings):
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
+def change_config(folder, **settings):
+    change_json(folder / "config.json", **settings)
+
+
 NORM = "model.layers.1.input_layernorm.weight"
+OTHER = "belong to another model, such as"
 DAMAGES = {
-    "prefix": (lambda w: {f"_orig_mod.{name}": w[name] for name in w}, "_orig_mod.model.embed"),
-    "lost": (lambda w: {name: w[name] for name in w if name != NORM}, f"missing .*: {NORM}"),
-    "extra": (lambda w: w | {"model.layers.2.x": w[NORM].clone()}, "does not have: model.layers.2"),
-    "shape": (lambda w: w | {NORM: torch.ones(3)}, rf"shape: {NORM} \(\[3\] in .*, \[32\] by"),
-    "nan": (lambda w: w | {NORM: w[NORM] * torch.nan}, f"not finite .*: {NORM}"),
-    "infinite": (lambda w: w | {NORM: w[NORM] / 0}, f"not finite .*: {NORM}"),
+    "prefix": (lambda w: {f"_orig_mod.{name}": w[name] for name in w}, f"{OTHER} _orig_mod.model"),
+    "lost": (lambda w: {name: w[name] for name in w if name != NORM}, f"missing, such as {NORM}"),
+    "extra": (lambda w: w | {"model.layers.2.x": w[NORM].clone()}, f"{OTHER} model.layers.2"),
+    "shape": (lambda w: w | {NORM: torch.ones(3)}, f"1 weights have another shape, such as {NORM}"),
+    "nan": (lambda w: w | {NORM: w[NORM] * torch.nan}, f"are not finite, such as {NORM}"),
+    "infinite": (lambda w: w | {NORM: w[NORM] / 0}, f"are not finite, such as {NORM}"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_weights_other_than_the_models_are_refused_by_name(damage, tmp_path, capfd):
+def test_weights_other_than_the_models_are_refused_by_name(damage, tmp_path):
     """Random weights took the place of those that were missing, and were trained."""
     save(random_model(), tmp_path)
     change, message = DAMAGES[damage]
@@ -367,7 +373,6 @@ def test_weights_other_than_the_models_are_refused_by_name(damage, tmp_path, cap
     with pytest.raises(ValueError, match=message) as refusal:
         llms.get_llm_tokenizer(str(tmp_path))
     assert "\n" not in str(refusal.value)
-    assert capfd.readouterr().err == ""  # and no table of transformers
 
 
 def test_an_output_layer_is_missing_only_where_it_is_not_tied(tmp_path):
@@ -380,7 +385,7 @@ def test_an_output_layer_is_missing_only_where_it_is_not_tied(tmp_path):
     assert model.lm_head.weight is model.model.embed_tokens.weight
     save(model, tmp_path)
     change_config(tmp_path, tie_word_embeddings=False)
-    with pytest.raises(ValueError, match="missing from the files: lm_head.weight"):
+    with pytest.raises(ValueError, match="1 weights are missing, such as lm_head.weight"):
         llms.get_llm_tokenizer(str(tmp_path))
 
 
@@ -388,40 +393,25 @@ def test_a_quantized_model_is_refused(tmp_path):
     """Its checkpoints were quantized again, and read as raw numbers."""
     save(random_model(), tmp_path)
     change_config(tmp_path, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(ValueError, match="the weights are quantized"):
+    with pytest.raises(ValueError, match="weights are quantized"):
         llms.get_llm_tokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_git_lfs_pointer_is_called_by_its_name(name, tmp_path):
+def test_an_adapter_beside_whole_weights_is_refused(tmp_path):
+    """transformers loads it where peft is installed, and then it would be part of the policy."""
     save(random_model(), tmp_path)
-    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 988097824\n")
-    with pytest.raises(ValueError, match=f"{name} is only a Git LFS pointer"):
-        llms.get_llm_tokenizer(str(tmp_path))
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_an_adapter_is_not_a_model(is_alone, tmp_path):
-    """Beside whole weights it would be left out or loaded, as peft is installed or not."""
-    if not is_alone:
-        save(random_model(), tmp_path)
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(ValueError, match="holds an adapter"):
-        llms.get_llm_tokenizer(str(tmp_path))
-
-
-def test_weights_in_one_file_and_in_several_are_refused(tmp_path):
-    """The file of an earlier model was loaded, and not the newer ones beside it."""
-    save(random_model(), tmp_path)
-    random_model(1).save_pretrained(tmp_path / "newer", max_shard_size="20KB")
-    for file in (tmp_path / "newer").glob("model*"):
+    adapted = random_model()
+    weights.add_adapters(adapted, rank=2, seed=0)
+    adapted.save_pretrained(tmp_path / "adapter")
+    for file in (tmp_path / "adapter").glob("adapter*"):
         file.rename(tmp_path / file.name)
-    with pytest.raises(ValueError, match="weights twice, in model.safetensors and .*index.json"):
+    change_json(tmp_path / "adapter_config.json", base_model_name_or_path=str(tmp_path))
+    with pytest.raises(ValueError, match="adapter"):
         llms.get_llm_tokenizer(str(tmp_path))
 
 
-def test_a_lost_expert_is_refused_by_the_name_of_its_tensor(tmp_path):
-    """The line was only that there is a report above, which is not shown."""
+def test_a_lost_expert_is_refused(tmp_path):
+    """transformers makes one tensor of all experts of a layer."""
     config = MixtralConfig(
         vocab_size=VOCAB,
         hidden_size=8,
@@ -434,7 +424,7 @@ def test_a_lost_expert_is_refused_by_the_name_of_its_tensor(tmp_path):
     save(AutoModelForCausalLM.from_config(config), tmp_path)
     lost = "model.layers.1.block_sparse_moe.experts.0.w1.weight"
     change_weights(tmp_path, lambda w: {name: w[name] for name in w if name != lost})
-    with pytest.raises(ValueError, match=r"make up model\.layers\.1\.mlp\.experts\.gate_up_proj"):
+    with pytest.raises(ValueError, match=f"--model_name {tmp_path} cannot be loaded"):
         llms.get_llm_tokenizer(str(tmp_path))
 
 
@@ -462,32 +452,6 @@ def test_a_vocabulary_may_have_gaps(tmp_path):
     end_finder = generation.EndFinder(model, tokenizer, ("</answer>",))
     ids = [tokenizer.convert_tokens_to_ids(token) for token in ("a", "</answer", ">", "b")]
     assert end_finder.find(ids, 0) == 3
-
-
-def test_without_a_network_a_model_comes_from_the_cache_or_is_refused_at_once(
-    tmp_path, monkeypatch
-):
-    """The hub was asked six times for each file, with a line each."""
-    hosts = []
-
-    def no_network(host, *args, **kwargs):
-        hosts.append(host)
-        raise socket.gaierror("no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", no_network)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    cached = tmp_path / "models--some--model"
-    save(random_model(), cached / "snapshots" / "0")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("0")
-    llms.get_llm_tokenizer("some/model")
-    with pytest.raises(
-        ValueError, match="--model_name some/other: .* no such directory, nor a complete copy"
-    ):
-        llms.get_llm_tokenizer("some/other")
-    assert len(hosts) <= 2  # the hub's client also asks one thing of its own
 
 
 @pytest.mark.parametrize(
@@ -547,7 +511,7 @@ def test_a_completion_ends_where_the_chat_template_ends_a_turn(tmp_path, tokeniz
     model, loaded_tokenizer = llms.get_llm_tokenizer(str(tmp_path))
     eos = tokenizer.eos_token_id
     end = tokenizer.convert_tokens_to_ids("<end>")
-    assert "ends a turn with <end>, and not with the EOS <eos>" in capsys.readouterr().out
+    assert "completions end with <end>" in capsys.readouterr().out
     assert generation.eos_token_ids(model, loaded_tokenizer) == [eos, end]
     assert sft.encode(loaded_tokenizer, "a", "b", {}).ids[-1] == end
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}</turn>{% endfor %}"
