@@ -88,10 +88,10 @@ def compute_group_normalized_rewards(
             )
         ]
     )
-    advantages, metadata = main.compute_group_normalized_rewards(
+    advantages = main.compute_group_normalized_rewards(
         raw_rewards, group_size, advantage_eps, normalize_by_std
     )
-    return advantages, raw_rewards, metadata
+    return advantages, raw_rewards, {"reward": raw_rewards.mean().item()}
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs):

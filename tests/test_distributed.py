@@ -23,24 +23,25 @@ from conftest import (
     assert_same_run,
     assert_same_transcript,
     closed_port,
+    completions_of,
     fixed_sample,
     in_place_of_sample,
+    logps_of,
     ragged_batch,
     random_model,
     relative_distance,
     run_flags,
     start,
-    training_rollout,
-    update_gradient,
 )
-from training import checkpoints, completions
 
 import distributed
 import evaluator
 import llms
 import main
 import sft
-from config import GRPOConfig, parse
+from config import LossConfig, OptimiserConfig
+from grpo import checkpoints
+from grpo.run import Run
 from logs import jsonl
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -72,6 +73,7 @@ class Case:
     length_normalization: str
     beta: float = 0.04
     loss_type: str = "grpo_clip"
+    off_policy: bool = False
     tied: bool = True  # whether the output layer is the embedding
     checkpointing: bool = False  # gradient checkpointing
 
@@ -88,6 +90,8 @@ CASES = [
     Case("full", "masked_mean", tied=False),
     Case("skipped", "masked_normalize", beta=0.0, tied=False, loss_type="no_baseline"),
     Case("all skipped", "masked_mean", beta=0.0),
+    Case("missing", "masked_mean", beta=0.0, loss_type="gspo", off_policy=True),
+    Case("missing", "token_mean", beta=0.0, loss_type="cispo", off_policy=True),
 ]
 
 
@@ -118,6 +122,18 @@ class Updates:
     weights: torch.Tensor  # after both
 
 
+def completions_of_update(case, seed):
+    """The completions of all processes."""
+    batch = ragged_batch(NUM_GROUPS, GROUP_SIZE, seed)
+    batch["advantages"] = advantages_of(case.advantages)
+    completions = completions_of(batch)
+    if case.off_policy:
+        old_logps = logps_of(random_model(2), batch).tolist()
+        for completion, logps in zip(completions, old_logps, strict=True):
+            completion.old_logps = logps[: len(completion.ids)]
+    return completions
+
+
 def make_updates(case):
     """The two updates of a case, on two ragged batches."""
     model = random_model(0, tie_word_embeddings=case.tied).train()
@@ -132,25 +148,24 @@ def make_updates(case):
     # The weights after SGD show a wrong factor, which AdamW hides. AdamW also makes a full step of
     # a gradient that is only rounding. The training runs below use AdamW.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    flags = run_flags(
-        "unused",
-        "unused",
+    config = LossConfig(
+        group_size=GROUP_SIZE,
         length_normalization=case.length_normalization,
         loss_type=case.loss_type,
         beta=case.beta,
-        micro_batch_tokens=50,
-        max_grad_norm=0.5,
+        mask_truncated_completions=True,
+        max_completion_length=6,
     )
-    config = parse(GRPOConfig, [*flags, "--mask_truncated_completions"])
-    advantages = advantages_of(case.advantages)
     updates = Updates([], [], None)
     for seed in range(2):
-        batch = ragged_batch(NUM_GROUPS, GROUP_SIZE, seed) | {"advantages": advantages}
-        rollout = training_rollout(batch, config)
-        metrics = update_gradient(model, base_model, rollout, config)
+        completions = completions_of_update(case, seed)
+        metrics = main.accumulate_gradient(
+            model, base_model, distributed.share(completions), config, micro_batch_tokens=50
+        )
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         updates.gradients.append(torch.cat([torch.zeros(1), *map(whole_vector, gradients)]))
-        metrics |= main.take_step(model, optimizer, config, 0.1, metrics["loss"])
+        step_config = OptimiserConfig(max_grad_norm=0.5)
+        metrics |= main.take_step(model, optimizer, step_config, 0.1, metrics["loss"])
         weights.refresh_sampler(sampler, model)
         updates.metrics.append({name: float(value) for name, value in metrics.items()})
     updates.weights = torch.cat([whole_vector(p.detach()) for p in model.parameters()])
@@ -226,8 +241,7 @@ def make_everything(model_folder, folder):
         torch.save([vars(two_updates) for two_updates in updates], folder / "updates.pt")
     assert run_main(model_folder, folder / "on-policy", "on-policy") == 0
     assert run_main(model_folder, folder / "missing", "missing") == 0
-    switches = ["--resume", "--offload_optimizer"]  # AdamW's moments were not offloaded before
-    assert run_main(model_folder, folder / "resumed", "resumed", *switches) == 0
+    assert run_main(model_folder, folder / "resumed", "resumed", "--resume") == 0
     assert run_sft(model_folder, folder / "sft") == 0
 
 
@@ -361,21 +375,15 @@ def test_four_processes_give_the_numbers_of_one(made_by_one, model_folder, tmp_p
 
 
 def raise_in_one(*flags):
-    """main.py, in which the second process meets an error when it rewards for the fourth time.
+    """main.py, in which the second process meets an error as it rewards in iteration 3."""
+    original = Run.reward
 
-    That is in iteration 3, after an evaluation.
-    """
-    original = completions.reward
-    num_calls = 0
-
-    def reward(*args):
-        nonlocal num_calls
-        num_calls += 1
-        if distributed.rank() == 1 and num_calls == 4:
+    def reward(run, completions):
+        if distributed.rank() == 1 and run.iteration == 3:
             raise RuntimeError("this reward cannot be computed")
-        return original(*args)
+        return original(run, completions)
 
-    completions.reward = reward
+    Run.reward = reward
     return main.main(list(flags))
 
 
@@ -436,7 +444,7 @@ def test_a_job_ends_when_one_process_is_stopped_and_goes_on(
     output = signal_second_process(process, number)
     assert process.returncode != 0
     saved_step = 2
-    stopped = re.findall(r"stopped by SIGTERM after step (\d)", output)
+    stopped = re.findall(r"stopped by SIGTERM after iteration (\d)", output)
     if number == signal.SIGTERM:
         assert len(stopped) == 1, output[-2000:]
         saved_step = int(stopped[0])
@@ -444,7 +452,7 @@ def test_a_job_ends_when_one_process_is_stopped_and_goes_on(
         assert not stopped
     assert max(checkpoints.finished(tmp_path / "run")) == saved_step
     output = output_of(launch(2, __file__, "run", *flags, "--resume"))
-    assert f"continuing after step {saved_step} " in output
+    assert f"continuing from {tmp_path}/run/checkpoints/step_{saved_step:06d}" in output
     assert_same_run(tmp_path / "run", six_steps_run)
 
 

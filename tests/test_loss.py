@@ -7,12 +7,15 @@ in the order in which the exercise asks for them.
 import copy
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
 from conftest import (
     FixedDistribution,
     assert_same_gradient,
+    completions_of,
+    flat_gradient,
     gradients,
     logps_of,
     loss_of,
@@ -24,6 +27,7 @@ from conftest import (
 
 import main
 import utils
+from config import LossConfig
 from losses import LENGTH_NORMALIZATIONS, LOSSES
 
 
@@ -119,44 +123,25 @@ def test_bare_call_equals_the_float64_formula(model, base_model, batch):
     assert metrics["response_length"] == batch["completion_mask"].sum(1).float().mean()
 
 
-def assert_equals_the_float64_formula(
-    model, base_model, batch, loss_type, length_normalization, off_policy
-):
-    """With the prompt shared by its group and without."""
-    settings = dict(
-        loss_type=loss_type,
-        length_normalization=length_normalization,
-        max_completion_length=9,
-        cliprange_high=0.28,
-        beta=0.1,
-        temperature=0.7,
-    )
-    old_logps = perturbed_old_logps(model, batch) if off_policy else None
-    expected, expected_gradient = float64_grpo_loss(
-        model, base_model, batch, old_logps=old_logps, **settings
-    )
-    for group_size in (1, 4):
-        loss, _ = loss_of(
-            model,
-            base_model,
-            batch,
-            old_per_token_logps=old_logps,
-            group_size=group_size,
-            **settings,
-        )
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
-        assert_same_gradient(gradients(model, loss), expected_gradient)
-
-
 LOSS_TYPES = list(LOSSES)[:4]  # the others: tests/test_family.py
+# No setting at its default.
+SETTINGS = dict(max_completion_length=9, cliprange_high=0.28, beta=0.1, temperature=0.7)
 
 
 @pytest.mark.parametrize("off_policy", [False, True])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_every_loss_type_equals_the_float64_formula(loss_type, off_policy, model, base_model):
-    assert_equals_the_float64_formula(
-        model, base_model, ragged_batch(), loss_type, "masked_mean", off_policy
-    )
+def test_every_loss_type_equals_the_float64_formula(
+    loss_type, off_policy, model, base_model, batch
+):
+    """With the prompt shared by its group and without."""
+    settings = SETTINGS | dict(loss_type=loss_type)
+    if off_policy:
+        settings["old_logps"] = perturbed_old_logps(model, batch)
+    expected, expected_gradient = float64_grpo_loss(model, base_model, batch, **settings)
+    for group_size in (1, 4):
+        loss, _ = loss_of(model, base_model, batch, group_size=group_size, **settings)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+        assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
 @pytest.mark.parametrize("off_policy", [False, True])
@@ -165,11 +150,33 @@ def test_every_loss_type_equals_the_float64_formula(loss_type, off_policy, model
 def test_difficult_rows_equal_the_float64_formula(
     loss_type, length_normalization, off_policy, model, base_model
 ):
-    """Rows without a token in the loss, and a row whose reward is missing."""
+    """An update with two masked rows and one whose reward is missing, at once and in parts."""
     batch = make_difficult(ragged_batch())
-    assert_equals_the_float64_formula(
-        model, base_model, batch, loss_type, length_normalization, off_policy
+    settings = SETTINGS | dict(loss_type=loss_type, length_normalization=length_normalization)
+    old_logps = perturbed_old_logps(model, batch) if off_policy else None
+    expected, expected_gradient = float64_grpo_loss(
+        model, base_model, batch, old_logps=old_logps, **settings
     )
+    completions = completions_of(batch)
+    if off_policy:
+        for completion, logps in zip(completions, old_logps.tolist(), strict=True):
+            completion.old_logps = logps[: len(completion.ids)]
+    for budget in (20, 10_000):
+        metrics, gradient = one_update(model, base_model, completions, budget, **settings)
+        assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+        assert_same_gradient(gradient, expected_gradient)
+
+
+def one_update(model, base_model, completions, budget, **settings):
+    """(metrics, gradient) of an update in groups of 4, in which truncated rows are masked.
+
+    budget: the greatest number of tokens of a micro-batch.
+    """
+    config = LossConfig(group_size=4, mask_truncated_completions=True, **settings)
+    metrics = main.accumulate_gradient(model, base_model, completions, config, budget)
+    gradient = flat_gradient(model)
+    model.zero_grad()
+    return metrics, gradient
 
 
 def test_kl_uses_the_loss_reduction_and_is_zero_for_equal_models(model, base_model, batch):
@@ -191,7 +198,7 @@ def test_no_reference_and_no_kl_metric_with_beta_zero(model, batch):
 def test_ratio_is_one_for_the_old_self(model, base_model, batch):
     """Given its own log-probs as old ones, the policy has ratio 1 and clips nothing."""
     old_logps = logps_of(model, batch)
-    _, metrics = loss_of(model, base_model, batch, old_per_token_logps=old_logps)
+    _, metrics = loss_of(model, base_model, batch, old_logps=old_logps)
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-6)
     assert metrics["clip_fraction"] == 0
 
@@ -210,7 +217,7 @@ def test_on_policy_gradient_is_reinforce_with_a_group_baseline(
 def grpo_clip(advantages, policy_logps, old_logps, **settings):
     """(loss of each token, masks of clipped tokens); settings are fields of LossConfig."""
     mask = torch.ones_like(policy_logps, dtype=torch.bool)
-    config = main.LossConfig(**settings)
+    config = LossConfig(**settings)
     return LOSSES["grpo_clip"](advantages, policy_logps, old_logps, mask, config)
 
 
@@ -266,65 +273,90 @@ def test_expected_k3_is_the_true_kl():
     assert min(estimates) >= 0
 
 
-def one_update_in_micro_batches(model, base_model, batch, micro_batches, **settings):
-    """Sums of the losses, gradients and metrics of an update's micro-batches.
-
-    A micro-batch is (its rows, group size).
-    """
-    has_reward = ~batch["advantages"].isnan()
-    num_sequences = int(has_reward.sum())
-    num_tokens = int(batch["completion_mask"][has_reward].sum())
-    total_loss = 0.0
-    total_gradient = 0.0
-    total_metrics = {}
-    for rows, group_size in micro_batches:
-        loss, metrics = loss_of(
-            model,
-            base_model,
-            {name: tensor[rows] for name, tensor in batch.items()},
-            num_sequences=num_sequences,
-            num_tokens=num_tokens,
-            group_size=group_size,
-            max_completion_length=9,
-            **settings,
-        )
-        total_loss += loss.item()
-        total_gradient += gradients(model, loss)
-        for key, value in metrics.items():
-            total_metrics[key] = total_metrics.get(key, 0) + value
-    return total_loss, total_gradient, total_metrics
-
-
 @pytest.mark.parametrize(
     ("loss_type", "length_normalization"),
     [
         ("grpo_clip", "masked_mean"),
         ("grpo_clip", "masked_normalize"),
+        ("grpo_no_clip", "token_mean"),
+        ("reinforce_with_baseline", "token_mean"),
         ("no_baseline", "token_mean"),
+        ("no_baseline", "masked_normalize"),
     ],
 )
 def test_gradient_and_metrics_do_not_depend_on_micro_batches_or_order(
     loss_type, length_normalization, model, base_model
 ):
-    batch = make_difficult(ragged_batch())
+    """Row by row, in parts of groups, in whole groups of several sizes, and at once."""
+    completions = completions_of(make_difficult(ragged_batch(groups=4)))
     settings = dict(loss_type=loss_type, length_normalization=length_normalization)
-    expected_loss, expected_gradient, expected_metrics = one_update_in_micro_batches(
-        model, base_model, batch, [(list(range(12)), 4)], **settings
+    expected_metrics, expected_gradient = one_update(
+        model, base_model, completions, 10_000, **settings
     )
-    splits = {
-        "row by row": [([i], 1) for i in range(12)],
-        "parts of groups": [([i, i + 1], 2) for i in range(0, 12, 2)],
-        "groups in another order": [([8, 9, 10, 11, 0, 1, 2, 3], 4), ([4, 5, 6, 7], 4)],
-        "uneven": [([0, 1, 2], 3), ([3], 1), ([4, 5, 6, 7, 8, 9, 10, 11], 4)],
-    }
-    for name, micro_batches in splits.items():
-        loss, gradient, metrics = one_update_in_micro_batches(
-            model, base_model, batch, micro_batches, **settings
-        )
-        assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7), name
+    in_another_order = completions[8:] + completions[:8]
+    for budget in (10, 20, 40, 10_000):
+        metrics, gradient = one_update(model, base_model, in_another_order, budget, **settings)
+        assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7), budget
         assert_same_gradient(gradient, expected_gradient)
-        for key in ("kl", "entropy", "response_length", "ratio_mean"):
-            assert metrics[key] == pytest.approx(expected_metrics[key], rel=1e-5), (name, key)
+
+
+def loss_of_the_task_sheet(
+    model,
+    base_model,
+    prompt_completion_ids,
+    completion_ids,
+    attention_mask,
+    completion_mask,
+    advantages,
+):
+    """The steps of the interview's first task, word for word, from its seven arguments alone."""
+    C = completion_ids.shape[1]
+    policy_logps = utils.get_per_token_logps(model, prompt_completion_ids, attention_mask, C)
+    with torch.inference_mode():
+        ref_logps = utils.get_per_token_logps(base_model, prompt_completion_ids, attention_mask, C)
+    kl = torch.exp(ref_logps - policy_logps) - (ref_logps - policy_logps) - 1
+    ratio = torch.exp(policy_logps - policy_logps.detach())
+    per_token_loss = -ratio * advantages.unsqueeze(1) + 0.04 * kl
+    lengths = completion_mask.sum(1)
+    loss = ((per_token_loss * completion_mask).sum(1) / lengths).mean()
+    mean_kl = ((kl * completion_mask).sum(1) / lengths).mean()
+    return loss, {"kl": mean_kl.item(), "response_length": lengths.float().mean().item()}
+
+
+@pytest.mark.parametrize("num_truncated", [0, 2])
+def test_the_task_sheets_loss_trains_with_the_same_gradient(num_truncated, model, base_model):
+    """In an update of several micro-batches. No row may give 0 / 0, without a reward or masked."""
+    batch = ragged_batch(groups=4)
+    batch["advantages"][[5, 12, 13, 14, 15]] = torch.nan
+    batch["completion_mask"][[2, 9][:num_truncated]] = 0
+    completions = completions_of(batch)
+    expected_metrics, expected_gradient = one_update(model, base_model, completions, 10_000)
+
+    def call(*arguments, **_):
+        return loss_of_the_task_sheet(*arguments[:7])
+
+    for budget in (10, 40, 10_000):
+        with mock.patch.object(main, "compute_loss", call):
+            metrics, gradient = one_update(model, base_model, completions, budget)
+        assert gradient.isfinite().all()
+        assert_same_gradient(gradient, expected_gradient)
+        for name in ("loss", "kl"):
+            assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-5), name
+
+
+def test_a_loss_that_adds_to_the_advantage_keeps_its_gradient(model, batch):
+    """With beta 0, groups of equal rewards stay out only for losses that are linear in it."""
+
+    def with_bonus(advantages, policy_logps, old_logps, mask, config):
+        return -(advantages + 0.1) * policy_logps, {}
+
+    batch["advantages"][:8] = 0
+    settings = dict(loss_type="with_bonus", beta=0.0)
+    with mock.patch.dict(main.LOSSES, with_bonus=with_bonus):
+        loss, _ = loss_of(model, None, batch, **settings)
+        metrics, gradient = one_update(model, None, completions_of(batch), 40, **settings)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert_same_gradient(gradient, gradients(model, loss))
 
 
 @pytest.mark.parametrize("group_size", [1, 4])
@@ -353,9 +385,7 @@ def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, ba
     batch["completion_mask"][3] = 0
     old_logps = torch.zeros(12, 7)
     old_logps[3] = -torch.inf
-    loss, _ = loss_of(
-        model, base_model, batch, old_per_token_logps=old_logps, loss_type="grpo_no_clip"
-    )
+    loss, _ = loss_of(model, base_model, batch, old_logps=old_logps, loss_type="grpo_no_clip")
     assert loss.isfinite()
     batch["completion_mask"][:] = 0
     loss, metrics = loss_of(model, base_model, batch)
@@ -394,7 +424,7 @@ def test_importance_cap_weights_the_policy_term_by_the_truncated_ratio(gap, weig
         model,
         None,
         batch,
-        sampled_per_token_logps=logps_of(model, batch) + gap,
+        sampled_logps=logps_of(model, batch) + gap,
         importance_cap=2.0,
         **settings,
     )
@@ -411,41 +441,35 @@ def test_group_normalization_by_hand():
     second_std = (20 / 3) ** 0.5  # mean 5, unbiased variance 20/3
     centred = [0.5, -0.5, -0.5, 0.5, -3, -1, 1, 3]
     expected = [x / first_std for x in centred[:4]] + [x / second_std for x in centred[4:]]
-    advantages, metadata = main.compute_group_normalized_rewards(rewards, 4, 0.0, True)
+    advantages = main.compute_group_normalized_rewards(rewards, 4, 0.0, True)
     assert advantages.tolist() == pytest.approx(expected, rel=1e-6)
-    assert metadata["reward"] == pytest.approx(22 / 8)
-    assert metadata["zero_std_fraction"] == 0
-    assert metadata["reward_std"] == pytest.approx((first_std + second_std) / 2)
-    not_divided, _ = main.compute_group_normalized_rewards(rewards, 4, 0.0, False)
+    not_divided = main.compute_group_normalized_rewards(rewards, 4, 0.0, False)
     assert not_divided.tolist() == centred
-    with_eps, _ = main.compute_group_normalized_rewards(rewards[:4], 4, 1.0, True)
+    with_eps = main.compute_group_normalized_rewards(rewards[:4], 4, 1.0, True)
     assert with_eps[0].item() == pytest.approx(0.5 / (first_std + 1))
 
 
 def test_equal_rewards_have_advantage_exactly_zero():
     """The mean of six float32 rewards of 2.35 is rounded; with eps 1e-6 that gave -0.189."""
-    rewards = torch.full((6,), 2.35)
-    advantages, metadata = main.compute_group_normalized_rewards(rewards, 6, 1e-6, True)
+    advantages = main.compute_group_normalized_rewards(torch.full((6,), 2.35), 6, 1e-6, True)
     assert advantages.tolist() == [0.0] * 6
-    assert metadata["zero_std_fraction"] == 1
 
 
 def test_missing_rewards_leave_the_mean_and_std():
     nan = math.nan
     rewards = torch.tensor([1.0, nan, 3.0, nan, nan, nan, 5.0, nan, nan, nan, nan, nan])
-    advantages, metadata = main.compute_group_normalized_rewards(rewards, 4, 0.0, True)
+    advantages = main.compute_group_normalized_rewards(rewards, 4, 0.0, True)
     root = 0.5**0.5  # rewards 1 and 3: mean 2, unbiased std sqrt 2
     assert advantages[[0, 2, 6]].tolist() == pytest.approx([-root, root, 0.0])
-    assert advantages[rewards.isnan()].tolist() == [0.0] * 9
-    assert metadata["reward"] == pytest.approx(3.0)
+    assert torch.equal(advantages.isnan(), rewards.isnan())
 
 
 def test_advantages_do_not_depend_on_the_order_of_groups():
     rewards = torch.randn(20, generator=torch.Generator().manual_seed(0))
     order = [3, 0, 4, 1, 2]
-    expected, _ = main.compute_group_normalized_rewards(rewards, 4)
+    expected = main.compute_group_normalized_rewards(rewards, 4)
     shuffled = rewards.view(5, 4)[order].flatten()
-    advantages, _ = main.compute_group_normalized_rewards(shuffled, 4)
+    advantages = main.compute_group_normalized_rewards(shuffled, 4)
     assert torch.equal(advantages.view(5, 4), expected.view(5, 4)[order])
 
 

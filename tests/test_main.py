@@ -8,24 +8,23 @@ from unittest import mock
 import pytest
 import torch
 from conftest import (
+    assert_same_gradient,
+    completions_of,
     flat_gradient,
     gradients,
     loss_of,
     ragged_batch,
-    relative_distance,
     run_flags,
     run_script,
-    training_rollout,
     update_gradient,
 )
-from training import completions
-from training.run import resolve
-from training.timer import StageTimer
 
 import llms
 import main
-import utils
 from config import GRPOConfig, parse
+from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
+from grpo.run import resolve
+from grpo.timer import StageTimer
 from logs import jsonl
 from losses import LENGTH_NORMALIZATIONS, LOSSES
 
@@ -45,7 +44,6 @@ LOGGED_OF_AN_ITERATION = {
     "clip_fraction",
     "time/sample",
     "time/reward",
-    "time/tokens",
     "time/loss",
     "time/update",
     "time/total",
@@ -68,7 +66,7 @@ def test_a_run_writes_its_arguments(whole_run):
     args = json.loads((whole_run / "args.json").read_text())
     assert args["args"]["group_size"] == 4
     assert args["parameters"] > 20_000
-    assert {"command", "commit", "versions", "hardware"} <= args.keys()
+    assert {"command", "commit", "dirty", "versions", "hardware"} <= args.keys()
 
 
 def test_a_run_logs_each_iteration_and_its_completions(whole_run):
@@ -112,17 +110,18 @@ def updates_by_hand(run, args):
     rows = []
     for step in (1, 2):
         examples = run.train_loader.next_batch(2)
-        rollout = completions.sample(args, run, examples, 4, 1.0)
-        rewards = completions.reward(run.evaluator, utils.repeat_each(examples, 4), rollout.texts)
-        advantages, _ = main.compute_group_normalized_rewards(run.evaluator.total(rewards), 4)
+        completions = run.sample(examples, 4, 1.0)
+        run.reward(completions)
+        rewards = torch.tensor([completion.reward for completion in completions])
+        batch = make_batch(split_into_groups(completions, 4), "cpu")
         loss, _ = main.compute_loss(
             model,
             run.base_model,
-            rollout.prompt_completion_ids,
-            rollout.completion_ids,
-            rollout.attention_mask,
-            rollout.completion_mask,
-            advantages,
+            batch.prompt_completion_ids,
+            batch.completion_ids,
+            batch.attention_mask,
+            batch.completion_mask,
+            main.compute_group_normalized_rewards(rewards, 4),
         )
         loss.backward()
         norm = flat_gradient(model).norm()
@@ -157,57 +156,8 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
         torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "length_normalization", "use_std_normalization"),
-    [
-        ("grpo_clip", "masked_mean", True),
-        ("grpo_clip", "token_mean", False),
-        ("grpo_no_clip", "masked_normalize", True),
-        ("reinforce_with_baseline", "token_mean", True),
-        ("no_baseline", "masked_mean", True),
-        ("no_baseline", "masked_normalize", False),
-    ],
-)
-def test_gradient_does_not_depend_on_the_token_budget(
-    loss_type, length_normalization, use_std_normalization, model, base_model, tmp_path
-):
-    """From rewards to gradient, with a missing reward and truncated completions masked."""
-    rewards = torch.randn(16, generator=torch.Generator().manual_seed(1))
-    rewards[6] = torch.nan
-    advantages, _ = main.compute_group_normalized_rewards(
-        rewards, 4, normalize_by_std=use_std_normalization
-    )
-    weights = rewards if loss_type == "no_baseline" else advantages
-    batch = ragged_batch(groups=4)
-    batch["advantages"] = weights.masked_fill(rewards.isnan(), torch.nan)
-
-    def one_update(budget):
-        """Metrics and gradient; budget: the greatest number of tokens of a micro-batch."""
-        flags = run_flags(
-            "unused",
-            tmp_path,
-            loss_type=loss_type,
-            length_normalization=length_normalization,
-            micro_batch_tokens=budget,
-        )
-        config = parse(GRPOConfig, [*flags, "--mask_truncated_completions"])
-        metrics = update_gradient(model, base_model, training_rollout(batch, config), config)
-        gradient = flat_gradient(model)
-        model.zero_grad()
-        return metrics, gradient
-
-    expected_metrics, expected_gradient = one_update(10_000)
-    assert expected_gradient.norm() > 0
-    for budget in (10, 40, 100):
-        metrics, gradient = one_update(budget)
-        assert relative_distance(gradient, expected_gradient) < 1e-5
-        assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
-
-
 @pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
-def test_groups_without_gradient_are_skipped_and_change_nothing(
-    length_normalization, model, tmp_path
-):
+def test_groups_without_gradient_are_skipped_and_change_nothing(length_normalization, model):
     """With beta 0 a group whose advantages are 0 skips its passes.
 
     The gradient and the means over tokens are as if it had not been skipped.
@@ -215,49 +165,32 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(
     batch = ragged_batch(groups=4)
     batch["advantages"] = torch.randn(16, generator=torch.Generator().manual_seed(1))
     batch["advantages"][4:8] = 0
-    config = parse(
-        GRPOConfig,
-        run_flags("unused", tmp_path, beta=0.0, length_normalization=length_normalization),
-    )
-    compute_loss = main.compute_loss
-    num_rows = 0
-
-    def count_rows(model, base_model, prompt_completion_ids, *tensors, **options):
-        nonlocal num_rows
-        num_rows += len(prompt_completion_ids)
-        return compute_loss(model, base_model, prompt_completion_ids, *tensors, **options)
-
-    with mock.patch.object(main, "compute_loss", count_rows):
-        metrics = update_gradient(model, None, training_rollout(batch, config), config)
-    assert num_rows == 12
+    settings = dict(beta=0.0, length_normalization=length_normalization, max_completion_length=6)
+    config = GRPOConfig(group_size=4, **settings)
+    with mock.patch.object(main, "compute_loss", wraps=main.compute_loss) as compute_loss:
+        metrics = update_gradient(model, None, completions_of(batch), config)
+    assert sum(len(call.args[2]) for call in compute_loss.call_args_list) == 12
     gradient = flat_gradient(model)
-    loss, _ = loss_of(
-        model,
-        None,
-        batch,
-        beta=0.0,
-        length_normalization=length_normalization,
-        max_completion_length=config.max_completion_length,
-    )
-    assert relative_distance(gradient, gradients(model, loss)) < 1e-5
+    loss, _ = loss_of(model, None, batch, **settings)
+    assert_same_gradient(gradient, gradients(model, loss))
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
 
 
-def test_an_update_without_any_gradient_makes_no_pass(model, tmp_path):
-    config = parse(GRPOConfig, run_flags("unused", tmp_path, beta=0.0))
+def test_an_update_without_any_gradient_makes_no_pass(model):
     batch = ragged_batch(groups=4) | {"advantages": torch.zeros(16)}
-    metrics = update_gradient(model, None, training_rollout(batch, config), config)
-    assert metrics == {"loss": 0.0}
+    config = GRPOConfig(group_size=4, beta=0.0)
+    assert update_gradient(model, None, completions_of(batch), config) == {"loss": 0.0}
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_updates_cover_every_epoch_in_whole_groups():
-    flags = run_flags(
-        "unused", "unused", rollout_batch_size=24, train_batch_size=8, epochs_per_rollout_batch=2
-    )
     torch.manual_seed(0)
-    updates = main.split_into_updates(parse(GRPOConfig, flags))
+    config = GRPOConfig(group_size=4, train_batch_size=8, epochs_per_rollout_batch=2)
+    completions = [Completion([number]) for number in range(24)]
+    updates = []
+    for update in split_into_updates(config, completions):
+        updates.append([completion.prompt_ids[0] for completion in update])
     assert [len(rows) for rows in updates] == [8] * 6
     for epoch in (updates[:3], updates[3:]):
         assert sorted(itertools.chain(*epoch)) == list(range(24))
@@ -268,8 +201,19 @@ def test_updates_cover_every_epoch_in_whole_groups():
 
 
 def test_one_update_is_the_whole_rollout_batch_by_default():
-    args = parse(GRPOConfig, run_flags("unused", "unused"))
-    assert main.split_into_updates(args) == [list(range(8))]
+    config = parse(GRPOConfig, run_flags("unused", "unused"))
+    completions = [Completion([number]) for number in range(8)]
+    assert split_into_updates(config, completions) == [completions]
+
+
+def test_the_learning_rate_rises_over_optimiser_steps_and_stays(model_folder, tmp_path):
+    """The log has the mean rate of the four updates of each iteration."""
+    assert [main.warm_up(1, 4, update) for update in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [main.warm_up(1, 0, update) for update in range(6)] == [1] * 6
+    four_updates = dict(num_train_iters=2, epochs_per_rollout_batch=2, train_batch_size=4)
+    assert main.main(run_flags(model_folder, tmp_path, **four_updates, warmup_steps=5)) == 0
+    logged = [row["learning_rate"] for row in jsonl.read(tmp_path / "train_log.jsonl")]
+    assert logged == pytest.approx([1e-3 * (1 + 2 + 3 + 4) / 4 / 5, 1e-3])
 
 
 # Every loss type and every length normalization at least once.
@@ -310,7 +254,7 @@ def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
     flags = run_flags(model_folder, tmp_path / "run", **gsm8k, num_train_iters=1)
     run = run_script("main.py", *flags)
     assert run.returncode == 0, run.stderr
-    assert "done: logs and checkpoints are in" in run.stdout.splitlines()[-1]
+    assert run.stdout.splitlines()[-1].startswith("done: ")
 
 
 def test_help_says_what_a_flag_counts(capsys):
@@ -331,7 +275,7 @@ def test_real_gsm8k_drops_long_prompts_and_says_so(data_folder, model_folder, tm
     )
     assert main.main(flags) == 0
     counts = re.findall(
-        r"gsm8k: ([\d,]+) (?:training|test) problems \((\d+) dropped: longer than 400 tokens\)",
+        r"gsm8k: ([\d,]+) (?:training|test) problems, (\d+) dropped as too long",
         capsys.readouterr().out,
     )
     assert counts

@@ -1,11 +1,14 @@
-"""The metrics of an update add up over its micro-batches, and leave skipped groups out."""
+"""The numbers of the logs: of an update, whose micro-batches add up, and of its completions."""
+
+import math
 
 import pytest
 import torch
-from conftest import ragged_batch, run_flags, training_rollout, update_gradient
+from conftest import completions_of, ragged_batch
 
 import main
-from config import GRPOConfig, parse
+from config import LossConfig
+from grpo.metrics import iteration_metrics
 
 
 def metrics_of_update(model, advantages, monkeypatch):
@@ -21,11 +24,11 @@ def metrics_of_update(model, advantages, monkeypatch):
         return policy_logps * 0 + positions, {"is_first": positions == 0}
 
     monkeypatch.setitem(main.LOSSES, "grpo_clip", loss)
-    config = parse(GRPOConfig, run_flags("unused", "unused", beta=0.0, micro_batch_tokens=40))
-    batch = ragged_batch(groups=3, group_size=4) | {"advantages": advantages}
-    rollout = training_rollout(batch, config)
-    assert rollout.lengths.view(3, 4).tolist() == [[1, 6, 4, 2], [7, 5, 3, 1], [6, 4, 2, 7]]
-    return update_gradient(model, None, rollout, config)
+    config = LossConfig(group_size=4, beta=0.0)
+    completions = completions_of(ragged_batch() | {"advantages": advantages})
+    lengths = [len(completion.ids) for completion in completions]
+    assert lengths == [1, 6, 4, 2, 7, 5, 3, 1, 6, 4, 2, 7]
+    return main.accumulate_gradient(model, None, completions, config, micro_batch_tokens=40)
 
 
 def test_metrics_add_up_over_micro_batches(model, monkeypatch):
@@ -42,3 +45,28 @@ def test_a_skipped_group_counts_in_the_loss_and_not_in_means_over_tokens(model, 
     metrics = metrics_of_update(model, advantages, monkeypatch)
     assert metrics["is_first"] == pytest.approx(8 / (13 + 19))
     assert metrics["loss"] == pytest.approx((13 + 19 - 8) / 2 / 12)
+
+
+def group_metrics(rewards, group_size):
+    """iteration_metrics of completions with these rewards."""
+    records = [{"reward": reward, "length": 1, "finished": True} for reward in rewards]
+    return iteration_metrics(records, group_size)
+
+
+def test_spread_of_rewards_by_hand():
+    metrics = group_metrics([1.0, 0.0, 0.0, 1.0, 2.0, 4.0, 6.0, 8.0], 4)
+    assert metrics["reward"] == pytest.approx(22 / 8)
+    assert metrics["zero_std_fraction"] == 0
+    # The unbiased variances are 1/3 and 20/3.
+    assert metrics["reward_std"] == pytest.approx(((1 / 3) ** 0.5 + (20 / 3) ** 0.5) / 2)
+
+
+def test_equal_and_missing_rewards_have_no_spread():
+    """Six float32 rewards of 2.35; groups with two rewards, with one and with none."""
+    reward = torch.tensor(2.35).item()
+    assert group_metrics([reward] * 6, 6)["zero_std_fraction"] == 1
+    nan = math.nan
+    metrics = group_metrics([1.0, nan, 3.0, nan, nan, nan, 5.0, nan, nan, nan, nan, nan], 4)
+    assert metrics["reward"] == pytest.approx(3.0)
+    assert metrics["reward_std"] == pytest.approx(2**0.5 / 3)
+    assert metrics["zero_std_fraction"] == pytest.approx(2 / 3)
