@@ -96,9 +96,7 @@ class GoldFile:
         self.num_done_before = len(problems) - len(self.open_problems)
         self.counts = Counter()
         self.failures_in_a_row = 0
-        self.progress_bar = tqdm(
-            total=len(self.open_problems), desc="gold", unit="problem"
-        )
+        self.progress_bar = tqdm(total=len(self.open_problems), desc="gold", unit="problem")
 
     def _read_ids(self, examples):
         """Return the ids of the problems that are in the file."""

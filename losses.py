@@ -13,6 +13,7 @@ from torch import Tensor
 from utils import import_from_file, masked_sum
 
 # --- The loss of each token -----------------------------------------------------------------------
+# They leave out the KL and the importance weight, which compute_loss adds.
 # advantages are (B, 1). policy_logps, old_logps and mask are (B, C); the mask is true on the tokens
 # that count. config has the attributes cliprange and cliprange_high; without a cliprange_high of
 # its own (None), the clip is as wide above as below.
@@ -82,9 +83,9 @@ LOSSES = {
     "cispo": cispo,
 }
 
-# Those whose loss is the advantage times something, so that without an advantage there is no
-# gradient. Groups of equal rewards then need not run. A loss that is not named here gets every row.
-LINEAR_IN_ADVANTAGE = (
+# Those that have no gradient where the advantage is 0, so that groups of equal rewards need not run
+# if there is no KL term either. A loss that is not named here gets every group.
+ZERO_WITHOUT_ADVANTAGE = (
     "grpo_clip",
     "grpo_no_clip",
     "reinforce_with_baseline",
@@ -161,7 +162,7 @@ def sum_over_constant(per_token, mask, config) -> Tensor:
 
 
 def mean_over_all_tokens(per_token, mask, config) -> Tensor:
-    """The mean over all tokens of the update (DAPO, arXiv:2503.14476)."""
+    """The mean over all tokens at once (DAPO, arXiv:2503.14476)."""
     return masked_sum(per_token, mask) / mask.sum().clamp(min=1)
 
 

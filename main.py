@@ -57,7 +57,7 @@ from grpo.rollout import (
 from grpo.run import Run, run_to_the_end
 from losses import (
     LENGTH_NORMALIZATIONS,
-    LINEAR_IN_ADVANTAGE,
+    ZERO_WITHOUT_ADVANTAGE,
     estimate_kl,
     find_loss,
     mean_over_all_tokens,
@@ -75,13 +75,15 @@ def train(config: GRPOConfig, run: Run) -> None:
         run.evaluate()
         return
     num_prompts = config.rollout_batch_size // config.group_size
-    for iteration in run.iterations(config.eval_iterations, config.save_iterations):
+    for iteration in run.iterations(
+        evaluate_every=config.eval_iterations, save_every=config.save_iterations
+    ):
         # 1. Sample G completions for each of several prompts.
         examples = distributed.share(run.train_loader.next_batch(num_prompts))
         with run.timer("sample"):
             completions = run.sample(examples, config.group_size, config.temperature)
 
-        # 2. Reward them. A reward that could not be given is NaN.
+        # 2. Set the reward of each; NaN if it could not be given.
         with run.timer("reward"):
             metrics = run.reward(completions)
 
@@ -90,11 +92,13 @@ def train(config: GRPOConfig, run: Run) -> None:
         advantages = compute_group_normalized_rewards(
             rewards, config.group_size, normalize_by_std=config.use_std_normalization
         )
+        # For no_baseline the reward takes the place of the advantage.
         multipliers = rewards if config.loss_type == "no_baseline" else advantages
         for completion, multiplier in zip(completions, multipliers.tolist(), strict=True):
             completion.advantage = multiplier
 
-        # 4. Several updates on one batch compare with the policy from before the first of them.
+        # 4. Several updates on one batch compare with the policy from before the first of them. For
+        # a single one, compute_loss itself computes these log-probs.
         updates = split_into_updates(config, completions)
         if len(updates) > 1:
             with run.timer("logps"):
@@ -102,6 +106,7 @@ def train(config: GRPOConfig, run: Run) -> None:
                 if config.beta > 0:
                     keep_logps(run.base_model, completions, config, "ref_logps")
 
+        # In every tenth iteration report.html gets what the updates did to each token of a group.
         update_metrics = []
         with token_colours.shown(config, run, completions):
             for i, batch in enumerate(updates):  # a single one, unless training is off-policy
@@ -188,7 +193,7 @@ def accumulate_gradient(
     )
     batches = micro_batches(groups, micro_batch_tokens)
     parts = []
-    for batch_groups, counts in passes_in_step(batches, [completions[:1]], model):
+    for batch_groups, is_real in passes_in_step(batches, completions, model):
         batch = make_batch(batch_groups, model.device)
         with autocast(model.device):
             loss, metrics = compute_loss(
@@ -209,9 +214,9 @@ def accumulate_gradient(
         share = len(batch.advantages) / num_sequences
         if config.length_normalization == "token_mean":
             share = batch_tokens / num_tokens
-        (loss * share * counts).backward()
-        if counts:
-            # `loss` and `kl` are averaged in the same way, all others over tokens.
+        (loss * share * is_real).backward()
+        if is_real:
+            # `loss` and `kl` are averaged in the same way, all others over the tokens of `groups`.
             shares = dict.fromkeys(metrics, batch_tokens / num_trained_tokens)
             shares |= {"loss": share, "kl": share}
             metrics["loss"] = loss.item()
@@ -233,10 +238,10 @@ def is_counted(completion: Completion, config: LossConfig) -> bool:
 def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Group]:
     """The groups that go through the model: those with a gradient, and their counted completions.
 
-    What is left out still counts in the denominators of the loss, unless it has no reward.
+    What is left out still counts among the update's sequences, unless it has no reward.
     """
     # Without a KL term, an advantage of 0 teaches nothing.
-    needs_advantage = config.beta == 0 and config.loss_type in LINEAR_IN_ADVANTAGE
+    needs_advantage = config.beta == 0 and config.loss_type in ZERO_WITHOUT_ADVANTAGE
     groups = []
     for group in split_into_groups(completions, config.group_size):
         counted = [completion for completion in group if is_counted(completion, config)]
@@ -351,12 +356,13 @@ def compute_loss(
         if ref_logps is None:
             with torch.inference_mode():
                 ref_logps = compute_logps_of(base_model)
+            ref_logps = ref_logps.clone()  # an ordinary tensor, which a backward pass may use
         per_token_kl = estimate_kl(policy_logps, ref_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
     # The mean over tokens and then sequences, or over all tokens at once.
-    mean = partial(LENGTH_NORMALIZATIONS[config.length_normalization], mask=mask, config=config)
-    loss = mean(per_token_loss)
+    reduce = partial(LENGTH_NORMALIZATIONS[config.length_normalization], mask=mask, config=config)
+    loss = reduce(per_token_loss)
 
     with torch.no_grad():
         per_token = {"entropy": entropy, "ratio_mean": (policy_logps - old_logps).exp()}
@@ -364,7 +370,7 @@ def compute_loss(
         metrics = {"response_length": mask.sum().item() / B}
         if config.beta > 0:
             per_token["kl_per_token"] = per_token_kl
-            metrics["kl"] = mean(per_token_kl).item()
+            metrics["kl"] = reduce(per_token_kl).item()
         if sampled_logps is not None:
             per_token["sampling_logp_gap"] = (old_logps - sampled_logps).abs()
         for name, values in per_token.items():

@@ -108,14 +108,18 @@ def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
     return batches
 
 
-def passes_in_step(batches: list, idle_batch, model: PreTrainedModel) -> list[tuple]:
-    """(batch, whether it counts): with passes that only keep this process in step with others.
+def passes_in_step(
+    batches: list[list[Group]], completions: list[Completion], model: PreTrainedModel
+) -> list[tuple[list[Group], bool]]:
+    """(micro-batch, whether it is real): others only keep this process in step with the others.
 
-    All processes must make equally many passes through a sharded model.
+    All processes must make equally many passes through a sharded model. A pass that is not real
+    runs one of `completions`, or any token where this process has none.
     """
-    if distributed.is_sharded(model):
-        return distributed.equal_passes(batches, idle_batch)
-    return [(batch, True) for batch in batches]
+    if not distributed.is_sharded(model):
+        return [(batch, True) for batch in batches]
+    idle_group = completions[:1] or [Completion([0], [0], [0.0])]
+    return distributed.equal_passes(batches, [idle_group])
 
 
 @dataclass(frozen=True)
@@ -182,8 +186,8 @@ def compute_logps(
         max_tokens: padded tokens that run at once. It bounds memory and changes no result.
     """
     logps_of = {}  # {id of a completion: its log-probs}
-    passes = passes_in_step(micro_batches(groups, max_tokens), groups[:1], model)
-    for batch_groups, is_counted in tqdm(
+    passes = passes_in_step(micro_batches(groups, max_tokens), list(chain(*groups)), model)
+    for batch_groups, is_real in tqdm(
         passes, desc="log-probs", delay=10, leave=False, disable=None
     ):
         batch = make_batch(batch_groups, model.device)
@@ -196,7 +200,7 @@ def compute_logps(
                 group_size=batch.group_size,
                 temperature=temperature,
             )
-        if is_counted:
+        if is_real:
             for completion, row in zip(chain(*batch_groups), logps.tolist(), strict=True):
                 logps_of[id(completion)] = row[: len(completion.ids)]
     return [logps_of[id(completion)] for completion in chain(*groups)]

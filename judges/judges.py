@@ -268,9 +268,7 @@ def get_judge(
     """
     if config.judge_type == "openai":
         cache_file = config.output_dir / "judge_cache.jsonl"
-        return EndpointJudge(
-            rubric, config.judge_model, config.judge_base_url, cache_file
-        )
+        return EndpointJudge(rubric, config.judge_model, config.judge_base_url, cache_file)
     if config.judge_type == "policy":
         return LocalJudge(rubric, *reference)
     try:

@@ -451,6 +451,8 @@ def test_every_loss_is_in_the_table():
 
 def test_every_recipe_is_in_the_table():
     """A recipe that is not there would not be tried either."""
-    recipes = {f"@recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    recipes = {
+        f"@experiments/recipes/{path.name}" for path in (ROOT / "experiments/recipes").iterdir()
+    }
     words = " ".join(rows_of_table().values()).split()
     assert recipes == {word for word in words if word.startswith("@")}

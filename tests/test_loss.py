@@ -352,7 +352,7 @@ def test_a_loss_that_adds_to_the_advantage_keeps_its_gradient(model, batch):
 
     batch["advantages"][:8] = 0
     settings = dict(loss_type="with_bonus", beta=0.0)
-    with mock.patch.dict(main.LOSSES, with_bonus=with_bonus):
+    with mock.patch.dict(LOSSES, with_bonus=with_bonus):
         loss, _ = loss_of(model, None, batch, **settings)
         metrics, gradient = one_update(model, None, completions_of(batch), 40, **settings)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)

@@ -126,7 +126,7 @@ def updates_by_hand(run, args):
         loss.backward()
         norm = flat_gradient(model).norm()
         for p in model.parameters():
-            p.grad *= min(1.0, args.max_grad_norm / (norm + 1e-6))
+            p.grad *= min(1.0, main.MAX_GRAD_NORM / (norm + 1e-6))
         learning_rate = args.learning_rate * step / args.warmup_steps
         optimizer.param_groups[0]["lr"] = learning_rate
         optimizer.step()
@@ -136,10 +136,9 @@ def updates_by_hand(run, args):
     return rows
 
 
-def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_path):
-    flags = run_flags(
-        model_folder, tmp_path / "run", num_train_iters=2, warmup_steps=4, max_grad_norm=0.1
-    )
+def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "MAX_GRAD_NORM", 0.1)
+    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=2, warmup_steps=4)
     args = parse(GRPOConfig, flags)
     run = main.setup(resolve(args))
     expected_rows = updates_by_hand(run, args)

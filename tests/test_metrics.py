@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import completions_of, ragged_batch
 
+import losses
 import main
 from config import LossConfig
 from grpo.metrics import iteration_metrics
@@ -23,7 +24,7 @@ def metrics_of_update(model, advantages, monkeypatch):
         positions = torch.arange(mask.shape[1]).expand(mask.shape)
         return policy_logps * 0 + positions, {"is_first": positions == 0}
 
-    monkeypatch.setitem(main.LOSSES, "grpo_clip", loss)
+    monkeypatch.setitem(losses.LOSSES, "grpo_clip", loss)
     config = LossConfig(group_size=4, beta=0.0)
     completions = completions_of(ragged_batch() | {"advantages": advantages})
     lengths = [len(completion.ids) for completion in completions]
