@@ -19,7 +19,8 @@ sys.path.insert(2, folder)
 # It replaces functions of torch.cuda, so it comes before anything of the project.
 import pretend  # noqa: E402
 from torch import library  # noqa: E402
-from training.timer import StageTimer  # noqa: E402
+
+from grpo.timer import StageTimer  # noqa: E402
 
 # The CPU, whose kernels compute here, has no product of bfloat16 with float32 results.
 products = library.Library("aten", "IMPL")

@@ -29,7 +29,7 @@ NUM_ITERATIONS = 4
 # Each iteration has two batches of sampling and two updates.
 TRAINING = f"""{MODEL_AND_DATA} --num_train_iters {NUM_ITERATIONS} --rollout_batch_size 16
     --group_size 4 --train_batch_size 8 --max_completion_length 48 --max_concurrent_sequences 8
-    --learning_rate 1e-3 --eval_iterations {NUM_ITERATIONS} --save_iterations 1"""
+    --learning_rate 1e-3 --eval_iterations 1"""
 # Of tiny/0.1m: keys and values of each layer and head, in bfloat16.
 BYTES_PER_TOKEN = 2 * 2 * 2 * 24 * 2
 
@@ -128,24 +128,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(device, trained, tmp_path):
     """A kept decoder overflowed in an iteration after --resume, at the first longer prompt."""
     whole_run, _, _ = trained
     folder = tmp_path / "run"
-    shutil.copytree(whole_run, folder)
-    for step in range(2, NUM_ITERATIONS + 1):
-        shutil.rmtree(folder / f"checkpoints/step_{step:06d}")
+    run_on(device, "main.py", TRAINING + " --num_train_iters 1", folder)
     output, _ = run_on(device, "main.py", TRAINING + " --resume", folder)
-    assert "continuing after step 1 " in output
+    assert "continuing from" in output and "step_000001" in output
     assert logs_without_memory(folder) == logs_without_memory(whole_run)
     weights = f"checkpoints/step_{NUM_ITERATIONS:06d}/model.safetensors"
     assert (folder / weights).read_bytes() == (whole_run / weights).read_bytes()
-
-
-@pytest.mark.parametrize("length", [64, 96])
-def test_selfcheck_finds_captured_steps_equal_to_others(length, device, tmp_path):
-    flags = f"{MODEL_AND_DATA} --group_size 4 --max_completion_length {length}"
-    output, counts = run_on(device, "selfcheck.py", flags, tmp_path / "run")
-    assert "pass  graphs" in output
-    assert "nothing is captured" not in output
-    assert "pass  sampled logps" in output
-    assert counts["graphs"]["replayed"] > 100
 
 
 def test_float32_weights_sample_on_a_gpu(device, tmp_path):
@@ -177,21 +165,13 @@ def test_other_scripts_run_on_a_gpu(device, tmp_path):
     run_on(device, "experiments/expert_iteration.py", expert_flags, tmp_path / "expert")
 
 
-def test_moments_in_host_memory_give_the_same_weights(device, trained, tmp_path):
-    folder, _, _ = trained
-    run_on(device, "main.py", TRAINING + " --offload_optimizer", tmp_path / "run")
-    weights = f"checkpoints/step_{NUM_ITERATIONS:06d}/model.safetensors"
-    assert (tmp_path / "run" / weights).read_bytes() == (folder / weights).read_bytes()
-
-
 def test_two_gpus_share_a_run(device, tmp_path):
     """Weights that a process has given back are NaN on this device."""
     folder = tmp_path / "run"
-    flags = TRAINING + " --offload_optimizer"
-    run_on(device, "main.py", flags, folder, num_processes=2)
-    shutil.rmtree(folder / f"checkpoints/step_{NUM_ITERATIONS:06d}")
-    output, _ = run_on(device, "main.py", flags + " --resume", folder, num_processes=2)
-    assert f"continuing after step {NUM_ITERATIONS - 1} " in output
+    shorter = f"{TRAINING} --num_train_iters {NUM_ITERATIONS - 1}"
+    run_on(device, "main.py", shorter, folder, num_processes=2)
+    output, _ = run_on(device, "main.py", TRAINING + " --resume", folder, num_processes=2)
+    assert "continuing from" in output and f"step_{NUM_ITERATIONS - 1:06d}" in output
     rows = logs_of(folder)["train_log.jsonl"]
     assert len(rows) == NUM_ITERATIONS
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
