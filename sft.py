@@ -193,7 +193,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: 
     if ids[: len(prompt_ids)] == prompt_ids:
         ids = ids[len(prompt_ids) :]
     else:  # a token spans the border
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = continuation_ids(tokenizer, text)
     ids = [*ids, tokenizer.eos_token_id]
     return Completion(
         prompt_ids=prompt_ids,
@@ -204,6 +204,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: 
         example=example,
         advantage=1.0,
     )
+
+
+def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a text that goes on after another one.
+
+    Alone, it would get the space that Llama's tokenizer and others put before every text.
+    """
+    for context in ("\n", "a"):  # a token may span the border after either of them
+        context_ids = tokenizer(context, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(context + text, add_special_tokens=False)["input_ids"]
+        if ids[: len(context_ids)] == context_ids:
+            return ids[len(context_ids) :]
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 # --- The script -----------------------------------------------------------------------------------
