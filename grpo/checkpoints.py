@@ -31,7 +31,7 @@ import distributed
 import llms
 import lora
 from config import OutputConfig, may_change, read_args
-from logs import jsonl
+from grpo import jsonl
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
 

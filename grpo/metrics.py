@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from logs.statistics import accuracies, accuracy_by, format_and_answer_counts
+from grpo.statistics import accuracies, accuracy_by, format_and_answer_counts
 
 
 def mean(values: list[float]) -> float:

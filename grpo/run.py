@@ -21,11 +21,10 @@ import lora
 import utils
 from config import OutputConfig
 from evaluator import RewardError, RewardEvaluator, get_evaluator
-from grpo import checkpoints, metrics, tracker
+from grpo import checkpoints, jsonl, metrics, tracker
 from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
-from logs import jsonl
 from rl_datasets import DataLoader, default_eval_split, get_dataloaders
 from sampling import generation, vllm
 

@@ -21,6 +21,7 @@ import torch
 import distributed
 import llms
 from config import JudgeConfig
+from grpo import jsonl
 from grpo.rollout import Completion, compute_logps
 from judges.endpoint import Endpoint, NoReply, Refused, check_base_url, for_each, get_api_key
 from judges.rating import (
@@ -31,7 +32,6 @@ from judges.rating import (
     response_format,
     without_reasoning,
 )
-from logs import jsonl
 from rl_datasets import render_chat
 
 # --- The judges -----------------------------------------------------------------------------------
@@ -69,7 +69,9 @@ class EndpointJudge:
         self.cache_file = cache_file
         self.cache = {}
         if cache_file.exists():
-            for row in jsonl.read_to_continue(cache_file, ("key", "grades")):
+            rows = jsonl.read(cache_file, ("key", "grades"))
+            jsonl.write(cache_file, rows)  # without a last line that was cut
+            for row in rows:
                 self.cache[row["key"]] = row["grades"]
         asyncio.run(self._check())
 

@@ -3,7 +3,7 @@
 import shlex
 
 import plotter
-from logs import jsonl
+from grpo import jsonl
 
 
 def eval_row(step, strict=0.3, flexible=0.4, n=500):

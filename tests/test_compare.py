@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, logs_of
 
 from experiments import compare
-from logs import jsonl
+from grpo import jsonl
 
 MODEL = ["--model_name", "tiny/0.1m", "--dataset_name", "arithmetic", "--device", "cpu"]
 

@@ -41,7 +41,7 @@ import llms
 import main
 import sft
 from config import GRPOConfig, parse
-from logs import jsonl
+from grpo import jsonl
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 NUM_GROUPS = 8

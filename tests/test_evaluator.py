@@ -28,7 +28,7 @@ from evaluator import (
     get_evaluator,
 )
 from grading.extraction import last_boxed, only_number, to_number
-from logs import jsonl
+from grpo import jsonl
 from rl_datasets import DATASETS, PROMPTS, get_dataloaders
 
 gsm8k = GSM8kEvaluator()

@@ -18,7 +18,7 @@ import main
 import plotter
 import sft
 from experiments import archive
-from logs import jsonl
+from grpo import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
 

@@ -23,8 +23,8 @@ from sampling.rollout import as_rollout
 
 import generate_gold
 import llms
+from grpo import jsonl
 from judges import endpoint, judges
-from logs import jsonl
 from rl_datasets import PROMPTS
 from sampling import generation
 

@@ -25,8 +25,8 @@ import rl_datasets
 from config import GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, get_evaluator
 from experiments import judge_report
+from grpo import jsonl
 from judges import endpoint, judges, rating, story_rules
-from logs import jsonl
 
 NAMES = ("creativity", "coherence", "engagement")
 RUBRIC = CreativeWritingEvaluator.rubric

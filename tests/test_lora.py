@@ -35,7 +35,7 @@ import lora
 import main
 import sft
 from config import GRPOConfig, parse
-from logs import jsonl
+from grpo import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import expert_iteration  # noqa: E402

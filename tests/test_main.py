@@ -26,7 +26,7 @@ import llms
 import main
 import utils
 from config import GRPOConfig, parse
-from logs import jsonl
+from grpo import jsonl
 from losses import LENGTH_NORMALIZATIONS, LOSSES
 
 LOGGED_OF_AN_ITERATION = {

@@ -8,7 +8,7 @@ import torch
 from conftest import as_flags, run_script
 from safetensors.torch import load_file
 
-from logs import jsonl
+from grpo import jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ import sft
 import utils
 from config import FineTuningConfig, OptimiserConfig, SFTConfig, parse
 from evaluator import get_evaluator
-from logs import jsonl
+from grpo import jsonl
 from rl_datasets import PROMPTS
 
 NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]

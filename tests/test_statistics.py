@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from logs.statistics import accuracy_by, pass_at_k, wilson_interval
+from grpo.statistics import accuracy_by, pass_at_k, wilson_interval
 from logs.summary import mcnemar
 
 

@@ -18,7 +18,7 @@ import llms
 import main
 import sft
 from config import GRPOConfig
-from logs import jsonl
+from grpo import jsonl
 from sampling import generation, vllm
 
 PROMPTS = ["what is 1 + 2", "a", "3 times 4"]
