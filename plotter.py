@@ -50,7 +50,7 @@ STYLE = {
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 PAGE_SIZE = (11.69, 8.27)  # inches: A4, landscape
 FIRST_PAGE = (2, 3)  # rows and columns of panels
-OTHER_PAGES = (3, 4)
+OTHER_PAGES = (3, 3)
 FIRST_METRICS = ("eval/accuracy", "train/reward", "train/kl")
 FIRST_METRICS += ("train/entropy", "train/response_length", "train/zero_std_fraction")
 # These keys of the logs count progress, and are therefore not metrics.
@@ -136,11 +136,11 @@ Groups = dict[str, list[Run]]  # {label of a curve: the runs of which it is the 
 
 
 def smooth(series: pd.Series, metric: str) -> pd.Series:
-    """A centred running median of a training metric over a fifteenth of its points.
+    """A centred running median of a noisy training metric over a fifteenth of its points.
 
     A mean would turn a spike into a plateau as wide as its window. A gap stays a gap.
     """
-    if metric.startswith("eval/"):
+    if metric.startswith("eval/") or metric == "train/learning_rate":
         return series
     width = 2 * (len(series) // 30) + 1
     return series.rolling(width, center=True, min_periods=1).median().where(series.notna())
@@ -172,7 +172,7 @@ def make_curve(runs: list[Run], metric: str) -> pd.DataFrame:
 
 def draw_panel(ax: Axes, groups: Groups, metric: str) -> None:
     """Draw a metric: for each group a line with its band, and of a single run every value."""
-    title = metric
+    title = metric.removeprefix("train/")
     unit = unit_of(metric, all_values(list(chain(*groups.values())), metric))
     for color, (label, runs) in zip(cycle(COLORS), groups.items(), strict=False):
         if len(runs) == 1 and metric.startswith("train/"):
@@ -181,10 +181,10 @@ def draw_panel(ax: Axes, groups: Groups, metric: str) -> None:
         marker = "o" if metric.startswith("eval/") else ""
         ax.plot(curve["line"], color=color, marker=marker, markersize=3, label=label)
         ax.fill_between(curve.index, curve["low"], curve["high"], color=color, alpha=0.15, lw=0)
-        if len(groups) == 1:
-            line = curve["line"].dropna()
+        line = curve["line"].dropna()
+        if len(groups) == 1 and len(line):
             form = ".1%" if unit == "share" else ".3g"
-            title = f"{metric}: {line.iloc[0]:{form}} \u2192 {line.iloc[-1]:{form}}"
+            title = f"{title}: {line.iloc[0]:{form}} \u2192 {line.iloc[-1]:{form}}"
     ax.set_title(title, loc="left")
     ax.set(xlabel="step", ylabel=unit)
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -204,7 +204,7 @@ def unit_of(metric: str, values: pd.Series) -> str:
 
 
 def draw_pages(groups: Groups, metrics: list[str], title: str) -> Iterator[Figure]:
-    """The pages of a PDF: six large panels with the main metrics, and twelve on each further one.
+    """The pages of a PDF: six panels with the main metrics, and nine on each further one.
 
     The legend says what the lines and bands are.
     """
@@ -306,8 +306,8 @@ def compare(path_before: Path, path_after: Path) -> Pairs:
 def first_answers(path: Path) -> dict[tuple, dict]:
     """{question: its first sample}. An id with another gold answer is another question."""
     answers = {}
-    for row in jsonl.read(path, ("id", "gold")):
-        answers.setdefault((row["id"], row["gold"]), row)
+    for row in jsonl.read(path, ("id",)):
+        answers.setdefault((row["id"], row.get("gold")), row)
     return answers
 
 

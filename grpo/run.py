@@ -21,7 +21,7 @@ import lora
 import utils
 from config import OutputConfig
 from evaluator import RewardError, RewardEvaluator, get_evaluator
-from grpo import checkpoints, jsonl, metrics, tracker
+from grpo import checkpoints, diagnose, jsonl, metrics, tracker
 from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
@@ -234,6 +234,9 @@ class Run:
         row = metrics.evaluation_metrics(records, config.eval_samples) | reward_metrics
         row["time/total"] = time.perf_counter() - start
         self.write("eval", row)
+        if distributed.is_main():
+            for finding in diagnose.findings(config.output_dir):
+                tqdm.write(f"looks wrong: {finding}")
         return row
 
     # --- Logs -------------------------------------------------------------------------------------
