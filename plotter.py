@@ -236,11 +236,10 @@ def group_by(runs: list[Run], flags: list[str]) -> Groups:
             such runs would be that of a run that nobody made.
     """
     groups = {}
-    for run in sorted(runs, key=lambda run: [sort_key(run.flags.get(flag)) for flag in flags]):
-        for flag in flags:
-            if flag not in run.flags:
-                raise ValueError(f"--by {flag}: {run.path} has no --{flag} in its args.json")
-        groups.setdefault(", ".join(f"{flag} {run.flags[flag]}" for flag in flags), []).append(run)
+    for run in sorted(runs, key=lambda run: [sort_key(value) for value in settings(run, flags)]):
+        values = settings(run, flags)
+        label = ", ".join(f"{flag} {value}" for flag, value in zip(flags, values, strict=True))
+        groups.setdefault(label, []).append(run)
     labelled = {}
     for label, group in groups.items():
         other_flags = set().union(*(run.flags for run in group)) - MAY_DIFFER - set(flags)
@@ -255,6 +254,14 @@ def group_by(runs: list[Run], flags: list[str]) -> Groups:
     return labelled
 
 
+def settings(run: Run, flags: list[str]) -> list:
+    """The values of flags in a run's args.json; "default" for one that was not set."""
+    for flag in flags:
+        if flag not in run.flags:
+            raise ValueError(f"--by {flag}: {run.path} has no --{flag} in its args.json")
+    return ["default" if run.flags[flag] is None else run.flags[flag] for flag in flags]
+
+
 def sort_key(value) -> tuple[bool, float, str]:
     """Numbers come in their order, and then texts."""
     is_number = isinstance(value, int | float)
@@ -267,8 +274,8 @@ def table_of_accuracies(runs: list[Run], flags: list[str]) -> str:
     for run in runs:
         accuracies = run.series("eval/accuracy").dropna()
         if len(accuracies):
-            rows.append([*(run.flags[flag] for flag in flags), accuracies.iloc[-1]])
-    table = pd.DataFrame(rows, columns=[*flags, "accuracy"]).groupby(flags, dropna=False)
+            rows.append([*settings(run, flags), accuracies.iloc[-1]])
+    table = pd.DataFrame(rows, columns=[*flags, "accuracy"]).groupby(flags, sort=False)
     accuracies = table["accuracy"].agg(["mean", "min", "max", "count"])
     return accuracies.to_string(float_format="{:.1%}".format)
 
@@ -410,7 +417,7 @@ def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[
     groups = {run.name: [run] for run in runs}
     if flags:
         groups = group_by(runs, flags)
-        lines = [table_of_accuracies(runs, flags)]
+        lines = [table_of_accuracies(list(chain(*groups.values())), flags)]
     elif len(runs) > 1:
         lines = describe_runs(runs)
     else:
