@@ -35,9 +35,7 @@ demo: .venv/installed
 	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir $(DEMO) --num_train_iters 100 \
 		--rollout_batch_size 128 --group_size 16 --max_completion_length 160 --learning_rate 1e-4 --micro_batch_tokens 4096 \
 		--eval_iterations 20 --eval_size 500 --save_iterations 100 $(DEMO_FLAGS) $$([ ! -e $(DEMO)/args.json ] || echo --resume)
-	$(PYTHON) experiments/answers.py $(DEMO)
 	$(PYTHON) plotter.py --log_dir $(DEMO)
-	$(PYTHON) plotter.py --diagnose $(DEMO)
 	@touch $(DEMO)/finished
 
 test: lint

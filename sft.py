@@ -88,7 +88,7 @@ def fine_tune(
         optimizer: an AdamW that continues with its state; None: a new one.
 
     Yields:
-        for each update its metrics (docs/metrics.md), and its `tokens`, those of prompts included.
+        for each update its metrics (docs/tuning.md), and its `tokens`, those of prompts included.
     """
     order = example_order(len(solutions), seed)
     order = itertools.islice(order, first_update * config.train_batch_size, None)

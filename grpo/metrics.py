@@ -1,4 +1,4 @@
-"""The numbers of the logs, from the records of completions. docs/metrics.md describes each."""
+"""The numbers of the logs, from the records of completions. docs/tuning.md describes each."""
 
 import math
 import statistics

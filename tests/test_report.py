@@ -100,7 +100,7 @@ def test_the_frame_of_all_prompts_is_shown_once(run):
 
 
 def test_nothing_of_a_run_is_markup(run):
-    """Hostile are a completion, a token, a prompt, an id, a gold answer, a flag, a reward's name."""
+    """Hostile are a completion, a token, a prompt, an id, a gold answer, a flag and a reward."""
     args = {"model_name": HOSTILE, "dataset_name": HOSTILE, HOSTILE: HOSTILE}
     jsonl.write_json(run / "args.json", {"args": args, "command": HOSTILE})
     changes = dict.fromkeys(("id", "prompt", "gold", "completion", "parsed", HOSTILE), HOSTILE)
