@@ -27,7 +27,6 @@ demo: .venv/installed
 		--rollout_batch_size 128 --group_size 16 --max_completion_length 160 --learning_rate 1e-4 --micro_batch_tokens 4096 \
 		--eval_iterations 20 --eval_size 500 --save_iterations 100 $(DEMO_FLAGS) $$([ ! -e $(DEMO)/args.json ] || echo --resume)
 	$(PYTHON) plotter.py --log_dir $(DEMO)
-	$(PYTHON) plotter.py --diagnose $(DEMO)
 	@touch $(DEMO)/finished
 
 test: lint

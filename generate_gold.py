@@ -38,8 +38,8 @@ import llms
 import utils
 from evaluator import get_evaluator, strict_verdicts
 from grading.extraction import strict_format, tagged_answer
+from grpo import jsonl
 from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
-from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS, check_names, render_prompts
 from sampling import generation
 
@@ -102,7 +102,8 @@ class GoldFile:
         """Return the ids of the problems that are in the file."""
         columns = ("id", "question", "completion", "correct", "source", "prompt_name")
         try:
-            rows = jsonl.read_to_continue(self.path, columns)
+            rows = jsonl.read(self.path, columns)
+            jsonl.write(self.path, rows)  # without a last line that was cut
         except ValueError as error:
             raise ValueError(f"--output holds other rows ({error}); name another file") from error
         questions = {example["id"]: example["question"] for example in examples}

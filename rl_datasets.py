@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from data import word_problems
 from grading.extraction import last_boxed, to_number
-from logs import jsonl
+from grpo import jsonl
 
 
 class Example(TypedDict):

@@ -28,10 +28,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 import llms
-from grpo import weights
+from grpo import jsonl, weights
 from grpo.rollout import Completion
 from grpo.run import Run, run_to_the_end
-from logs import jsonl
 from main import accumulate_gradient, get_optimizer, take_step
 from rl_datasets import render_prompts
 

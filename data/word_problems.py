@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from logs import jsonl
+from grpo import jsonl
 
 NAMES = ("Ana", "Ben", "Eva", "Leo", "Lily", "Mia", "Sam", "Tom")
 THINGS = ("apples", "books", "cakes", "cards", "eggs", "pens", "shells", "toys")

@@ -32,8 +32,7 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
-from grpo import weights
-from logs import jsonl
+from grpo import jsonl, weights
 from rl_datasets import get_dataloaders
 from sampling import generation
 

@@ -29,8 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import distributed
 from config import RunConfig, may_change, read_args
-from grpo import weights
-from logs import jsonl
+from grpo import jsonl, weights
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
 KEEP = 3  # newest checkpoints; the most accurate one is kept beside them

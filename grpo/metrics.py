@@ -1,9 +1,9 @@
-"""The numbers of the logs, from the records of completions. docs/metrics.md describes each."""
+"""The numbers of the logs, from the records of completions. docs/tuning.md describes each."""
 
 import math
 import statistics
 
-from logs.statistics import accuracies, accuracy_by, format_and_answer_counts
+from grpo.statistics import accuracies, accuracy_by, format_and_answer_counts
 
 
 def mean(values: list[float]) -> float:

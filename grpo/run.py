@@ -20,11 +20,10 @@ import llms
 import utils
 from config import RunConfig
 from evaluator import RewardError, RewardEvaluator, get_evaluator
-from grpo import checkpoints, metrics, tracker, weights
+from grpo import checkpoints, diagnose, jsonl, metrics, tracker, weights
 from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
-from logs import jsonl
 from rl_datasets import DataLoader, default_eval_split, get_dataloaders
 from sampling import generation, vllm
 
@@ -236,6 +235,9 @@ class Run:
         row = metrics.evaluation_metrics(records, config.eval_samples) | reward_metrics
         row["time/total"] = time.perf_counter() - start
         self.write("eval", row)
+        if distributed.is_main():
+            for finding in diagnose.findings(config.output_dir):
+                tqdm.write(f"looks wrong: {finding}")
         return row
 
     # --- Logs -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tqdm import tqdm
 import distributed
 import llms
 from config import GRPOConfig
+from grpo import jsonl
 from grpo.rollout import Completion, compute_logps
 from judges.endpoint import Endpoint, NoReply, Refused, check_base_url, for_each, get_api_key
 from judges.rating import (
@@ -32,7 +33,6 @@ from judges.rating import (
     response_format,
     without_reasoning,
 )
-from logs import jsonl
 from rl_datasets import render_chat
 
 # --- The judges -----------------------------------------------------------------------------------

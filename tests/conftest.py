@@ -32,9 +32,9 @@ import main
 import utils
 from config import LossConfig
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
+from grpo import jsonl
 from grpo.rollout import Completion, compute_logps, split_into_groups
 from grpo.run import Run
-from logs import jsonl
 from rl_datasets import PROMPTS, ArithmeticLoader
 
 # Of 10,000 and 2,000 problems, whose making in every run takes longer than most tests.

@@ -1,50 +1,33 @@
-"""What the tests of plots and reports share: rows of logs, runs on disk, the plotter's command."""
+"""What the tests of plots and reports share: rows of logs, runs on disk."""
 
-import shlex
-
-import plotter
-from logs import jsonl
+from grpo import jsonl
 
 
 def eval_row(step, strict=0.3, flexible=0.4, n=500):
-    """Return a row of the evaluation log, whose intervals are 4 points wide on either side."""
+    """A row of the evaluation log, whose intervals are 4 points wide on either side."""
     row = {"step": step, "n": n, "total_tokens": 5000 * step, "elapsed": 2.0 * step}
     for key, share in (("accuracy", strict), ("accuracy_flexible", flexible)):
         row |= {key: share, f"{key}_low": share - 0.04, f"{key}_high": share + 0.04}
     return row
 
 
-def write_run(path, train=None, evaluations=None, parameters=1_051_776, **flags):
+def write_run(path, train=(), evaluations=(), **flags):
     """Write the logs and the args.json of a run, and return its path."""
-    path.mkdir(parents=True)
-    for name, rows in (("train_log", train), ("eval_log", evaluations)):
-        if rows is not None:
-            jsonl.write(path / f"{name}.jsonl", rows)
+    jsonl.write(path / "train_log.jsonl", train)
+    jsonl.write(path / "eval_log.jsonl", evaluations)
     flags = {"model_name": "tiny/1m", "dataset_name": "arithmetic"} | flags
-    jsonl.write_json(path / "args.json", {"args": flags, "parameters": parameters})
+    jsonl.write_json(path / "args.json", {"args": flags, "parameters": 1_051_776})
     return path
 
 
-def write_answers(run, step, strict, flexible=None, gold=str):
-    """Write eval/step_*.jsonl with a question for each verdict in `strict`.
+def write_answers(run, step, verdicts, gold=str):
+    """Write eval/step_*.jsonl with a question for each verdict, None for an unknown one.
 
     gold: a function from the number of a question to its gold answer.
     """
     rows = []
-    for i, (correct_strict, correct_flexible) in enumerate(
-        zip(strict, flexible or strict, strict=True)
-    ):
-        row = {
-            "id": f"q{i}",
-            "gold": gold(i),
-            "prompt": f"Question {i}?",
-            "completion": f"At {step}",
-        }
-        row |= {"correct_strict": correct_strict, "correct_flexible": correct_flexible}
-        rows.append(row)
+    for i, verdict in enumerate(verdicts):
+        row = {"id": f"q{i}", "prompt": f"Think.\n<user>\nHow many are {i}?\n<end>\nGo:\n"}
+        row |= {"completion": f"At step {step} it is {i}.", "gold": gold(i)}
+        rows.append(row | {"correct_strict": verdict, "length": 4, "finished": True, "reward": 1.0})
     jsonl.write(run / f"eval/step_{step:06d}.jsonl", rows)
-
-
-def plot(*paths, flags=""):
-    """Run the plotter on these directories and return its exit code."""
-    return plotter.main(["--log_dir", *map(str, paths), *shlex.split(flags)])

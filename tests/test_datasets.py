@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import rl_datasets
 from evaluator import get_evaluator
 from grading.extraction import last_boxed
-from logs import jsonl
+from grpo import jsonl
 from rl_datasets import (
     DATASETS,
     PROMPTS,

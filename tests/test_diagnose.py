@@ -1,11 +1,14 @@
-"""The rules of --diagnose: each has a log on either side of its condition; and the command line."""
+"""The rules about logs: each has a log on either side of its condition; and where they are said."""
+
+import re
 
 import pytest
+from conftest import ROOT, run_flags
 from log_helpers import eval_row, write_run
-from training.guard import Diverged, Guard
 
+import main
 import plotter
-from logs.diagnose import NOTE, RULES, WARNING, Logs, diagnose
+from grpo.diagnose import RULES, findings
 
 NUM_ITERATIONS = 60  # the start and the end are six iterations each
 
@@ -33,21 +36,14 @@ def step_up(height):
 HEALTHY = {
     "reward": lambda i: ramp(1, 3)(i) + jitter(i, 0.05),
     "rewards/correctness": ramp(0.5, 1.5),
-    "rewards/strict_format": ramp(0.2, 0.5),
-    "response_length": ramp(90, 31),
-    "accuracy": 0.5,
     "zero_std_fraction": 0.2,
     "truncated_fraction": 0.0,
     "grad_norm": 0.3,
     "kl_per_token": 0.05,
-    "entropy": ramp(0.5, 0.1),
-    "clip_fraction": 0.01,
     "sampling_logp_gap": 1e-6,
-    "skipped_updates": 0.0,
     "distinct_2_batch": 0.7,
 }
-FLAT_REWARD = {"reward": step_up(0)}
-LOW_ENTROPY = ramp(0.5, 0.04)
+ALIKE = {"distinct_2_batch": ramp(0.7, 0.1)}
 
 
 def train_rows(columns, num_iterations=NUM_ITERATIONS):
@@ -60,289 +56,128 @@ def train_rows(columns, num_iterations=NUM_ITERATIONS):
     return rows
 
 
-def evaluations(accuracies):
-    """One every 20 iterations; the intervals are 4 points wide on either side."""
-    return [eval_row(20 * i, strict=accuracy) for i, accuracy in enumerate(accuracies)]
+def broken_rules(path, changes, accuracies=(0.3, 0.5, 0.6, 0.7), num_iterations=NUM_ITERATIONS):
+    """The names of the rules that a run breaks, whose evaluations have these accuracies."""
+    evaluations = [eval_row(20 * i, strict=accuracy) for i, accuracy in enumerate(accuracies)]
+    write_run(path, train_rows(HEALTHY | changes, num_iterations), evaluations)
+    return [line.split(": ")[0] for line in findings(path)]
 
 
-def make_logs(changes, accuracies=(0.3, 0.5, 0.6, 0.7), flags=None):
-    return Logs(train_rows(HEALTHY | changes), evaluations(accuracies), flags or {})
+def test_nothing_is_found_in_a_healthy_run(tmp_path):
+    assert broken_rules(tmp_path, {}) == []
 
 
-def severities(logs):
-    """{rule: severity} of what is found."""
-    return {finding.rule: finding.severity for finding in diagnose(logs).findings}
-
-
-def test_nothing_is_found_in_a_healthy_run_and_every_rule_has_looked():
-    diagnosis = diagnose(make_logs({}))
-    assert diagnosis.findings == []
-    assert diagnosis.rules == [rule.name for rule in RULES]
-
-
-def last_three(value, else_value):
-    """A metric with another value in the last three iterations."""
-    return lambda i: value if i >= NUM_ITERATIONS - 3 else else_value
-
-
-SHORT = {"response_length": ramp(120, 39), "accuracy": 0.2}
-
-# Rule, severity, what breaks it, what does so hardly.
+# Rule, what breaks it, what does so hardly.
 CASES = [
+    ("no gradient", {"grad_norm": lambda i: 0.3 * (i > 30)}, {"grad_norm": lambda i: i % 2}),
+    ("equal rewards", {"zero_std_fraction": 0.81}, {"zero_std_fraction": 0.79}),
+    ("equal rewards", {"zero_std_fraction": once(0.95, 0.2)}, {"zero_std_fraction": once(0.9, 0)}),
+    ("truncation", {"truncated_fraction": 0.26}, {"truncated_fraction": 0.25}),
+    ("truncation", {"truncated_fraction": ramp(0, 0.26)}, {"truncated_fraction": ramp(1, 0)}),
+    ("flat reward", {"reward": step_up(0.15)}, {"reward": step_up(0.19)}),
+    ("flat reward", {"reward": 0.0}, {}),
+    ("flat reward", {"reward": ramp(3, 1)}, {}),
     (
-        "collapse",
-        WARNING,
-        {"rewards/strict_format": last_three(0.39, 0.49)},
-        {"rewards/strict_format": last_three(0.4, 0.49)},
-    ),
-    (
-        "collapse",
-        WARNING,
-        {"rewards/format": last_three(0.4, 0.51)},
-        {"rewards/format": last_three(0.0, 0.5)},
-    ),
-    ("collapse", WARNING, SHORT, SHORT | {"response_length": ramp(120, 41)}),
-    ("collapse", WARNING, SHORT | {"accuracy": 0.49}, SHORT | {"accuracy": 0.5}),
-    (
-        "no gradient",
-        WARNING,
-        {"grad_norm": lambda i: 0.3 * (i > 30)},
-        {"grad_norm": lambda i: i % 2},
-    ),
-    ("groups without a signal", WARNING, {"zero_std_fraction": 0.81}, None),
-    ("groups without a signal", NOTE, {"zero_std_fraction": 0.8}, {"zero_std_fraction": 0.5}),
-    (
-        "groups without a signal",
-        WARNING,
-        {"zero_std_fraction": once(0.95, 0.2)},
-        {"zero_std_fraction": once(0.9, 0.2)},
-    ),
-    (
-        "groups without a signal",
-        WARNING,
-        {"zero_std_fraction_trained": 0.85},
-        {"zero_std_fraction_trained": 0.1, "zero_std_fraction": 0.85},
-    ),
-    ("truncation", WARNING, {"truncated_fraction": 0.26}, {"truncated_fraction": 0.25}),
-    ("reward does not rise", WARNING, {"reward": step_up(0.15)}, {"reward": step_up(0.19)}),
-    ("reward does not rise", WARNING, {"reward": 0.0}, {}),
-    ("reward does not rise", WARNING, {"reward": ramp(3, 1)}, {}),
-    ("KL", WARNING, {"kl_per_token": 0.51}, {"kl_per_token": 0.5}),
-    ("KL", WARNING, {"kl_per_token": ramp(0, 1)}, {"kl_per_token": lambda i: 900.0 * (i == 58)}),
-    ("entropy", WARNING, {"entropy": ramp(0.9, 1.1)}, {"entropy": ramp(0.9, 0.99)}),
-    ("entropy", WARNING, {"entropy": ramp(0.9, 1.1)}, {"entropy": ramp(1.1, 1.3)}),
-    (
-        "entropy",
-        WARNING,
-        {"entropy": LOW_ENTROPY, "zero_std_fraction": 0.5},
-        {"entropy": LOW_ENTROPY, "zero_std_fraction": 0.49},
-    ),
-    ("entropy", WARNING, {"entropy": once(0.02, 0.5)}, {"entropy": once(0.03, 0.5)}),
-    ("clip", WARNING, {"clip_fraction": 0.21}, {"clip_fraction": 0.2}),
-    ("sampler", WARNING, {"sampling_logp_gap": 0.11}, {"sampling_logp_gap": 0.1}),
-    (
-        "sampler",
-        WARNING,
-        {"sampling_logp_gap": ramp(0.002, 0.011)},
-        {"sampling_logp_gap": ramp(0.002, 0.009)},
-    ),
-    ("sampler", WARNING, {"sampling_logp_gap": 0.11}, {"sampling_logp_gap": ramp(1e-7, 9e-7)}),
-    ("skipped updates", WARNING, {"skipped_updates": once(0.5, 0.0)}, {}),
-    (
-        "reward without diversity",
-        WARNING,
-        {"distinct_2_batch": ramp(0.7, 0.48)},
-        {"distinct_2_batch": ramp(0.7, 0.5)},
-    ),
-    (
-        "reward without diversity",
-        WARNING,
-        {"distinct_2_batch": ramp(0.7, 0.1)},
-        {"distinct_2_batch": ramp(0.7, 0.1), "reward": step_up(0.25)},
-    ),
-    (
-        "only format rises",
-        WARNING,
+        "only format",
         {"rewards/correctness": ramp(0.5, 0.78)},
         {"rewards/correctness": ramp(0.5, 0.82)},
     ),
+    ("only format", {"rewards/correctness": 0.5}, {"reward": 0.0, "rewards/correctness": 0.5}),
+    (
+        "stories alike",
+        {"distinct_2_batch": ramp(0.7, 0.48)},
+        {"distinct_2_batch": ramp(0.7, 0.5)},
+    ),
+    ("stories alike", ALIKE, ALIKE | {"reward": step_up(0.25)}),
+    ("high KL", {"kl_per_token": 0.51}, {"kl_per_token": 0.5}),
+    ("high KL", {"kl_per_token": ramp(0, 1)}, {"kl_per_token": lambda i: 900.0 * (i == 58)}),
+    ("sampler", {"sampling_logp_gap": 0.11}, {"sampling_logp_gap": 0.099}),
 ]
 
 
-@pytest.mark.parametrize("rule, severity, broken, kept", CASES)
-def test_a_rule_warns_beyond_its_limit_and_not_before(rule, severity, broken, kept):
-    assert severities(make_logs(broken)).get(rule) == severity
-    if kept is not None:
-        assert rule not in severities(make_logs(kept))
+@pytest.mark.parametrize("rule, broken, healthy", CASES)
+def test_a_rule_is_broken_beyond_its_limit_and_not_before(tmp_path, rule, broken, healthy):
+    assert rule in broken_rules(tmp_path, broken)
+    assert rule not in broken_rules(tmp_path, healthy)
 
 
 @pytest.mark.parametrize(
-    "broken, kept", [((0.3, 0.5, 0.33), (0.3, 0.35)), ((0.3, 0.1), (0.3, 0.4))]
+    "rule, broken, healthy",
+    [
+        # The first evaluation's interval ends at 34%, and that of the best one begins at 76%.
+        ("no accuracy", (0.3, 0.5, 0.33), (0.3, 0.35)),
+        ("no accuracy", (0.3, 0.1), (0.3,)),
+        ("past its best", (0.3, 0.6, 0.8, 0.71), (0.3, 0.6, 0.8, 0.73)),
+    ],
 )
-def test_a_reward_that_rises_without_accuracy(broken, kept):
-    """The first evaluation's interval ends at 34 %."""
-    rule = "reward without accuracy"
-    assert severities(make_logs({}, broken))[rule] == WARNING
-    assert rule not in severities(make_logs({}, kept))
-    assert rule not in severities(make_logs(FLAT_REWARD, broken))
+def test_a_rule_about_evaluations(tmp_path, rule, broken, healthy):
+    assert rule in broken_rules(tmp_path, {}, broken)
+    assert rule not in broken_rules(tmp_path, {}, healthy)
+    flat = {"reward": step_up(0.25)}
+    assert ("no accuracy" in broken_rules(tmp_path, flat, broken)) is False
 
 
-def test_a_collapse_is_named_early_and_by_its_kind():
-    """The shapes of public runs: the format goes in five iterations, the length in thirty."""
-    lose_format = {"rewards/format": lambda i: 0.99 if i < 40 else max(0.0, 0.99 - 0.2 * (i - 39))}
-    rows = train_rows(HEALTHY | lose_format)
-    assert severities(Logs(rows[:41])) == {}
-    assert "loses the format" in diagnose(Logs(rows[:42])).findings[0].sentence
-    shorten = {"response_length": lambda i: max(16, 400 - 13 * i), "accuracy": 0.2}
-    rows = train_rows(HEALTHY | {"rewards/format": 1.0} | shorten)
-    assert severities(Logs(rows[:20])) == {}
-    (finding,) = diagnose(Logs(rows[:25])).findings
-    assert "short and wrong" in finding.sentence
+def test_two_ends_need_twenty_iterations_and_a_rule_needs_its_metric(tmp_path):
+    """NaN is null in a log."""
+    assert broken_rules(tmp_path, {"reward": 1.0}, num_iterations=20) == ["flat reward"]
+    assert broken_rules(tmp_path, {"reward": 1.0}, num_iterations=19) == []
+    assert broken_rules(tmp_path, dict.fromkeys(HEALTHY), accuracies=()) == []
+    assert findings(tmp_path / "missing") == []
 
 
-def test_a_short_story_is_no_wrong_answer():
-    assert "collapse" not in severities(make_logs(SHORT | {"rewards/judge": 3.0}))
-
-
-def test_past_its_best_names_the_checkpoint():
-    rule = "past its best"
-    findings = diagnose(make_logs({}, (0.3, 0.6, 0.8, 0.71))).findings
-    assert [finding.rule for finding in findings] == [rule]
-    assert "checkpoints/step_000040" in findings[0].sentence
-    assert rule not in severities(make_logs({}, (0.3, 0.6, 0.8, 0.73)))
-
-
-def test_gspo_clips_much():
-    logs = make_logs({"clip_fraction": 0.6}, flags={"loss_type": "gspo"})
-    assert "clip" not in severities(logs)
-
-
-@pytest.mark.parametrize(
-    "accuracy, words",
-    [(0.95, "nearly all answers are right"), (0.05, "nearly all answers are wrong")]
-    + [(0.5, "the samples of a group are alike")],
-)
-def test_flat_groups_are_told_apart(accuracy, words):
-    logs = make_logs({"zero_std_fraction": 0.85, "accuracy": accuracy})
-    assert words in diagnose(logs).findings[0].sentence
-
-
-def test_missing_rewards_are_not_equal_rewards():
-    """All groups are flat in the last iterations, and no answer is right."""
-    rows = train_rows(HEALTHY)
-    for row in rows[40:]:
-        row |= {"reward": None, "zero_std_fraction": 1.0, "accuracy": 0.0}
-    (finding,) = diagnose(Logs(rows)).findings
-    assert finding.rule == "missing rewards"
-    assert "missing in 20 of 60 iterations" in finding.sentence
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"kl_per_token": 5.0}, {"kl_per_token": None}, {"skipped_updates": 0.5}],
-    ids=["high", "not finite", "skipped"],
-)
-def test_a_run_that_the_guard_ends_has_diverged_before_all_else(bad):
-    """It was once told to allow longer completions: it ends too early for the rule of the KL."""
-    guard = Guard(max_kl=4.0)
-    rows = train_rows(HEALTHY, 6)
-    with pytest.raises(Diverged):
-        for _ in range(9):
-            assert severities(Logs(rows, flags={"max_kl": 4.0})).get("divergence") is None
-            rows.append({"step": 7} | HEALTHY | {"truncated_fraction": 1.0} | bad)
-            metrics = {key: float("nan") if bad[key] is None else bad[key] for key in bad}
-            guard.check({"skipped_updates": 0.0} | metrics)
-    findings = diagnose(Logs(rows, flags={"max_kl": 4.0})).findings
-    assert findings[0].rule == "divergence"
-    assert "truncation" in [finding.rule for finding in findings]
-
-
-def test_an_evaluation_without_a_step_or_an_interval_is_left_out():
-    logs = make_logs({})
-    for key in ("step", "accuracy_high"):
-        logs.evaluations.append(eval_row(80, strict=0.1) | {key: None})
-    assert diagnose(logs).findings == []
-
-
-def test_a_high_kl_with_a_flat_reward_is_critical():
-    high_kl = {"kl_per_token": 0.8}
-    (finding,) = diagnose(make_logs(high_kl)).findings
-    assert "critical" not in finding.sentence
-    sentences = [
-        finding.sentence for finding in diagnose(make_logs(high_kl | FLAT_REWARD)).findings
+def test_a_finding_says_what_and_where_and_what_to_change(tmp_path):
+    broken_rules(tmp_path, {"truncated_fraction": ramp(0, 0.5)})
+    assert findings(tmp_path) == [
+        "truncation: truncated_fraction is above 25% at the end (truncated_fraction 0 -> 0.5);"
+        " raise --max_completion_length"
     ]
-    assert any("critical" in sentence for sentence in sentences)
+    broken_rules(tmp_path, {}, (0.3, 0.8, 0.31))
+    assert "(reward 1 -> 3, accuracy 30.0% -> 31.0%); read" in findings(tmp_path)[0]
 
 
-def test_what_a_judge_reads_is_neither_right_nor_wrong():
-    """There `accuracy` is the share of texts above the floor of rules, which is high at first."""
-    logs = make_logs({"rewards/judge": 0.0, "zero_std_fraction": 0.9}, (0.8, 0.7))
-    diagnosis = diagnose(logs)
-    assert not {"past its best", "reward without accuracy"} & set(diagnosis.rules)
-    assert "answers" not in diagnosis.findings[0].sentence
+def test_the_page_has_the_same_table():
+    page = (ROOT / "docs/tuning.md").read_text("utf-8")
+    rows = [f"| {rule.name} | {rule.condition} | {rule.advice} |" for rule in RULES]
+    table = "\n".join(
+        ["| rule | what the logs have | what to change |", "| --- | --- | --- |", *rows]
+    )
+    assert table in page
+    assert len(RULES) <= 10
 
 
-def test_two_ends_need_twenty_iterations():
-    rows = train_rows(HEALTHY | FLAT_REWARD, 20)
-    assert severities(Logs(rows)) == {"reward does not rise": WARNING}
-    assert severities(Logs(rows[:19])) == {}
+def test_an_advice_names_flags_that_exist():
+    for rule in RULES:
+        for flag in re.findall("--([a-z_]+)", rule.advice):
+            assert flag in vars(main.GRPOConfig)["__dataclass_fields__"], flag
 
 
-def test_a_rule_that_lacks_its_metric_is_left_out():
-    """NaN is null in a log. sft.py logs neither rewards nor groups, and may lower its entropy."""
-    for rows in ([], [{"step": 1}], train_rows({"entropy": None, "grad_norm": None})):
-        assert diagnose(Logs(rows)).rules == []
-    sft = Logs(train_rows({"grad_norm": 0.3, "entropy": ramp(2, 0.001), "skipped_updates": 0}))
-    assert diagnose(sft).findings == []
-    assert diagnose(sft).rules == ["divergence", "no gradient", "skipped updates"]
-
-
-def test_warnings_come_before_notes():
-    logs = make_logs({"zero_std_fraction": 0.6, "truncated_fraction": 0.5})
-    assert list(severities(logs).values()) == [WARNING, NOTE]
-
-
-# ---- the command line
-
-
-def write(path, changes):
-    logs = make_logs(changes)
-    return write_run(path, train=logs.train, evaluations=logs.evaluations)
-
-
-def test_a_healthy_and_a_bad_run_on_the_command_line(tmp_path, capsys):
-    healthy = write(tmp_path / "healthy", {})
-    bad = write(tmp_path / "bad", {"truncated_fraction": 0.5, "zero_std_fraction": 0.6})
-    assert plotter.main(["--diagnose", str(healthy), str(bad)]) == 0
-    first, second, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("healthy: nothing looks wrong in 60 iterations and 4 evaluations")
-    assert second.startswith("bad: 2 findings in 60 iterations and 4 evaluations")
-    assert len(lines) == 6
-    assert "50% of the completions are cut" in lines[0]
-    assert "--max_completion_length" in lines[2]
-    assert lines[3].strip().startswith("note: ")
+def test_the_command_line(tmp_path, capsys):
+    healthy = tmp_path / "healthy"
+    bad = tmp_path / "bad"
+    broken_rules(healthy, {})
+    broken_rules(bad, {"truncated_fraction": 0.5, "zero_std_fraction": 0.95})
+    assert plotter.main(["--diagnose", "--log_dir", str(healthy), str(bad)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "healthy: nothing looks wrong"
+    assert [line.split(": ")[:2] for line in lines[1:]] == [
+        ["bad", "equal rewards"],
+        ["bad", "truncation"],
+    ]
     assert not list(tmp_path.rglob("*.pdf"))
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ([], "--log_dir --diagnose --list is required"),
-        (["--diagnose"], "expected at least one argument"),
-        (["--diagnose", "run", "--log_dir", "run"], "not allowed with argument"),
-        (["--diagnose", "run", "--metrics", "kl"], "leave out"),
-    ],
-)
-def test_a_wrong_call_gets_one_line(tmp_path, monkeypatch, capsys, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "run", {})
-    try:
-        exit_code = plotter.main(arguments)
-    except SystemExit as stop:
-        exit_code = stop.code
-    out, err = capsys.readouterr()
-    assert exit_code == 2
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert words in err
+def test_a_run_speaks_after_each_evaluation(model_folder, tmp_path, capsys):
+    """A run with reward 0 and gradient 0 in every iteration once ended without a word."""
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def zero(completions, answers, **columns):\n    return [0.0] * len(completions)\n"
+    )
+    flags = run_flags(model_folder, tmp_path / "run", evaluator=f"{rewards}:zero", beta=0.0)
+    assert main.main([*flags, "--num_train_iters", "2", "--eval_iterations", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    starts = [line.split(" (")[0].split(": ")[:2] for line in lines if "looks wrong" in line]
+    names = [start[1] for start in starts]
+    assert names == ["no gradient", "equal rewards", "truncation"] * 2
+    last = max(i for i, line in enumerate(lines) if line.startswith("evaluation"))
+    assert lines[last + 1].startswith("looks wrong: no gradient")
+    assert lines[-1].startswith("done")

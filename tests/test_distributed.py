@@ -41,9 +41,8 @@ import llms
 import main
 import sft
 from config import LossConfig
-from grpo import checkpoints, weights
+from grpo import checkpoints, jsonl, weights
 from grpo.run import Run
-from logs import jsonl
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 NUM_GROUPS = 8

@@ -194,15 +194,3 @@ def test_the_examples_train(edited_copy):
     assert run.returncode == 0, run.stderr
     log = (edited_copy / "output" / "run" / "train_log.jsonl").read_text()
     assert log.count('"rewards/short"') == log.count('"clip_fraction"') == 2
-
-
-@pytest.mark.slow
-def test_the_snippet_that_compares_two_models_runs(tmp_path):
-    (code,) = python_blocks((ROOT / "docs" / "metrics.md").read_text("utf-8"))
-    models = re.search(r"in (\(.+?\)):", code)[1]
-    (tmp_path / "snippet.py").write_text(code.replace(models, '("tiny/0.1m", "tiny/0.3m")'))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = run_in(ROOT, sys.executable, str(tmp_path / "snippet.py"), env=environment)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("===") == 2
-    assert run.stdout.count("\n---\n") == 10

@@ -23,7 +23,7 @@ import main
 import sft
 import utils
 from config import FineTuningConfig, GRPOConfig, parse
-from logs import jsonl
+from grpo import jsonl
 from losses import LENGTH_NORMALIZATIONS
 from sampling import generation
 

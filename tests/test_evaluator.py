@@ -26,10 +26,10 @@ from evaluator import (
     get_evaluator,
 )
 from grading.extraction import last_boxed, only_number, to_number
+from grpo import jsonl
 from grpo.metrics import completion_metrics
 from grpo.rollout import Completion
 from grpo.run import Run
-from logs import jsonl
 from rl_datasets import DATASETS, PROMPTS
 
 gsm8k = GSM8kEvaluator()

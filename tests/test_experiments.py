@@ -11,8 +11,8 @@ import generate_gold
 import main
 import plotter
 import sft
+from grpo import jsonl
 from grpo.run import Run
-from logs import jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
 

@@ -29,7 +29,7 @@ from conftest import (
 import main
 import utils
 from config import GRPOConfig, LossConfig, parse
-from logs import jsonl
+from grpo import jsonl
 from losses import LOSSES
 
 CLIPRANGE = 0.1

@@ -20,9 +20,9 @@ from filelock import FileLock
 
 import generate_gold
 import llms
+from grpo import jsonl
 from grpo.rollout import Completion
 from judges import endpoint, judges
-from logs import jsonl
 from rl_datasets import PROMPTS
 from sampling import generation
 

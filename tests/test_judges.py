@@ -21,11 +21,11 @@ import main
 import rl_datasets
 from config import GRPOConfig, parse
 from evaluator import CreativeWritingEvaluator, get_evaluator
+from grpo import jsonl
 from grpo.metrics import completion_metrics
 from grpo.rollout import Completion
 from grpo.run import Run
 from judges import endpoint, judges, rating, story_rules
-from logs import jsonl
 
 NAMES = ("creativity", "coherence", "engagement")
 RUBRIC = CreativeWritingEvaluator.rubric

@@ -31,7 +31,7 @@ import main
 import sft
 from config import GRPOConfig, parse
 from grpo import checkpoints, weights
-from logs.jsonl import read
+from grpo.jsonl import read
 
 RANK = 3
 LINEAR_MAPS = 2 * (4 + 3)  # layers; projections of attention, the MLP

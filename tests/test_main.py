@@ -22,10 +22,10 @@ from conftest import (
 import llms
 import main
 from config import GRPOConfig, parse
+from grpo import jsonl
 from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
 from grpo.run import resolve
 from grpo.timer import StageTimer
-from logs import jsonl
 from losses import LENGTH_NORMALIZATIONS, LOSSES
 
 LOGGED_OF_AN_ITERATION = {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from evaluator import get_evaluator
 from grading import math_answers
 from grading.math_answers import MathGrader
-from logs import jsonl
+from grpo import jsonl
 from rl_datasets import PROMPTS
 
 PROMPT_NAMES = ("r1_zero", "question_only", "reasoning_answer")

@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT, as_flags, run_script
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from logs import jsonl
+from grpo import jsonl
 
 pytestmark = pytest.mark.slow
 

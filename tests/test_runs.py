@@ -40,7 +40,7 @@ import main
 import sft
 import utils
 from config import GRPOConfig, parse
-from logs import jsonl
+from grpo import jsonl
 from sampling import generation
 
 sys.path.insert(0, str(ROOT / "experiments"))

@@ -17,10 +17,9 @@ import main
 import sft
 from config import FineTuningConfig, SFTConfig, parse
 from evaluator import get_evaluator
-from grpo import checkpoints
+from grpo import checkpoints, jsonl
 from grpo.rollout import Completion, make_batch
 from grpo.run import Run
-from logs import jsonl
 from rl_datasets import PROMPTS
 
 NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]

@@ -13,7 +13,7 @@ from training.token_changes import choose_rows, split_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main
-from logs import jsonl
+from grpo import jsonl
 
 # --- Their numbers --------------------------------------------------------------------------------
 

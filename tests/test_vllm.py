@@ -23,8 +23,7 @@ import llms
 import main
 import sft
 from config import GRPOConfig
-from grpo import weights
-from logs import jsonl
+from grpo import jsonl, weights
 from sampling import generation, vllm
 
 PROMPTS = ["what is 1 + 2", "a", "3 times 4"]

@@ -1,12 +1,9 @@
-"""The statistics of evaluations.
-
-main.py imports them, so they do without scipy.stats, which takes a second or more to import.
-"""
+"""The statistics of evaluations: intervals, pass@k, McNemar's test, and how answers fall."""
 
 import math
 from collections import defaultdict
 
-Z95 = 1.959963984540054  # the 97.5 % point of the normal distribution
+Z95 = 1.959963984540054  # the 97.5% point of the normal distribution
 
 # The logs count completions in these groups: {name: (format, correct_strict) of the completions}.
 CATEGORIES = {
@@ -17,7 +14,7 @@ CATEGORIES = {
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """Return Wilson's 95 % score interval (low, high) for a proportion, or NaN if n is 0.
+    """Wilson's 95% score interval (low, high) for a proportion, or NaN if n is 0.
 
     Unlike p +- 1.96 standard errors, it is sensible near 0 and 1 (Wilson 1927, JASA 22:209).
     """
@@ -30,8 +27,17 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     return max(0.0, centre - half_width), min(1.0, centre + half_width)
 
 
+def mcnemar(num_fixed: int, num_broken: int) -> float:
+    """The exact two-sided p-value of McNemar's test on the pairs whose verdict changed."""
+    from scipy.stats import binomtest  # takes a second to import, and training does not need it
+
+    if num_fixed + num_broken == 0:
+        return 1.0
+    return float(binomtest(num_fixed, num_fixed + num_broken).pvalue)
+
+
 def pass_at_k(num_correct: list[int], n: int, k: int) -> float:
-    """Return the chance that k samples, drawn without replacement, hold a correct one.
+    """The chance that k samples, drawn without replacement, hold a correct one.
 
     It is the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k) of
     arXiv:2107.03374, where c of a problem's n samples are correct.
@@ -41,7 +47,7 @@ def pass_at_k(num_correct: list[int], n: int, k: int) -> float:
 
 
 def accuracies(name: str, correct: list[bool], samples: int) -> dict[str, float]:
-    """Return the accuracy, its 95 % interval and, with several samples of a problem, pass@k.
+    """The accuracy, its 95% interval and, with several samples of a problem, pass@k.
 
     correct: the verdicts; `samples` consecutive ones belong to the same problem.
     The interval counts problems rather than samples, which are not independent.
@@ -65,7 +71,7 @@ def format_and_answer_counts(details: list[dict]) -> dict[str, int]:
 
 
 def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[str, float]:
-    """Return the accuracy for each value of a column, such as {"accuracy_level/3": 0.5, ...}.
+    """The accuracy for each value of a column, such as {"accuracy_level/3": 0.5, ...}.
 
     Examples without the column are left out, so a data set without it gives {}.
     """

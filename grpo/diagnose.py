@@ -1,0 +1,216 @@
+"""What looks wrong in the logs of a run: ten rules, which docs/tuning.md prints as a table.
+
+A run applies them after each evaluation, and plotter.py --diagnose whenever it is asked. A run that
+breaks no rule can still be bad. The start and the end of a run are means over the first and the
+last tenth of its iterations, or over five where a tenth is less.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+from grpo import jsonl
+
+MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
+MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
+
+
+class NotLogged(Exception):
+    """The logs lack what a rule needs, or are too short for it."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The rows of a run's train_log.jsonl and eval_log.jsonl. All methods raise NotLogged."""
+
+    train: list[dict]
+    evaluations: list[dict]
+
+    def values(self, key: str, at_least: int = 1) -> list[float]:
+        """The finite numbers under a key of the training log."""
+        values = [row[key] for row in self.train if has_number(row, key)]
+        if len(values) < at_least:
+            raise NotLogged(key)
+        return values
+
+    def start(self, key: str) -> float:
+        values = self.values(key)
+        return fmean(values[: window(values)])
+
+    def end(self, key: str) -> float:
+        values = self.values(key)
+        return fmean(values[-window(values) :])
+
+    def median_at_end(self, key: str) -> float:
+        values = self.values(key, MIN_ITERATIONS)
+        return median(values[-window(values) :])
+
+    def gain(self, key: str) -> float:
+        self.values(key, MIN_ITERATIONS)
+        return self.end(key) - self.start(key)
+
+    def rises(self, key: str, num_errors: float) -> bool:
+        """Whether the end is more than so many standard errors above the start.
+
+        The noise of an iteration is estimated from the jumps between neighbours (von Neumann 1941),
+        which a trend hardly enlarges: the variance of a jump is twice that of an iteration.
+        """
+        values = self.values(key, MIN_ITERATIONS)
+        variance = fmean((value - last) ** 2 for last, value in pairwise(values)) / 2
+        return self.gain(key) > num_errors * math.sqrt(variance * 2 / window(values))
+
+    def accuracies(self) -> list[dict]:
+        """The evaluations with an accuracy, at least two."""
+        rows = [row for row in self.evaluations if has_number(row, "accuracy")]
+        if len(rows) < 2:
+            raise NotLogged("accuracy in two evaluations")
+        return rows
+
+
+def window(values: list[float]) -> int:
+    """How many iterations are the start or the end of a run with these values."""
+    return max(MIN_WINDOW, math.ceil(len(values) / 10))
+
+
+def has_number(row: dict, key: str) -> bool:
+    value = row.get(key)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+# --- The rules ------------------------------------------------------------------------------------
+
+
+def has_no_gradient(log: Log) -> bool:
+    return fmean(norm < 1e-7 for norm in log.values("grad_norm")) > 0.5
+
+
+def has_equal_rewards(log: Log) -> bool:
+    key = "zero_std_fraction"
+    return log.end(key) > 0.8 or max(log.values(key)) > 0.9
+
+
+def gains_only_format(log: Log) -> bool:
+    return log.rises("reward", 2) and log.gain("rewards/correctness") < 0.15 * log.gain("reward")
+
+
+def gains_no_accuracy(log: Log) -> bool:
+    first, *_, last = log.accuracies()
+    return log.rises("reward", 4) and last["accuracy"] <= first["accuracy_high"]
+
+
+def becomes_alike(log: Log) -> bool:
+    key = "distinct_2_batch"
+    return log.rises("reward", 4) and log.end(key) < 0.7 * log.start(key)
+
+
+def is_past_its_best(log: Log) -> bool:
+    best = max(log.accuracies(), key=lambda row: row["accuracy"])
+    return log.accuracies()[-1]["accuracy_high"] < best["accuracy_low"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    is_broken: Callable[[Log], bool]  # raises NotLogged
+    condition: str  # the same in words, with the keys of the logs in backticks
+    advice: str
+
+
+RULES = (
+    Rule(
+        "no gradient",
+        has_no_gradient,
+        "`grad_norm` is below 1e-7 in over half of the iterations",
+        "see whether `reward` is missing, or equal in all groups",
+    ),
+    Rule(
+        "equal rewards",
+        has_equal_rewards,
+        "`zero_std_fraction` is above 80% at the end, or above 90% in one iteration",
+        "use easier problems if `accuracy` is near 0 and harder ones if it is near 1, otherwise"
+        " raise `--group_size` or `--temperature`",
+    ),
+    Rule(
+        "truncation",
+        lambda log: log.end("truncated_fraction") > 0.25,
+        "`truncated_fraction` is above 25% at the end",
+        "raise `--max_completion_length`",
+    ),
+    Rule(
+        "flat reward",
+        lambda log: not log.rises("reward", 2),
+        "`reward` rises by less than 2 standard errors",
+        "try twice and half of `--learning_rate`, or show some solutions first (sft.py)",
+    ),
+    Rule(
+        "only format",
+        gains_only_format,
+        "`reward` rises by 2 standard errors, and less than 15% of it is `rewards/correctness`",
+        "train longer, then use easier problems or show some solutions first (sft.py)",
+    ),
+    Rule(
+        "no accuracy",
+        gains_no_accuracy,
+        "`reward` rises by 4 standard errors, and the last `accuracy` is not above the first one's"
+        " interval",
+        "read the completions with the highest rewards, and mend the reward",
+    ),
+    Rule(
+        "stories alike",
+        becomes_alike,
+        "`reward` rises by 4 standard errors, and `distinct_2_batch` falls below 70% of its start",
+        "read the stories, then mend the reward or raise `--beta`",
+    ),
+    Rule(
+        "past its best",
+        is_past_its_best,
+        "the interval of the last `accuracy` is below that of the best one",
+        "take the best checkpoint, then lower `--learning_rate`",
+    ),
+    Rule(
+        "high KL",
+        # One iteration can have hundreds of nats in a healthy run, which the median does not see.
+        lambda log: log.median_at_end("kl_per_token") > 0.5,
+        "the median of `kl_per_token` at the end is above 0.5 nats",
+        "lower `--learning_rate` or raise `--beta`",
+    ),
+    Rule(
+        "sampler",
+        lambda log: log.end("sampling_logp_gap") > 0.1,
+        "`sampling_logp_gap` is above 0.1 nats at the end",
+        "set `--sampling_dtype float32` or `--importance_cap 2`",
+    ),
+)
+
+
+def findings(output_dir: Path) -> list[str]:
+    """A line for each rule that a run breaks. Raises ValueError or OSError for a damaged log."""
+    rows = {}
+    for name in ("train_log", "eval_log"):
+        path = Path(output_dir) / f"{name}.jsonl"
+        rows[name] = jsonl.read(path) if path.exists() else []
+    log = Log(rows["train_log"], rows["eval_log"])
+    lines = []
+    for rule in RULES:
+        try:
+            is_broken = rule.is_broken(log)
+        except NotLogged:
+            continue
+        if is_broken:
+            keys = re.findall("`(.+?)`", rule.condition)
+            numbers = ", ".join(in_words(log, key) for key in keys)
+            line = f"{rule.name}: {rule.condition} ({numbers}); {rule.advice}"
+            lines.append(line.replace("`", ""))
+    return lines
+
+
+def in_words(log: Log, key: str) -> str:
+    """How a metric of training, or the accuracy of evaluations, goes from start to end."""
+    if key == "accuracy":
+        first, *_, last = log.accuracies()
+        return f"{key} {first[key]:.1%} -> {last[key]:.1%}"
+    return f"{key} {log.start(key):.3g} -> {log.end(key):.3g}"

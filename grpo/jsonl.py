@@ -1,0 +1,77 @@
+"""Reads and writes JSON lines: one object on each line, and null for what is no finite number."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+
+def read(path, required=()) -> list[dict]:
+    """The rows of a file.
+
+    Empty lines are skipped, and so is a cut line after others, whose writer was killed or still
+    writes.
+
+    Args:
+        required: the keys that every row must have.
+
+    Raises:
+        ValueError: a line is no JSON object or lacks a key. The message names the file and line.
+        OSError: the file cannot be read.
+    """
+    lines = Path(path).read_text("utf-8-sig").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if rows and number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from error
+        if not isinstance(row, dict) or not row.keys() >= set(required):
+            needed = ", ".join(required)
+            raise ValueError(f"{path}, line {number}: not a JSON object with {needed or 'keys'}")
+        rows.append(row)
+    return rows
+
+
+def append(path, row: dict) -> None:
+    """Append a row in a single write, so that a killed process can cut only the last line."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(dumps(row) + "\n")
+
+
+def write(path, rows: list[dict]) -> None:
+    """Write a file of JSON lines, whole or not at all, and make its folder if there is none."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    replace(path, "".join(dumps(row) + "\n" for row in rows))
+
+
+def write_json(path, value) -> None:
+    """Write one JSON file, whole or not at all."""
+    replace(path, dumps(value, indent=2) + "\n")
+
+
+def replace(path, text: str) -> None:
+    """Write a text file under a temporary name and rename it, so that it is never incomplete."""
+    temporary = Path(path).with_suffix(".tmp")
+    temporary.write_text(text, "utf-8")
+    os.replace(temporary, path)
+
+
+def dumps(value, **options) -> str:
+    """The value as JSON in ASCII; a path becomes its text. `options` are those of json.dumps."""
+    return json.dumps(without_nan(value), default=os.fspath, **options)
+
+
+def without_nan(value):
+    """The value with None for every NaN and infinity in it, which JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value

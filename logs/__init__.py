@@ -1,1 +1,0 @@
-"""The format of logs, how to read them, and every statistic. Nothing here imports torch."""
