@@ -123,7 +123,8 @@ class DataConfig:
         "</answer>.\n"
         "math: Answers in LaTeX, in a box or in tags.\n"
         "creative: Stories, by a judge.\n"
-        "FILE.py:NAME: A reward function of your own in a file, or several (README.md).",
+        "FILE.py:NAME: A reward function of your own in a file, or several (README.md).\n"
+        "gsm8k,FILE.py:NAME: The sum of several of these.",
     )
     prompt: str | None = setting(
         None,
@@ -260,32 +261,16 @@ class OptimiserConfig:
 class JudgeConfig:
     title: ClassVar[str] = "judge (of the data set creative)"
 
-    judge_type: Literal["policy", "local", "openai"] = setting(
-        "policy",
-        "Who judges.\n"
-        "policy: the frozen reference of the run.\n"
-        "local: a Hugging Face model in this process.\n"
-        "openai: a model behind an OpenAI-compatible endpoint.",
-    )
     judge_model: str | None = setting(
-        None, "The judge's name at the endpoint (openai), or its hub name or directory (local)."
+        None,
+        "The judge: its name at the endpoint, or without one its hub name or directory. (default:"
+        " the frozen model of the run itself)",
     )
     judge_base_url: str | None = setting(
         None,
-        "The endpoint's address, such as http://127.0.0.1:8000/v1. Its key is read from the"
-        " environment variable OPENAI_API_KEY. (default: OpenAI's own)",
-        may_change=True,
-    )
-    judge_concurrency: int = setting(
-        16,
-        "How many requests to the endpoint may wait for their reply at a time.",
-        may_change=True,
-    )
-    max_judge_failures: float = setting(
-        0.5,
-        "Share of the stories of a batch that may lack a score; more of them end the run.",
-        zero=True,
-        at_most=1,
+        "Address of the judge's OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Its"
+        " key is read from the environment variable OPENAI_API_KEY. (default: no endpoint, but a"
+        " model in this process)",
         may_change=True,
     )
 
@@ -524,25 +509,25 @@ class ExpertIterationConfig(FineTuningConfig, SamplingConfig):
 
 
 @dataclass(frozen=True)
-class GoldConfig(DataConfig, RuntimeConfig):
+class GoldConfig(DataConfig):
     """Collect verified solutions for supervised fine-tuning."""
 
     title: ClassVar[str] = "gold solutions"
 
     from_reference: bool = setting(False, "Source 1: take the data set's own solutions.")
-    model_name: str | None = setting(
-        None,
-        "Source 2: sample from this local model, a hub name or a directory with safetensors"
-        " weights.",
-    )
     api_model: str | None = setting(
         None,
-        "Source 3: ask the model of this name at an OpenAI-compatible endpoint, whose key is read"
+        "Source 2: ask the model of this name at an OpenAI-compatible endpoint, whose key is read"
         " from the environment variable OPENAI_API_KEY.",
     )
     base_url: str | None = setting(
         None,
         "Address of the endpoint, such as http://127.0.0.1:8000/v1. (default: OpenAI's own)",
+    )
+    solutions: Path | None = setting(
+        None,
+        "Source 3: take completions that were written elsewhere, from a .jsonl file whose rows have"
+        " the id of a problem and a completion in the format of --prompt.",
     )
     num_problems: int | None = setting(
         None,
@@ -550,29 +535,22 @@ class GoldConfig(DataConfig, RuntimeConfig):
         " larger one. (default: all)",
     )
     num_attempts: int = setting(
-        1,
-        "Maximum number of samples for each problem; sampling stops at the first correct one.",
+        1, "How often a problem is asked at most; the first correct reply is the last one."
     )
     temperature: float | None = setting(
-        None,
-        "Temperature of sampling. (default: the endpoint's own; 1 for a local model)",
-        zero=True,
+        None, "Temperature of sampling. (default: the endpoint's own)", zero=True
     )
     max_completion_length: int = setting(
         512,
-        "Maximum number of tokens in a completion; 0 leaves the limit to the endpoint.",
+        "Maximum number of tokens in a reply, reasoning included; 0 leaves the limit to the"
+        " endpoint.",
         zero=True,
     )
-    concurrency: int = setting(
-        16, "Requests at a time to an endpoint, or prompts in a batch of a local model."
-    )
-    timeout: float = setting(
-        120.0,
-        "Seconds without a sign of life from the endpoint, after which a request is repeated.",
-    )
+    concurrency: int = setting(16, "Requests at a time.")
+    seed: int = with_default(RuntimeConfig, "seed", 0)
     output: Path = setting(
         Path("gold.jsonl"),
-        "File that rows are appended to; start again with the same file and source to continue.",
+        "File that rows are appended to; start again with the same file to continue.",
     )
 
 
