@@ -1,120 +1,84 @@
-"""main.py with rewards of the studies: rewards that cannot teach, that err, or that can be hacked.
+"""Rewards that cannot teach, that err, or that can be hacked: the ones of the studies.
 
-    python experiments/controls.py --evaluator NAME ...
+    python main.py --evaluator experiments/controls.py:random_reward --dataset_name arithmetic ...
 
-random                    0 or 1 by chance, whatever the completion says
-format                    the rewards of the data set except the one for a right answer
-noise0.2                  the reward for a right answer is flipped with a probability of 0.2;
-                          also 0.1, 0.3 and 0.4
-false_positives0.2        only wrong answers are rewarded by mistake; also 0.4
-false_negatives0.2        only right answers go without their reward; also 0.4
-answer_anywhere           an answer counts as right if its number stands anywhere in the text
-bonus_for_steps           0.2 more for each line with an equals sign
-bonus_for_length          1 more for every 100 characters
+random_reward         0 or 1 by chance, whatever the completion says
+format_only           the rewards of the data set except the one for a right answer
+noise_20              the reward for a right answer is flipped with a probability of 20%; also
+                      noise_10, noise_30 and noise_40
+false_positives_20    only wrong answers are rewarded by mistake; also false_positives_40
+false_negatives_20    only right answers go without their reward; also false_negatives_40
+answer_anywhere       an answer counts as right if its number stands anywhere in the text
+bonus_for_steps       0.2 more for each line with an equals sign
+bonus_for_length      1 more for every 100 characters
 
-All other flags are those of main.py. The logs measure accuracy in the same way as for other runs.
+The logs measure accuracy as for other runs, since verdicts come from the data set's own evaluator.
 """
 
+import random
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import torch  # noqa: E402
-
-import main  # noqa: E402
-from evaluator import EVALUATORS, GSM8kEvaluator  # noqa: E402
+from evaluator import GSM8kEvaluator
 
 REWARD_OF_RIGHT_ANSWER = 2.0
 
 
-class RandomEvaluator(GSM8kEvaluator):
-    """A random reward, drawn anew for each completion.
-
-    It must not be a function of the text, because a policy could learn such a function.
-    """
-
-    reward_names = ("coin",)
-
-    def reward(self, completion, gold):
-        _, details = super().reward(completion, gold)
-        # From torch's generator, whose state is in checkpoints, so that --resume repeats the run.
-        coin = float(torch.rand(()) < 0.5)
-        return [coin], details
+def rewards_of_data_set(completions: list[str], answers: list[str]) -> list[list[float]]:
+    """The five rewards of each completion, that for a right answer first."""
+    evaluator = GSM8kEvaluator()
+    return [evaluator.reward(*pair)[0] for pair in zip(completions, answers, strict=True)]
 
 
-class FormatEvaluator(GSM8kEvaluator):
-    """The rewards for numbers, tags and their order, and none for a right answer."""
-
-    reward_weights = tuple(
-        0.0 if name == "correctness" else 1.0 for name in GSM8kEvaluator.reward_names
-    )
+def random_reward(completions, **columns):
+    """No function of the text alone, because a policy could learn such a function."""
+    return [float(random.random() < 0.5) for _ in completions]
 
 
-class NoisyEvaluator(GSM8kEvaluator):
-    """The reward for a right answer errs; the other rewards and the logged verdicts do not."""
-
-    false_positives: float  # the probability that a wrong answer has the reward
-    false_negatives: float  # the probability that a right answer does not have it
-
-    def reward(self, completion, gold):
-        rewards, details = super().reward(completion, gold)
-        is_right = rewards[0] > 0
-        error = self.false_negatives if is_right else self.false_positives
-        errs = bool(torch.rand(()) < error)
-        rewards[0] = REWARD_OF_RIGHT_ANSWER * (is_right != errs)
-        return rewards, details
+def format_only(completions, answers, **columns):
+    return [sum(rewards[1:]) for rewards in rewards_of_data_set(completions, answers)]
 
 
-class AnswerAnywhereEvaluator(GSM8kEvaluator):
-    """An answer counts as right if its number stands anywhere in the completion."""
+def erring(false_positives: float, false_negatives: float):
+    """The rewards of the data set, of which that for a right answer errs at these rates."""
 
-    def reward(self, completion, gold):
-        rewards, details = super().reward(completion, gold)
-        rewards[0] = REWARD_OF_RIGHT_ANSWER * (gold.strip() in re.findall(r"\d+", completion))
-        return rewards, details
+    def erring_reward(completions, answers, **columns):
+        totals = []
+        for right_answer, *others in rewards_of_data_set(completions, answers):
+            is_right = right_answer > 0
+            errs = random.random() < (false_negatives if is_right else false_positives)
+            totals.append(REWARD_OF_RIGHT_ANSWER * (is_right != errs) + sum(others))
+        return totals
+
+    return erring_reward
 
 
-class BonusForStepsEvaluator(GSM8kEvaluator):
-    """The rewards of the data set, and a bonus for each line with an equals sign."""
+noise_10 = erring(0.1, 0.1)
+noise_20 = erring(0.2, 0.2)
+noise_30 = erring(0.3, 0.3)
+noise_40 = erring(0.4, 0.4)
+false_positives_20 = erring(0.2, 0.0)
+false_positives_40 = erring(0.4, 0.0)
+false_negatives_20 = erring(0.0, 0.2)
+false_negatives_40 = erring(0.0, 0.4)
 
-    reward_names = (*GSM8kEvaluator.reward_names, "steps")
 
-    def reward(self, completion, gold):
-        rewards, details = super().reward(completion, gold)
+def answer_anywhere(completions, answers, **columns):
+    totals = format_only(completions, answers)
+    for i, completion in enumerate(completions):
+        is_there = answers[i] in re.findall(r"\d+", completion)
+        totals[i] += REWARD_OF_RIGHT_ANSWER * is_there
+    return totals
+
+
+def bonus_for_steps(completions, answers, **columns):
+    totals = []
+    rewards_of = rewards_of_data_set(completions, answers)
+    for completion, rewards in zip(completions, rewards_of, strict=True):
         num_steps = sum("=" in line for line in completion.splitlines())
-        return [*rewards, 0.2 * num_steps], details
+        totals.append(sum(rewards) + 0.2 * num_steps)
+    return totals
 
 
-class BonusForLengthEvaluator(GSM8kEvaluator):
-    """The rewards of the data set, and a bonus for every character."""
-
-    reward_names = (*GSM8kEvaluator.reward_names, "length")
-
-    def reward(self, completion, gold):
-        rewards, details = super().reward(completion, gold)
-        return [*rewards, len(completion) / 100], details
-
-
-def noisy_evaluator(false_positives, false_negatives):
-    """The class of an evaluator that errs with these probabilities."""
-    errors = {"false_positives": false_positives, "false_negatives": false_negatives}
-    return type("NoisyEvaluator", (NoisyEvaluator,), errors)
-
-
-EVALUATORS |= {
-    "random": RandomEvaluator,
-    "format": FormatEvaluator,
-    "answer_anywhere": AnswerAnywhereEvaluator,
-    "bonus_for_steps": BonusForStepsEvaluator,
-    "bonus_for_length": BonusForLengthEvaluator,
-}
-for error in (0.1, 0.2, 0.3, 0.4):
-    EVALUATORS[f"noise{error}"] = noisy_evaluator(error, error)
-for error in (0.2, 0.4):
-    EVALUATORS[f"false_positives{error}"] = noisy_evaluator(error, 0.0)
-    EVALUATORS[f"false_negatives{error}"] = noisy_evaluator(0.0, error)
-
-if __name__ == "__main__":
-    sys.exit(main.main())
+def bonus_for_length(completions, answers, **columns):
+    rewards_of = rewards_of_data_set(completions, answers)
+    return [sum(rewards) + len(completions[i]) / 100 for i, rewards in enumerate(rewards_of)]

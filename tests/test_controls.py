@@ -1,47 +1,41 @@
 """The rewards of the studies that err, or that can be hacked."""
 
 import pytest
-import torch
 
-import experiments.controls  # noqa: F401 (it adds its evaluators)
 from evaluator import get_evaluator
 
 RIGHT = "<reasoning>\n40 + 2 = 42\n</reasoning>\n<answer>\n42\n</answer>"
 WRONG = RIGHT.replace("42", "43")
 
 
-def rewards_of(name, completions, gold="42"):
-    evaluator = get_evaluator(name, prompt="reasoning_answer")
-    rewards = evaluator.compute_rewards(
-        [""] * len(completions), completions, [gold] * len(completions)
-    )
-    return evaluator.total(rewards), rewards.details
+def rewards_of(name, completions):
+    evaluator = get_evaluator(f"experiments/controls.py:{name}", "gsm8k")
+    return evaluator.score([{"question": "", "answer": "42"}] * len(completions), completions)
 
 
 @pytest.mark.parametrize(
     ("name", "share_of_right", "share_of_wrong"),
     [
-        ("noise0.1", 0.9, 0.1),
-        ("noise0.4", 0.6, 0.4),
-        ("false_positives0.2", 1.0, 0.2),
-        ("false_negatives0.4", 0.6, 0.0),
+        ("noise_10", 0.9, 0.1),
+        ("noise_40", 0.6, 0.4),
+        ("false_positives_20", 1.0, 0.2),
+        ("false_negatives_40", 0.6, 0.0),
     ],
 )
 def test_how_often_right_and_wrong_answers_are_rewarded(name, share_of_right, share_of_wrong):
     """Without the reward for the answer either completion has 2 for its format."""
-    torch.manual_seed(0)
     for completion, share in ((RIGHT, share_of_right), (WRONG, share_of_wrong)):
         totals, details = rewards_of(name, [completion] * 2_000)
-        assert set(totals.tolist()) <= {2.0, 4.0}
-        assert (totals == 4.0).float().mean().item() == pytest.approx(share, abs=0.04)
+        assert set(totals) <= {2.0, 4.0}
+        assert totals.count(4.0) / 2_000 == pytest.approx(share, abs=0.04)
         assert all(detail["correct_strict"] == (completion == RIGHT) for detail in details)
 
 
 @pytest.mark.parametrize(
-    ("name", "completion", "total"),
+    ("name", "completion", "totals"),
     [
-        ("random", WRONG, {0.0, 1.0}),
-        ("format", RIGHT, {2.0}),
+        ("random_reward", WRONG, {0.0, 1.0}),
+        ("format_only", RIGHT, {2.0}),
         ("answer_anywhere", RIGHT, {4.0}),
         ("answer_anywhere", WRONG, {2.0}),
         ("answer_anywhere", "41, 42, 43", {2.0}),
@@ -51,6 +45,6 @@ def test_how_often_right_and_wrong_answers_are_rewarded(name, share_of_right, sh
         ("bonus_for_length", "x" * 250, {2.5}),
     ],
 )
-def test_what_a_completion_is_worth(name, completion, total):
-    totals, _ = rewards_of(name, [completion])
-    assert totals.item() in [pytest.approx(value) for value in total]
+def test_what_a_completion_is_worth(name, completion, totals):
+    (total,), _ = rewards_of(name, [completion])
+    assert total in [pytest.approx(value) for value in totals]
