@@ -104,7 +104,8 @@ class RunConfig:
         "gsm8k: answers that are numbers, in <reasoning>...</reasoning><answer>...</answer>\n"
         "math: answers in LaTeX, in a box or in tags\n"
         "creative: stories, by a judge\n"
-        "FILE.py:NAME: a reward function of your own, or several (README.md)",
+        "FILE.py:NAME: a reward function of your own (README.md)\n"
+        "gsm8k,FILE.py:NAME: the sum of several of these",
     )
     max_completion_length: int = setting(
         512,
@@ -305,16 +306,11 @@ class GRPOConfig(LossConfig, RunConfig):
         may_change=True,
     )
     eval_only: bool = setting(False, "Evaluate the model and stop, without training.")
-    judge_type: Literal["policy", "local", "openai"] = setting(
-        "policy",
-        "Who judges.\n"
-        "policy: the frozen reference of the run\n"
-        "local: a Hugging Face model in this process\n"
-        "openai: a model behind an OpenAI-compatible endpoint",
-        title="judge (of the data set creative)",
-    )
     judge_model: str | None = setting(
-        None, "The judge's name at the endpoint (openai), or its hub name or directory (local)."
+        None,
+        "The judge: its name at the endpoint, or without one its hub name or directory. (default:"
+        " the frozen model of the run itself)",
+        title="judge (of the data set creative)",
     )
     judge_base_url: str | None = setting(
         None,
@@ -429,20 +425,22 @@ class GoldConfig:
     evaluator: str | None = again(RunConfig, "evaluator")
     prompt: str | None = again(RunConfig, "prompt")
 
-    from_reference: bool = setting(False, "Source 1: take the data set's own solutions.")
-    model_name: str | None = setting(
-        None,
-        "Source 2: sample from this local model, a hub name or a directory with safetensors"
-        " weights.",
+    from_reference: bool = setting(
+        False, "Source 1: take the data set's own solutions.", title="gold solutions"
     )
     api_model: str | None = setting(
         None,
-        "Source 3: ask the model of this name at an OpenAI-compatible endpoint, whose key is read"
+        "Source 2: ask the model of this name at an OpenAI-compatible endpoint, whose key is read"
         " from the environment variable OPENAI_API_KEY.",
     )
     base_url: str | None = setting(
         None,
         "Address of the endpoint, such as http://127.0.0.1:8000/v1. (default: OpenAI's own)",
+    )
+    solutions: Path | None = setting(
+        None,
+        "Source 3: take completions that were written elsewhere, from a .jsonl file whose rows have"
+        " the id of a problem and a completion in the format of --prompt.",
     )
     num_problems: int | None = setting(
         None,
@@ -450,32 +448,23 @@ class GoldConfig:
         " larger one. (default: all)",
     )
     num_attempts: int = setting(
-        1,
-        "Maximum number of samples for each problem; sampling stops at the first correct one.",
+        1, "How often a problem is asked at most; the first correct reply is the last one."
     )
     temperature: float | None = setting(
-        None,
-        "Temperature of sampling. (default: the endpoint's own; 1 for a local model)",
-        zero=True,
+        None, "Temperature of sampling. (default: the endpoint's own)", zero=True
     )
     max_completion_length: int = setting(
         512,
-        "Maximum number of tokens in a completion; 0 leaves the limit to the endpoint.",
+        "Maximum number of tokens in a reply, reasoning included; 0 leaves the limit to the"
+        " endpoint.",
         zero=True,
     )
-    concurrency: int = setting(
-        16, "Requests at a time to an endpoint, or prompts in a batch of a local model."
-    )
-    timeout: float = setting(
-        120.0,
-        "Seconds without a sign of life from the endpoint, after which a request is repeated.",
-    )
+    concurrency: int = setting(16, "Requests at a time.")
     output: Path = setting(
         Path("gold.jsonl"),
-        "File that rows are appended to; start again with the same file and source to continue.",
+        "File that rows are appended to; start again with the same file to continue.",
     )
     seed: int = again(RunConfig, "seed")
-    device: str = again(RunConfig, "device")
 
 
 # --- From the command line ------------------------------------------------------------------------

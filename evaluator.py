@@ -1,555 +1,487 @@
-"""Rewards: how completions are scored. A reward is a function, or a class where it needs state.
+r"""Rewards: how completions are scored. A reward is a function in a file of your own.
 
-    def reward(completions, answers, **columns) -> list[float]
+    def short(completions, answers, **columns):
+        return [1 / (1 + len(text)) for text in completions]
 
-`--evaluator my_rewards.py:reward` trains on such a function. A class is for a reward that asks a
-judge, or that gives verdicts; those of the project are in EVALUATORS.
+`--evaluator my_rewards.py:short` trains on it, and `--evaluator gsm8k,my_rewards.py:short` on the
+sum of both. FunctionEvaluator says what a function gets; one written for TRL works as it is.
 
-Where a completion can be right or wrong, an evaluator gives two verdicts side by side. The strict
-verdict asks for the required format and for the right answer in it. The flexible verdict asks for
-the right answer wherever it stands. Much of what training seems to gain is only format: the two
-verdicts show it.
+Where an answer can be right, there are two verdicts beside the rewards. The strict one asks for the
+right answer in the required format, the flexible one for the right answer anywhere: much of what
+training seems to gain is only format. They come from the data set's own evaluator, whatever
+rewards.
 
-In shapes and docstrings, N is the number of completions and R the number of rewards.
+Shapes: N completions, R rewards of each.
 """
 
+import asyncio
+import importlib
 import inspect
 import math
-import numbers
-import runpy
+import re
+import sys
 import traceback
-from collections import Counter
+import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import torch
+from math_verify import parse, verify
+from torch import Tensor
 
-from config import GRPOConfig
-from grading import extraction
-from grading.math_answers import MathGrader
-from judges import story_rules
-from judges.judges import check_judge_flags, get_judge
-from judges.rating import GRADES, Rubric
-
-
-class RewardError(ValueError):
-    """A reward is not what it must be. The message names the reward."""
-
-
-# In float32, greater rewards lose the differences between them, from which a model learns.
-MAX_REWARD = 1e6
-VERDICTS = ("format", "correct_strict", "correct_flexible")
+import utils
+from grpo.judges import get_judge
 
 
 @dataclass
 class Rewards:
     """What an evaluator says of N completions.
 
-    per_function: (N, R) float32, one column per reward; NaN is a reward that could not be given.
-    details: N dicts, which become columns of the records. Where there are verdicts, they have
-        "parsed" (the final answer that was read, or None), "format" (whether the required format
-        holds), "correct_strict" and "correct_flexible" (the two verdicts). Accuracy is logged then.
-    counts: further numbers to be logged, which add up over several processes.
-    means: further numbers to be logged, of which the mean over processes is taken.
+    per_function: (N, R) float32, NaN where a reward is missing.
+    details: N dicts for the transcript. Verdicts are "parsed" (the answer that was read, or None),
+        "format" (whether the required format holds), "correct_strict" and "correct_flexible".
     """
 
-    per_function: torch.Tensor
+    per_function: Tensor
     details: list[dict]
-    counts: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)
 
 
-class RewardEvaluator:
-    """Rewards completions. A subclass names its rewards and defines `compute_rewards` or `reward`.
-
-    Its __init__ takes from the context of `get_evaluator` what it needs, and **context besides.
-    """
+class RewardEvaluator(ABC):
+    """Scores completions. A subclass names its rewards and defines `compute_rewards`."""
 
     reward_names: tuple[str, ...]
-    # The weight of each reward in the total. All are 1 unless a subclass says so.
-    reward_weights: tuple[float, ...]
-    # Whether compute_rewards has an argument `examples`, and is therefore given them.
-    takes_examples: bool
+    reward_weights: tuple[float, ...] | None = None  # of each reward in the total; None: all 1
+    optional: tuple[str, ...] = ()  # rewards that the total leaves out where they are missing
 
-    def __init__(self, **context):
-        pass
-
-    def __init_subclass__(cls):
-        # The argument must have this name: **kwargs alone does not ask for examples.
-        cls.takes_examples = "examples" in inspect.signature(cls.compute_rewards).parameters
-        # vars holds what the subclass itself defines, without the names and weights it inherits.
-        if "reward_names" in vars(cls) and "reward_weights" not in vars(cls):
-            cls.reward_weights = (1.0,) * len(cls.reward_names)
-
-    @classmethod
-    def check_flags(cls, config, prompt: str) -> None:
-        """Raise ValueError, before anything is loaded, for settings that do not suit it.
-
-        prompt: the name of the prompt format.
-        """
-
-    def check_gold(self, *splits: list[dict]) -> None:
-        """Raise ValueError, with its place, for an example whose gold answer cannot be read."""
-        for split in splits:
-            for example in split:
-                try:
-                    self.read_gold(example["answer"])
-                except ValueError as error:
-                    # An example that was not read from a file has only an id.
-                    place = example.get("file_and_row") or example["id"]
-                    raise ValueError(f"{place}: {error}") from error
-
-    def read_gold(self, answer: str) -> object:
-        """Return the gold answer in the form that this evaluator compares.
-
-        Raises ValueError if it cannot be read.
-        """
-        return answer
-
+    @abstractmethod
     def compute_rewards(
-        self, prompts: list[str], completions: list[str], answers: list[str]
+        self, prompts: list[str], completions: list[str], answers: list[str], **columns
     ) -> Rewards:
-        """Return the Rewards of N completions of N prompts with N gold answers.
+        """The Rewards of N completions of N questions with N gold answers.
 
-        prompts: the questions as the data set has them, without the format in which a model gets
-            them. Where several completions share a prompt, it is repeated.
-
-        A subclass may add an argument `examples`. It is then given the N examples of the data set,
-        each with its "row", which has every column as the data set has it (rl_datasets.py).
-
-        A subclass defines this method, or `reward`.
+        prompts: the questions alone. Completions of one prompt are consecutive.
+        columns: every other column of the data, as N values.
         """
-        returned = [
-            self.reward(completion, answer)
-            for completion, answer in zip(completions, answers, strict=True)
-        ]
-        try:
-            matrix = self.reward_matrix([completion_rewards for completion_rewards, _ in returned])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise RewardError(
-                f"{type(self).__name__}: reward must return a list of numbers"
-                f" ({', '.join(self.reward_names)}) and a dict of details: {error}"
-            ) from error
-        return Rewards(matrix, [details for _, details in returned])
 
-    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
-        """Return the list of R rewards of one completion, and the dict of its details."""
-        raise RewardError(f"{type(self).__name__} must define compute_rewards or reward")
+    def total(self, rewards: Rewards) -> Tensor:
+        """(N,): the weighted sum of each completion's rewards; NaN where one is missing."""
+        weights = torch.tensor(self.reward_weights or (1.0,) * len(self.reward_names))
+        weighted = rewards.per_function.float() * weights
+        is_optional = torch.tensor([name in self.optional for name in self.reward_names])
+        is_left_out = weighted.isnan() & is_optional
+        return weighted.masked_fill(is_left_out, 0).sum(1).masked_fill(is_left_out.all(1), math.nan)
 
-    def reward_matrix(self, reward_rows: list[list[float]]) -> torch.Tensor:
-        """Return the (N, R) matrix of N lists of rewards, which has R columns even for N = 0."""
-        matrix = torch.tensor(reward_rows, dtype=torch.float32)
-        return matrix.view(len(reward_rows), len(self.reward_names))
+    def score(self, examples: list[dict], completions: list[str], **columns):
+        """N total rewards, and N dicts of details in which each reward is "rewards/NAME".
 
-    def compute_checked_rewards(self, examples: list[dict], completions: list[str]) -> Rewards:
-        """Return compute_rewards(...) of N completions of N examples, of which it gets copies.
-
-        Raises RewardError if that is not what Rewards promises.
+        Random numbers have a seed of their own here, which depends on the completions: a reward
+        that sets the random state does not change what is sampled next.
         """
-        questions = [example["question"] for example in examples]
-        answers = [example["answer"] for example in examples]
-        arguments = {}
-        if self.takes_examples:
-            arguments["examples"] = [deepcopy(example) for example in examples]
-        rewards = self.compute_rewards(questions, list(completions), answers, **arguments)
-        name = type(self).__name__
-        values = getattr(rewards, "per_function", None)
-        if not isinstance(values, torch.Tensor):
-            raise RewardError(
-                f"{name}: compute_rewards must return Rewards(a tensor, a list of dicts),"
-                f" not {rewards!r:.80}"
-            )
+        # `row` has the columns of the data set, `example` those that were made of them.
+        rows = [row | row.get("row", {}) | {"answer": row["answer"]} for row in examples]
+        names = {name for row in rows for name in row} - {"row"}
+        columns |= {name: [row.get(name) for row in rows] for name in names}
+        columns["prompts"] = [example["question"] for example in examples]
+        columns |= {"completions": list(completions), "answers": list(columns["answer"])}
+        with utils.isolated_seed(zlib.crc32("".join(completions).encode("utf-8", "replace"))):
+            rewards = self.compute_rewards(**columns)
         shape = (len(completions), len(self.reward_names))
-        if not values.is_floating_point() or values.shape != shape:
-            raise RewardError(
-                f"{name}: per_function must be floats {shape},"
-                f" not {values.dtype} {tuple(values.shape)}"
-            )
-        places_of_huge_rewards = (values.abs() > MAX_REWARD).nonzero().tolist()
-        if places_of_huge_rewards:
-            row, column = places_of_huge_rewards[0]
-            raise RewardError(
-                f"{name}: reward {self.reward_names[column]} is {values[row, column]:g} for"
-                f" completion {row}; scale it, since beyond {MAX_REWARD:,.0f} float32 loses"
-                " differences between rewards"
-            )
-        details = list(rewards.details or [])
-        if len(details) != len(completions) or not all(isinstance(row, dict) for row in details):
-            raise RewardError(
-                f"{name}: details must be {len(completions)} dicts, one for each completion,"
-                f" not {len(details)}: {details!r:.80}"
-            )
-        gives_verdicts = any("correct_strict" in detail for detail in rewards.details)
-        for detail in rewards.details if gives_verdicts else ():
-            for key in VERDICTS:
-                if type(detail.get(key)) is not bool:
-                    raise RewardError(
-                        f"{name}: details[{key!r}] must be True or False, not {detail.get(key)!r}"
-                    )
-        return rewards
+        assert rewards.per_function.shape == shape, f"{rewards.per_function.shape}, not {shape}"
+        names = [f"rewards/{name}" for name in self.reward_names]
+        details = []
+        for detail, values in zip(rewards.details, rewards.per_function.tolist(), strict=True):
+            details.append(detail | dict(zip(names, values, strict=True)))
+        return self.total(rewards).tolist(), details
 
-    def total(self, rewards: Rewards) -> torch.Tensor:
-        """Return (N,), the weighted sum of each completion's rewards; NaN where one is missing."""
-        weights = torch.tensor(self.reward_weights, dtype=torch.float32)
-        return rewards.per_function.float() @ weights
+    def check_gold(self, examples: list[dict]) -> None:
+        """Raise ValueError for a gold answer that cannot be read. By default any can."""
+        return
 
 
-class GSM8kEvaluator(RewardEvaluator):
+# --- Answers that are right or wrong --------------------------------------------------------------
+
+
+class AnswerEvaluator(RewardEvaluator):
+    """Scores each completion by itself, with verdicts."""
+
+    @abstractmethod
+    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
+        """The R rewards of one completion, and its details with the verdicts."""
+
+    def compute_rewards(self, prompts, completions, answers, **columns):
+        scored = [self.reward(*pair) for pair in zip(completions, answers, strict=True)]
+        rewards = torch.tensor([values for values, _ in scored], dtype=torch.float32)
+        details = [detail for _, detail in scored]
+        return Rewards(rewards.view(len(scored), len(self.reward_names)), details)
+
+
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+
+
+def soft_format(text: str) -> bool:
+    """Whether each of the four tags occurs exactly once and in order, with any text around them."""
+    positions = [text.find(tag) for tag in TAGS]
+    return positions == sorted(positions) and all(text.count(tag) == 1 for tag in TAGS)
+
+
+def strict_format(text: str) -> bool:
+    """Whether a text is <reasoning>...</reasoning><answer>...</answer> and white space only."""
+    text = text.strip()
+    between = text.partition("</reasoning>")[2].partition("<answer>")[0]
+    is_whole = text.startswith("<reasoning>") and text.endswith("</answer>")
+    return is_whole and soft_format(text) and not between.strip()
+
+
+def tagged_answer(text: str) -> str | None:
+    """What stands in the answer tags; None unless both occur exactly once and in order."""
+    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
+        return None
+    content, closing_tag, _ = text.partition("<answer>")[2].partition("</answer>")
+    return content.strip() if closing_tag and "reasoning>" not in content else None
+
+
+MAX_NUMBER_LENGTH = 50  # characters; a longer number is not read
+DASHES = "-‐‑‒–—―−⁻₋➖﹘﹣－"  # all of which people write for a minus
+# A number that is well written, with a sign, a currency, or both in any order. 1,00 is not one.
+NUMBER = re.compile(
+    rf"(?:[{DASHES}][$€£]?|[$€£][{DASHES}]?)?"
+    r"(?=\.?[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]+)?%?"
+)
+# Anything that looks like one. In 10-5 the dash is no sign, so the last number there is 5.
+ANY_NUMBER = re.compile(
+    rf"(?:(?<![\w)])[{DASHES}][$€£]?|[$€£][{DASHES}]?)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,]*[0-9])?%?"
+)
+LATEX_COMMA = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!])(?=[0-9])")  # 9{,}500, 9\,500 or 9,\!500
+
+
+def to_number(text: str) -> Fraction | None:
+    """The exact value of `-1,234.50` or the like, also with a $ or %; None of anything else."""
+    text = LATEX_COMMA.sub(",", text[: 2 * MAX_NUMBER_LENGTH])
+    if len(text) > MAX_NUMBER_LENGTH or not NUMBER.fullmatch(text):
+        return None
+    return Fraction(re.sub(f"[{DASHES}]", "-", re.sub("[,$€£%]", "", text)))
+
+
+def without_markup(text: str) -> str:
+    r"""A short answer without the full stop, **, $...$ or \boxed{...} around it."""
+    text = re.sub(r"\\(?=[$%])", "", text).lstrip("*$ ").rstrip("*$. ")
+    return re.sub(r"^\\boxed\{(.*)\}$", r"\1", text)
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text as it is written there; None if there is no number."""
+    last_digit = max(text.rfind(digit) for digit in "0123456789")
+    if last_digit < 0:
+        return None
+    # A number that begins before this window is still too long to be read. A % may follow it.
+    window = text[max(0, last_digit - 4 * MAX_NUMBER_LENGTH) : last_digit + 2]
+    return ANY_NUMBER.findall(LATEX_COMMA.sub(",", window))[-1]
+
+
+class GSM8kEvaluator(AnswerEvaluator):
     r"""Answers that are numbers, in the format <reasoning>...</reasoning><answer>...</answer>.
 
-    The answer is what stands in the answer tags, if both occur exactly once and in order
-    (`tagged_answer`). The five rewards:
-
-    correctness    2.0    The answer holds exactly one number, maybe with words around it, and it
-                          equals the gold answer.
-    number_format  0.5    The answer is a number and nothing else. A sign, commas, $ and % belong to
-                          the number.
-    strict_format  0.5    The text is nothing but the format: each tag occurs once, and there is
-                          only white space outside of the two pairs.
+    correctness    2.0    What stands in the answer tags is a number that equals the gold answer.
+    number_format  0.5    It is a number, and nothing is around it.
+    strict_format  0.5    The text is the format and nothing else.
     soft_format    0.5    Each tag occurs once and in order, with any text around and between them.
-    tag_count      0.125  This is given for each of the four tags that occurs exactly once.
+    tag_count      0.125  For each of the four tags that occurs exactly once.
 
-    The strict verdict asks for strict format and correctness. The flexible verdict asks whether the
-    last number of the text equals the gold answer.
-
-    Numbers are compared exactly. A number of more than 50 characters is not read, nor is one that
-    is not written like a number (`1,00`). Accepted for 72 are `72`, `72.`, `72.0`, `$72`, `72%`,
-    `72 eggs`, `the answer is 72`, `x = 72`, `**72**` and `\boxed{72}`. A number is not accepted if
-    the text next to it changes its value (`72k`, `72 k`, `72km`, `72!`, `72²`, `√72`, `\sqrt{72}`,
-    `72 thousand`, `twice 72`, `half of 72`), or if it is written in numerals other than 0 to 9. Any
-    dash before a number is a minus (`–72`).
-
-    Each row of this table is a test, and tests/test_evaluator.py has more. A row has the five
-    rewards in the order above, the strict and the flexible verdict, the gold answer and the
-    completion, in which `\n` is a line break.
-
-    rewards           | verdicts | gold | completion
-    ------------------|----------|------|-----------
-    2 0.5 0.5 0.5 0.5 | yes yes | 72 | `<reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>`
-    2 0.5 0.5 0.5 0.5 | yes yes  | 1000 | `<reasoning>a</reasoning><answer>1,000</answer>`
-    0 0.5 0.5 0.5 0.5 | no no    | 5    | `<reasoning>a</reasoning><answer>-5</answer>`
-    2 0 0.5 0.5 0.5   | yes yes  | 72   | `<reasoning>a</reasoning><answer>72 eggs.</answer>`
-    0 0 0.5 0.5 0.5   | no no    | 100  | `<reasoning>a</reasoning><answer>1,00</answer>`
-    0 0 0.5 0.5 0.5   | no yes   | 72   | `<reasoning>a</reasoning><answer>71 or 72</answer>`
-    2 0.5 0 0.5 0.5   | no yes   | 72   | `So: <reasoning>a</reasoning><answer>72</answer>`
-    2 0.5 0 0.5 0.5   | no yes   | 72   | `<reasoning>a</reasoning><answer>72</answer> Done.`
-    0 0 0 0 0         | no yes   | 5    | `10-5=5`
-    0 0 0 0 0         | no no    | 72   | ``
+    Numbers are compared exactly. Accepted for 72 are `72`, `72.0`, `$72`, `72%` and, but for
+    number_format, `72.`, `**72**`, `$72$` and `\boxed{72}`; not `72 eggs`, `x = 72` or `72k`. Any
+    dash before a number is a minus. The strict verdict is strict_format and correctness. The
+    flexible verdict asks whether the last number of the text equals the gold answer.
     """
 
     reward_names = ("correctness", "number_format", "strict_format", "soft_format", "tag_count")
 
-    def __init__(self, prompt: str = "reasoning_answer", **_):
-        self.check_flags(None, prompt)
-
-    @classmethod
-    def check_flags(cls, config, prompt):
+    def __init__(self, prompt: str = "reasoning_answer", **context):
         if prompt != "reasoning_answer":
             raise ValueError(
-                f"the evaluator gsm8k reads only the prompt format reasoning_answer, not {prompt}:"
-                " use --evaluator math, or leave --evaluator and --prompt out"
+                f"the evaluator gsm8k reads the prompt format reasoning_answer, not {prompt}: use"
+                " --evaluator math"
             )
 
-    def read_gold(self, answer):
-        number = extraction.to_number(answer.strip())
-        if number is None:
-            raise ValueError(f"the gold answer {answer!r} is not a number: use --evaluator math")
-        return number
+    def check_gold(self, examples):
+        for example in examples:
+            if to_number(example["answer"].strip()) is None:
+                raise ValueError(
+                    f"{example.get('file_and_row') or example['id']}: the gold answer"
+                    f" {example['answer']!r} is not a number: use --evaluator math"
+                )
 
-    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
-        """Return the five rewards of one completion and its details.
-
-        Raises ValueError where the gold answer is not a number.
-        """
-        target = self.read_gold(gold)
-        answer = extraction.tagged_answer(completion)
-        last_number = extraction.last_number(completion)
-        is_correct = answer is not None and extraction.only_number(answer) == target
-        is_number = answer is not None and extraction.to_number(answer) is not None
-        has_strict_format = extraction.strict_format(completion)
-        has_soft_format = has_strict_format or extraction.soft_format(completion)
-        num_tags = sum(completion.count(tag) == 1 for tag in extraction.TAGS)
+    def reward(self, completion, gold):
+        target = to_number(gold.strip())
+        answer = tagged_answer(completion)
+        last = last_number(completion)
+        number = None if answer is None else to_number(without_markup(answer))
+        is_strict = strict_format(completion)
+        is_correct = number is not None and number == target
         rewards = [
             2.0 * is_correct,
-            0.5 * is_number,
-            0.5 * has_strict_format,
-            0.5 * has_soft_format,
-            0.125 * num_tags,
+            0.5 * (answer is not None and to_number(answer) is not None),
+            0.5 * is_strict,
+            0.5 * soft_format(completion),
+            0.125 * sum(completion.count(tag) == 1 for tag in TAGS),
         ]
-        last_is_correct = last_number is not None and extraction.to_number(last_number) == target
-        details = {
-            "parsed": last_number if answer is None else answer,
-            "format": has_strict_format,
-            "correct_strict": has_strict_format and is_correct,
-            "correct_flexible": last_is_correct,
+        return rewards, {
+            "parsed": last if answer is None else answer,
+            "format": is_strict,
+            "correct_strict": is_strict and is_correct,
+            "correct_flexible": target is not None and to_number(last or "") == target,
         }
-        return rewards, details
 
 
-class MathEvaluator(RewardEvaluator):
-    r"""Answers that are mathematics or words, in the format that `prompt` asks for.
+# --- Mathematics ----------------------------------------------------------------------------------
 
-    grading.math_answers decides whether an answer equals the gold answer. The two rewards:
+TAIL = 20_000  # characters at the end of a text in which a \boxed{} is looked for
+BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
-    format  1 if the completion has the format of the prompt:
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last balanced \boxed{...} holds; `\boxed 5` ends at the next $."""
+    text = text[-TAIL:]
+    end = len(text)
+    for box in reversed(list(BOX.finditer(text))):
+        start = box.end()
+        if text[start : start + 1] != "{":
+            content, dollar, _ = text[start:].partition("$")
+            if dollar:
+                return content.strip()
+            continue
+        depth = 0
+        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(text, start, end):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is no brace
+            if depth == 0:
+                return text[start + 1 : brace.start()].strip()
+        # An earlier box can only be closed before this one begins. This keeps the time linear.
+        end = box.start()
+    return None
+
+
+# Powers and factorials that take gigabytes.
+BOMB = re.compile(r"\^\{?-?\d{4}|\^[^^]*\^[^^]*\^|\^\{[^{}]*\^|\*\*.*\*\*|\d{4}\)?!|binom.*\d{5}")
+APPROXIMATION = re.compile(r"\s*(?:\\approx|≈).*", re.DOTALL)
+INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:e|eq|t)(?![a-zA-Z])")
+
+
+def are_equal(gold: str, answer: str) -> bool:
+    r"""Whether an answer equals the gold answer as mathematics; what cannot be read equals nothing.
+
+    Plain numbers are compared exactly, everything else by math-verify with its time limits, as in
+    TRL. Refused before that are bombs such as towers of exponents, an approximation, of which
+    math-verify drops what follows the sign, and an inequality for a set of values.
+
+    Of the 163 wrong pairs in tests/test_math_evaluator.py it accepts 61: numbers that agree in six
+    digits, another case (x for X), a list for a tuple, another unit, an equation for its right side
+    (k=n for n), and what can be read in two ways (4(3), 1/2x). Of the 114 right ones it misses 21,
+    such as i^2 for -1, x>2 for (2,\infty) and 1 4/5 for 1.8.
+    """
+    gold = APPROXIMATION.sub("", gold).strip()
+    answer = answer.strip()
+    if gold == answer:
+        return gold != ""
+    numbers = (to_number(gold), to_number(answer))
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    is_refused = BOMB.search(answer) or APPROXIMATION.search(answer)
+    is_other_kind = bool(INEQUALITY.search(answer)) != bool(INEQUALITY.search(gold))
+    if is_refused or is_other_kind or not 0 < len(answer) <= 300:
+        return False
+    try:
+        return verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{answer}}}"))
+    except Exception:  # math-verify raises nothing narrower
+        return False
+
+
+class MathEvaluator(AnswerEvaluator):
+    r"""Answers in LaTeX or words, in the format that `prompt` asks for, compared by `are_equal`.
+
+    format  1 if the completion has the format. It is only logged.
         r1_zero           `</think> <answer>`, and `</answer>` after it. The answer is what follows
-                          the last `<answer>`, up to `</answer>`; if this text holds a balanced
-                          \boxed{}, the answer is the content of its last \boxed{}.
-        question_only     The text holds a balanced \boxed{}. The answer is the content of the
-                          last one.
-        reasoning_answer  The strict format of GSM8kEvaluator. The answer is found as for r1_zero.
-    answer  1 if the completion has the format, and its answer equals the gold answer. The total
-            reward is this reward alone.
+                          the last `<answer>`; if that holds a \boxed{}, the content of the last.
+        question_only     The text holds a balanced \boxed{}, of which the last is the answer.
+        reasoning_answer  The strict format of GSM8kEvaluator; the answer is found as for r1_zero.
+    answer  1 if the completion has the format, and its answer equals the gold answer.
 
-    The strict verdict is the answer reward. The flexible verdict asks whether the final answer
-    equals the gold answer. The final answer is the answer in the format if the completion has the
-    format, otherwise what the last \boxed{} holds, otherwise what follows the last <answer>,
-    otherwise the last number. Because a strict verdict needs the format, (format, correct_strict)
-    takes only three values: (1, 1), (1, 0) and (0, 0).
-
-    The details also have "grading": "equal", "different", or why there is no verdict: "timeout" or
-    "failed". An answer without a verdict counts as different.
+    The strict verdict is the answer reward. For the flexible one, the answer of a completion
+    without the format is what the last \boxed{} holds, otherwise what follows the last <answer>,
+    otherwise the last number.
     """
 
     reward_names = ("format", "answer")
     reward_weights = (0.0, 1.0)
 
-    def __init__(self, prompt: str = "r1_zero", grader: MathGrader | None = None, **_):
-        self.check_flags(None, prompt)
-        self.prompt = prompt
-        self.grader = grader or MathGrader()
-
-    @classmethod
-    def check_flags(cls, config, prompt):
+    def __init__(self, prompt: str = "r1_zero", **context):
         if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
             raise ValueError(
                 "the evaluator math reads the prompt formats r1_zero, question_only and"
                 f" reasoning_answer, not {prompt}"
             )
+        self.prompt = prompt
 
-    def read_gold(self, answer):
-        """Return the gold answer without the box in which it may be written."""
-        boxed = extraction.last_boxed(answer)
-        gold = answer if boxed is None else boxed
-        if not gold.strip("{} "):
-            raise ValueError(f"the gold answer {answer!r} is empty")
-        return gold
-
-    def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
-        """Return the two rewards of one completion and its details."""
-        has_format, answer = extraction.answer_in_format(self.prompt, completion)
-        final_answer = answer
+    def reward(self, completion, gold):
+        boxed = last_boxed(completion)
+        _, opening_tag, rest = completion.rpartition("<answer>")
+        tagged, closing_tag, _ = rest.partition("</answer>")
+        if self.prompt == "question_only":
+            has_format = boxed is not None
+            answer = boxed
+        else:
+            r1_zero = "</answer>" in completion.partition("</think> <answer>")[2]
+            has_format = r1_zero if self.prompt == "r1_zero" else strict_format(completion)
+            answer = (last_boxed(tagged) or tagged.strip()) if has_format and closing_tag else None
+        is_answered = answer is not None
+        if not is_answered:
+            answer = boxed
         if answer is None:
-            final_answer = extraction.final_answer(completion)
-        grading = self.grader.grade(self.read_gold(gold), final_answer or "")
-        is_equal = grading == "equal"
-        is_correct = has_format and answer is not None and is_equal
-        details = {
-            "parsed": final_answer,
+            answer = tagged.strip() if opening_tag else last_number(completion)
+        is_equal = are_equal(last_boxed(gold) or gold, answer or "")
+        is_correct = has_format and is_answered and is_equal
+        return [float(has_format), float(is_correct)], {
+            "parsed": answer,
             "format": has_format,
             "correct_strict": is_correct,
             "correct_flexible": is_equal,
-            "grading": grading,
         }
-        return [float(has_format), float(is_correct)], details
+
+
+# --- Stories --------------------------------------------------------------------------------------
 
 
 class CreativeWritingEvaluator(RewardEvaluator):
-    """Stories that continue an opening line, scored by a judge.
+    """Stories that continue an opening line, scored by a judge. There are no verdicts.
 
-    A text that breaks a rule is below the floor, and the judge is not asked about it. The two
-    rewards:
-
-    judge   The judge's score, the mean of its grades for the rubric's criteria, from 1 to 5. It is
-            NaN for a text below the floor, and where the judge gave none.
-    floor   -1 for a text below the floor, otherwise 0. A text breaks a rule in these cases:
-            empty           It has fewer than `min_words` words.
-            no continuation It has a special token, a preamble ("Sure", "Title:"), or fewer letters
-                            than other marks.
-            copied prompt   Over 30 % of its word 4-grams are the prompt's.
-            loop            Under 60 % of its word 3-grams are distinct, or a sentence occurs three
-                            times.
-
-    The total is the judge's score. For a text below the floor it is 0, one less than the lowest
-    grade, so that no degenerate text ever beats a story.
-
-    There is no right answer, so there are no verdicts. The details have "floor" (the rule that the
-    text breaks, or None), "distinct_2" (the share of the text's word pairs that are distinct), and
-    what the judge adds.
+    judge       The mean of the judge's grades, from 1 to 5; NaN where it gave none. It is 0, and no
+                judge is asked, for a text that is no story (`why_no_story`).
+    is_story    1 for a text that the judge is shown. It is only logged.
+    distinct_2  The share of the text's word pairs that are distinct (arXiv:1510.03055), logged.
     """
 
-    reward_names = ("judge", "floor")
-    min_words = 10
-    rubric = Rubric(
-        task="Continue an opening line into a short story of one paragraph.",
-        criteria={
-            "creativity": "is it original, with ideas and images of its own?",
-            "coherence": (
-                "does it follow from the opening line and make sense from sentence to sentence?"
-            ),
-            "engagement": "does one want to read on, and is it well told?",
-        },
-    )
+    reward_names = ("judge", "is_story", "distinct_2")
+    reward_weights = (1.0, 0.0, 0.0)
 
-    def __init__(self, judge=None, config=None, reference=(None, None), **_):
-        """Take a judge, such as a judges.LocalJudge, or make the one that the settings name.
+    def __init__(self, judge=None, config=None, frozen=None, **context):
+        """Take a judge, or make the one that the settings name.
 
-        reference: the (frozen model or None, tokenizer) of the run.
-
-        Raises ValueError for flags that name no usable judge, and OSError where it cannot be
-        reached.
+        frozen: gives the (frozen model, tokenizer) of the run.
         """
-        if judge is None:
-            self.check_flags(config, "story")
-            judge = get_judge(config, self.rubric, reference)
-        self.judge = judge
-        self.max_judge_failures = 0.5  # share of a batch that may lack a score
+        if judge is None and not hasattr(config, "judge_model"):
+            raise ValueError("the evaluator creative needs a judge, which only main.py has")
+        self.judge = judge or get_judge(config, frozen)
 
-    @classmethod
-    def check_flags(cls, config, prompt):
-        if not isinstance(config, GRPOConfig):
-            raise ValueError("this evaluator needs a judge, and only main.py has flags for one")
-        check_judge_flags(config)
-
-    def compute_rewards(self, prompts, completions, answers):
-        """Show the judge the texts above the floor, and return the Rewards of all N texts.
-
-        Raises OSError where more of the stories lack a score than max_judge_failures allows.
-        """
-        texts = [completion.strip() for completion in completions]
-        broken_rules = [
-            self.broken_rule(prompt, text) for prompt, text in zip(prompts, texts, strict=True)
-        ]
-        judged_rows = [i for i, rule in enumerate(broken_rules) if rule is None]
-        row_scores, row_details = self.judge.score(
-            [prompts[i] for i in judged_rows], [texts[i] for i in judged_rows]
+    def compute_rewards(self, prompts, completions, answers, **columns):
+        rewards = torch.zeros(len(completions), 3)
+        details = [{"no_story": why_no_story(text)} for text in completions]
+        stories = [i for i, detail in enumerate(details) if detail["no_story"] is None]
+        scores, judge_details = self.judge.score(
+            [prompts[i] for i in stories], [completions[i].strip() for i in stories]
         )
-        scores = [math.nan] * len(texts)
-        judge_details = [{} for _ in texts]
-        for i, score, judge_detail in zip(judged_rows, row_scores, row_details, strict=True):
-            scores[i] = score
-            judge_details[i] = judge_detail
+        for i, score, judge_detail in zip(stories, scores, judge_details, strict=True):
+            rewards[i, :2] = torch.tensor([score, 1.0])
+            details[i] |= judge_detail
+        rewards[:, 2] = torch.tensor([share_of_distinct(text, 2) for text in completions])
+        return Rewards(rewards, details)
 
-        reward_rows = []
-        details = []
-        for i, text in enumerate(texts):
-            above_floor = broken_rules[i] is None
-            reward_rows.append([scores[i], 0.0 if above_floor else -1.0])
-            detail = {
-                "floor": broken_rules[i],
-                "distinct_2": story_rules.distinct_n([text], 2),
-            }
-            details.append(detail | judge_details[i])
 
-        num_missing = sum(math.isnan(score) for score in row_scores)
-        if num_missing > self.max_judge_failures * len(judged_rows):
-            raise OSError(self._too_many_failures(num_missing, row_details))
-        distinct_2 = torch.tensor([detail["distinct_2"] for detail in details])
-        return Rewards(
-            self.reward_matrix(reward_rows),
-            details,
-            counts={"judge/missing": num_missing},
-            means={
-                "below_floor_fraction": 1 - len(judged_rows) / max(1, len(texts)),
-                "distinct_2": distinct_2.nanmean().item(),
-                "distinct_2_batch": story_rules.distinct_n(texts, 2),
-            },
-        )
+def share_of_distinct(text: str, n: int) -> float:
+    """The share of distinct ones among all runs of n words; 0 where there is none."""
+    words = re.findall(r"\w+(?:['’]\w+)*", text.lower())
+    runs = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(runs)) / max(1, len(runs))
 
-    def _too_many_failures(self, num_missing: int, judge_details: list[dict]) -> str:
-        """The message that says how many stories have no score, with the most frequent error."""
-        errors = Counter(
-            detail["judge_error"] for detail in judge_details if "judge_error" in detail
-        )
-        most_frequent = f" ({errors.most_common(1)[0][0]})" if errors else ""
-        return (
-            f"the judge gave no score for {num_missing} of {len(judge_details)} stories"
-            f"{most_frequent}, more than {self.max_judge_failures:g}"
-        )
 
-    def total(self, rewards):
-        judge_scores, floor_rewards = rewards.per_function.unbind(1)
-        return torch.where(floor_rewards < 0, min(GRADES) - 1.0, judge_scores)
+def why_no_story(text: str) -> str | None:
+    """Why a text is no story, for which no judge need be asked; None for a story."""
+    if len(re.findall(r"\w+", text)) < 10:
+        return "fewer than ten words"
+    if share_of_distinct(text, 3) < 0.6:
+        return "repeats itself"
+    # A word or two and an exclamation mark (Of course!), or a label (Title: The Lamp), unquoted.
+    if re.match(r"\s*\w+(?: \w+)?!|\s*\w+: [A-Z]|.*:\s*\Z", text, re.DOTALL):
+        return "opens like a reply"
+    return None
 
-    def broken_rule(self, prompt: str, story: str) -> str | None:
-        """Return the rule that puts a text below the floor; None for a text above it."""
-        return story_rules.broken_rule(prompt, story, self.min_words)
+
+# --- Functions of your own ------------------------------------------------------------------------
 
 
 class FunctionEvaluator(RewardEvaluator):
-    """Reward functions of the user's own, each with a weight in the total.
+    """A reward function of the user's own, called by keyword as TRL calls them; it may be async.
 
-    A function gets N completions, N gold answers, and each other column of the data as N values by
-    its name, and returns N numbers. The columns `question`, `solution`, `id` and `prompt` are there
-    in any case. What the functions get are copies.
+    It gets N values of what it asks for by name, or everything if it ends in **columns: `prompts`
+    (the questions alone), `completions` (texts), `answers` (the gold answers, also `answer`), every
+    column of the data by its own name, and `completion_ids`. It returns N numbers. None is a reward
+    that does not apply: the total leaves it out, and without any reward a completion is not trained
+    on.
     """
 
-    def __init__(self, functions: dict[Callable, float], source: str = "", **_):
-        self.functions = list(functions)
-        self.source = source  # where the functions are, for messages
-        self.reward_names = tuple(function.__name__ for function in functions)
-        self.reward_weights = tuple(float(weight) for weight in functions.values())
+    def __init__(self, function: Callable, weight: float, path: str):
+        name = getattr(function, "__name__", type(function).__name__)
+        self.function = function
+        self.source = f"{path}:{name}"
+        self.reward_names = self.optional = (name,)
+        self.reward_weights = (float(weight),)
 
-    def compute_rewards(self, prompts, completions, answers, examples):
-        """Return the Rewards of N completions, without verdicts.
-
-        Raises RewardError where a function returns something else than N finite numbers.
-        """
-        rows = []
-        for example in examples:
-            example = dict(example)
-            own_columns = example.pop("row", {})
-            rows.append(example | own_columns)
-        names = set().union(*rows) - {"answer"}
-        values = []
-        for function in self.functions:
-            columns = {name: [deepcopy(row.get(name)) for row in rows] for name in names}
-            try:
-                inspect.signature(function).bind(completions, answers, **columns)
-            except TypeError as error:
-                raise RewardError(
-                    f"{self.source}: {error}; a reward is called with completions, answers and the"
-                    f" columns {', '.join(sorted(columns))}: end its arguments with **columns"
-                ) from error
-            try:
-                returned = function(list(completions), list(answers), **columns)
-            except Exception as error:  # the function is the user's, and may raise anything
-                line = traceback.extract_tb(error.__traceback__)[-1]
-                raise RewardError(
-                    f"{self.source}:{function.__name__} fails with {error!r} in line {line.lineno}"
-                    f" of {line.filename}"
-                ) from error
-            values.append(self._check(function.__name__, returned, len(completions)))
-        return Rewards(torch.stack(values, dim=1), [{} for _ in completions])
-
-    def _check(self, name: str, returned: object, num_completions: int) -> torch.Tensor:
-        """Return the (N,) tensor of what a function returned."""
-        try:
-            rewards = torch.as_tensor(returned, dtype=torch.float32, device="cpu").detach()
-            is_valid = rewards.shape == (num_completions,) and bool(rewards.isfinite().all())
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or of any shape
-            is_valid = False
-        if not is_valid:
-            shown = " ".join(repr(returned).split())
-            raise RewardError(
-                f"{self.source}:{name} must return a list of {num_completions} finite numbers, one"
-                f" for each completion, not {shown:.80}"
-            )
-        return rewards
+    def compute_rewards(self, **columns):
+        parameters = inspect.signature(self.function).parameters.values()
+        for p in parameters:
+            is_needed = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            if is_needed and p.name not in columns:
+                raise TypeError(
+                    f"it asks for {p.name!r}, which is not among {', '.join(sorted(columns))}"
+                )
+        takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        names = columns if takes_all else {p.name for p in parameters} & columns.keys()
+        num_completions = len(columns["completions"])
+        # Copies, since what a function changes is not for the next one.
+        returned = self.function(**{name: list(columns[name]) for name in names})
+        if inspect.iscoroutine(returned):
+            returned = asyncio.run(returned)
+        values = [math.nan if value is None else float(value) for value in returned]
+        if len(values) != num_completions or math.inf in map(abs, values):
+            raise ValueError(f"it must return {num_completions} finite numbers, not {values!r:.80}")
+        return Rewards(torch.tensor(values).unsqueeze(1), [{} for _ in values])
 
 
-def strict_verdicts(rewards: Rewards) -> list[bool]:
-    """Which completions are strictly correct. Raises ValueError for rewards without verdicts."""
-    if not all("correct_strict" in detail for detail in rewards.details):
-        raise ValueError(
-            "the evaluator gives rewards without verdicts, so no completion can be chosen as"
-            " correct; use one that says `correct_strict`"
-        )
-    return [detail["correct_strict"] for detail in rewards.details]
+class SumOfRewards(RewardEvaluator):
+    """Several evaluators, whose rewards are added up.
 
+    verdicts: the data set's own evaluator, of which only the verdicts are wanted; or None.
+    """
+
+    def __init__(self, parts: list[RewardEvaluator], verdicts: AnswerEvaluator | None):
+        self.parts = parts
+        self.verdicts = verdicts
+        for part in parts:
+            names = part.reward_names
+            self.reward_names += names
+            self.reward_weights += part.reward_weights or (1.0,) * len(names)
+            self.optional += part.optional
+        if len(set(self.reward_names)) < len(self.reward_names):
+            raise ValueError(f"--evaluator: two rewards have one name ({self.reward_names})")
+
+    reward_names = ()
+    reward_weights = ()
+
+    def check_gold(self, examples):
+        for part in self.parts:
+            part.check_gold(examples)
+
+    def compute_rewards(self, **columns):
+        scored = [part.compute_rewards(**columns) for part in self.parts]
+        details = [{} for _ in columns["completions"]]
+        if self.verdicts is not None:
+            details = self.verdicts.compute_rewards(**columns).details
+        for rewards in scored:
+            details = [row | more for row, more in zip(details, rewards.details, strict=True)]
+        return Rewards(torch.cat([rewards.per_function for rewards in scored], dim=1), details)
+
+
+# --- By name --------------------------------------------------------------------------------------
 
 EVALUATORS = {
     "gsm8k": GSM8kEvaluator,
@@ -558,81 +490,104 @@ EVALUATORS = {
 }
 
 
-def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
-    """What makes the evaluator of this name: a class in EVALUATORS, or what FILE.py:NAME holds.
+def get_evaluator(names: str, own: str | None = None, **context) -> RewardEvaluator:
+    """The evaluator of these names, such as "gsm8k" or "gsm8k,my_rewards.py:short".
 
-    NAME may be a function, a list of functions, a dict {function: weight}, or a subclass of
-    RewardEvaluator.
+    Args:
+        own: the name of the data set's own evaluator, which gives the verdicts if no other does.
+        context: prompt, the name of the prompt format; config, the settings of main.py; frozen, a
+            function that gives the (frozen model, tokenizer) of the run.
+
+    Raises ValueError, in one line, for names that lead nowhere or do not fit the context.
+    """
+    parts = []
+    for found in map(find, names.split(",")):
+        parts += found if isinstance(found, list) else [found(**context)]
+    if own == "gsm8k" and context.get("prompt", "reasoning_answer") != "reasoning_answer":
+        own = "math"  # which reads the other formats, and numbers too
+    verdicts = None
+    gives_verdicts = any(isinstance(part, AnswerEvaluator) for part in parts)
+    if not gives_verdicts and issubclass(EVALUATORS.get(own, object), AnswerEvaluator):
+        verdicts = EVALUATORS[own](**context)
+    return parts[0] if len(parts) == 1 and not verdicts else SumOfRewards(parts, verdicts)
+
+
+def find(name: str) -> type[RewardEvaluator] | list[FunctionEvaluator]:
+    """The class of this name, or the class or the functions that FILE.py:NAME holds.
 
     Raises ValueError, in one line, for a name that leads nowhere.
     """
     path, colon, attribute = name.rpartition(":")
     if name in EVALUATORS:
-        path, attribute = "EVALUATORS", name
-        found = EVALUATORS[name]
-    elif not colon:
+        return EVALUATORS[name]
+    if not colon:
         raise ValueError(
             f"--evaluator {name} is not known; use one of {', '.join(EVALUATORS)}, or a function"
             " of your own: my_rewards.py:reward"
         )
-    elif not Path(path).is_file():
-        raise ValueError(f"--evaluator {name}: there is no file {path}")
-    else:
-        try:
-            found = run_file(path).get(attribute)
-        except Exception as error:
-            raise ValueError(f"--evaluator {name}: {path} fails with {error!r}") from error
-        if found is None:
-            raise ValueError(f"--evaluator {name}: there is no {attribute} in {path}")
+    found = getattr(import_file(path), attribute, None)
     if isinstance(found, type) and issubclass(found, RewardEvaluator):
         return found
-    functions = list(found) if isinstance(found, list | dict) else [found]
-    weights = list(found.values()) if isinstance(found, dict) else [1.0] * len(functions)
-    are_functions = all(inspect.isfunction(function) for function in functions)
-    are_weights = all(isinstance(weight, numbers.Real) for weight in weights)
-    have_names = are_functions and len({f.__name__ for f in functions}) == len(functions)
-    if not functions or not have_names or not are_weights:
+    functions = found if isinstance(found, list | dict) else [found]
+    weights = found if isinstance(found, dict) else dict.fromkeys(functions, 1.0)
+    if not weights or not all(callable(function) for function in weights):
         raise ValueError(
-            f"--evaluator {name}: {attribute} in {path} must be a function, a list of functions, or"
-            " a dict of functions and their weights, each with a name of its own, or a subclass of"
-            f" RewardEvaluator (not an instance), not {found!r:.80}"
+            f"--evaluator {name}: {attribute} must be a function, a list of functions, a dict"
+            f" {{function: weight}} or a subclass of RewardEvaluator, not {found!r:.80}"
         )
-    return partial(FunctionEvaluator, dict(zip(functions, weights, strict=True)), path)
+    return [FunctionEvaluator(function, weight, path) for function, weight in weights.items()]
 
 
-@cache
-def run_file(path: str) -> dict:
-    """What a Python file defines. It runs once, however often it is asked for."""
-    return runpy.run_path(path)
+def import_file(path: str):
+    """The module in a file, under a name by which its process pools can import it too.
 
-
-def get_evaluator(name: str, **context) -> RewardEvaluator:
-    """Return the evaluator called `name`, which takes from the context what it needs.
-
-    prompt: the name of the prompt format. config: the settings of main.py. reference: the (frozen
-    model or None, tokenizer) of the run.
-
-    Raises ValueError for a name that leads nowhere, and for a class that is no evaluator.
+    Raises ValueError, in one line, where that fails.
     """
-    make_evaluator = find_evaluator(name)
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(f"--evaluator: there is no file {path}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
     try:
-        inspect.signature(make_evaluator).bind(**context)
-    except TypeError as error:
-        raise ValueError(
-            f"--evaluator {name}: {error}; its __init__ is called with {', '.join(context)}: end"
-            " its arguments with **context, and give the others defaults"
-        ) from error
-    evaluator = make_evaluator(**context)
-    names = getattr(evaluator, "reward_names", None)
-    if not isinstance(names, tuple | list) or len(names) != len(evaluator.reward_weights):
-        raise ValueError(
-            f"--evaluator {name}: reward_names must be a tuple of names, such as ('length',), with"
-            " as many reward_weights, if it has any"
-        )
-    for weight in evaluator.reward_weights:
-        if not isinstance(weight, numbers.Real) or not abs(weight) <= MAX_REWARD:
-            raise ValueError(
-                f"--evaluator {name}: the weight of a reward must be a number of at most"
-                f" {MAX_REWARD:,.0f}, not {weight!r}"
-            )
-    return evaluator
+        module = importlib.import_module(file.stem)
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(f"--evaluator: {path} fails with {error!r}") from error
+    if Path(getattr(module, "__file__", None) or "").resolve() != file:
+        raise ValueError(f"--evaluator: {path} has the name of another module: rename the file")
+    return module
+
+
+class Text(str):
+    """A text that notices when it is read as a message: text["content"]."""
+
+    was_read_as_message = False
+
+    def __getitem__(self, key):
+        Text.was_read_as_message |= isinstance(key, str)
+        return Text(super().__getitem__(key))
+
+
+def try_functions(names: str, examples: list[dict]) -> None:
+    """Call each reward function among these names once, with completions of two examples.
+
+    Raises ValueError, in one line, for one that fails, and for one that reads texts as messages:
+    many functions then give a reward of 0 to everything.
+    """
+    examples = [example | {"question": Text(example["question"])} for example in examples]
+    gold = examples[0]["answer"]
+    right = Text(f"<reasoning>\nSo it is {gold}.\n</reasoning>\n<answer>\n{gold}\n</answer>")
+    for found in map(find, names.split(",")):
+        for part in found if isinstance(found, list) else ():
+            Text.was_read_as_message = False
+            why = None
+            try:
+                part.score(examples, [right, Text("I do not know.")], completion_ids=[[1, 2], [1]])
+            except Exception as error:  # whatever the user's code raises
+                line = traceback.extract_tb(error.__traceback__)[-1]
+                why = f"fails: {error}"
+                if line.filename != __file__:
+                    why = f"fails with {error!r} in line {line.lineno} of {line.filename}"
+            if Text.was_read_as_message:
+                why = 'is written for messages, text[0]["content"], and is given texts'
+            if why is not None:
+                raise ValueError(f"--evaluator {part.source} {why}")

@@ -11,7 +11,7 @@ from typing import NotRequired, TypedDict, get_type_hints
 from jinja2 import TemplateError
 
 from data import word_problems
-from grading.extraction import last_boxed, to_number
+from evaluator import last_boxed, to_number
 from grpo import jsonl
 
 

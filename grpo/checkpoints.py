@@ -124,15 +124,15 @@ def git(*arguments: str) -> str:
 
 
 def save(run) -> None:
-    """All: write checkpoints/step_NNNNNN, from which --resume continues after this iteration.
+    """All: write checkpoints/step_NNNNNN, from which --resume continues at the run's place.
 
     Everything is written and synced under a temporary name, which is then changed: a checkpoint is
     complete, or it is not there. Then old ones are removed. Raises RunEnds where it cannot be
     written.
     """
     whole_weights, optimizer_state = gather_state(run.model, run.optimizer)
-    random_states = distributed.gather([distributed.get_rng_state()])  # of each process
-    run.saved_iteration = run.iteration
+    random_states = distributed.gather([run.place["rng"]])  # of each process
+    run.saved_iteration = run.place["iteration"]
     if not distributed.is_main():
         return
     output_dir = run.config.output_dir
@@ -140,11 +140,11 @@ def save(run) -> None:
     temporary = folder / "unfinished"
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
     state = {
-        "iteration": run.iteration,
+        "iteration": run.place["iteration"],
         "step": run.step,
         "total_tokens": run.total_tokens,
         "elapsed": time.perf_counter() - run.start,
-        "train_loader": run.train_loader.state_dict(),
+        "train_loader": run.place["train_loader"],
         "rng": random_states,
         "optimizer": optimizer_state,
         "log_sizes": log_sizes(output_dir),

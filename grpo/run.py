@@ -5,9 +5,11 @@ written between two iterations, with the random numbers and the place in the dat
 next one starts. `config` are the settings of main.py, sft.py or experiments/expert_iteration.py.
 """
 
+import math
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -19,12 +21,19 @@ import distributed
 import llms
 import utils
 from config import RunConfig
-from evaluator import RewardError, RewardEvaluator, get_evaluator
+from evaluator import RewardEvaluator, get_evaluator, try_functions
 from grpo import checkpoints, diagnose, jsonl, metrics, tracker, weights
 from grpo.checkpoints import RunEnds
+from grpo.judges import EndpointError
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
-from rl_datasets import DataLoader, default_eval_split, get_dataloaders
+from rl_datasets import (
+    DATASETS,
+    DataLoader,
+    check_names,
+    default_eval_split,
+    get_dataloaders,
+)
 from sampling import generation, vllm
 
 # So many iterations in a row without a finite gradient end a run.
@@ -67,6 +76,8 @@ class Run:
     total_tokens: int = 0  # that were sampled, or trained on in supervised fine-tuning
     saved_iteration: int | None = None  # of the newest checkpoint
     skipped_in_a_row: int = 0  # iterations that have skipped an update, up to now
+    # Where a checkpoint lets the run go on, beside the weights: `keep_place`.
+    place: dict = field(default_factory=dict)
     # When the run began (time.perf_counter); a resumed one takes off the seconds of before.
     start: float = field(default_factory=time.perf_counter)
 
@@ -74,6 +85,12 @@ class Run:
     def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
         utils.seed_everything(config.seed)
+        check_names(config.dataset_name, config.prompt)
+        own_evaluator = DATASETS[config.dataset_name].default_evaluator
+        evaluator_names = config.evaluator or own_evaluator
+        if ".py:" in evaluator_names:  # a mistake in it is told before a model is loaded
+            split = DATASETS[config.dataset_name].read(config.eval_split, config.dataset_path)
+            try_functions(config.evaluator, [split[0], split[-1]])
         model, tokenizer = llms.get_llm_tokenizer(
             config.model_name,
             config.device,
@@ -105,12 +122,13 @@ class Run:
             weights.add_adapters(model, config.lora_rank, config.seed)
         base_model = weights.get_base_model(model) if with_reference else None
         evaluator = get_evaluator(
-            config.evaluator or train_loader.default_evaluator,
+            evaluator_names,
+            own_evaluator,
             prompt=train_loader.prompt.name,
             config=config,
-            reference=(base_model, tokenizer),  # --judge_type policy judges with it
+            frozen=lambda: (base_model or weights.get_base_model(model), tokenizer),
         )
-        evaluator.check_gold(train_loader.examples, eval_loader.examples)
+        evaluator.check_gold(train_loader.examples + eval_loader.examples)
         return cls(
             config=config,
             model=weights.shard(model),
@@ -135,7 +153,7 @@ class Run:
         def is_due(every: int) -> bool:
             return self.iteration % every == 0 or self.iteration == self.num_iterations
 
-        if self.saved_iteration is None:
+        if is_due(evaluate_every) and not self.is_evaluated():
             self.evaluate()
         for iteration in tqdm(
             range(self.iteration + 1, self.num_iterations + 1),
@@ -144,13 +162,31 @@ class Run:
             unit="iteration",
             disable=None if distributed.is_main() else True,  # None: only on a terminal
         ):
+            self.keep_place()
             self.stop_if_asked()
             self.iteration = iteration
             yield iteration
             if is_due(evaluate_every):
                 self.evaluate()
             if is_due(save_every):
+                self.keep_place()
                 checkpoints.save(self)
+
+    def is_evaluated(self) -> bool:
+        """All: whether the log has an evaluation of this step."""
+        rows = checkpoints.read_evaluations(self.config.output_dir)
+        return distributed.from_main(self.step in [row["step"] for row in rows])
+
+    def keep_place(self) -> None:
+        """Keep what a checkpoint needs to go on from here, but for the weights.
+
+        Until an iteration has moved the weights, it can still be saved as if it had not begun.
+        """
+        self.place = {
+            "iteration": self.iteration,
+            "train_loader": self.train_loader.state_dict(),
+            "rng": distributed.get_rng_state(),
+        }
 
     def stop_if_asked(self) -> None:
         """All: save, and end the run, if a signal has come to any process."""
@@ -197,27 +233,36 @@ class Run:
     def reward(self, completions: list[Completion]) -> dict[str, float]:
         """All: give each completion its reward, the parts of it, and the verdicts.
 
+        Where that fails in any process, the state from before this iteration is saved, and the run
+        ends.
+
         Returns:
-            what the evaluator counts beside that, over all processes.
+            the fraction of all processes' completions whose reward is missing.
         """
-        counts = {}
-        means = {}
-        if completions:  # a process may have none
-            rewards = self.evaluator.compute_checked_rewards(
-                [completion.example for completion in completions],
-                [completion.text for completion in completions],
-            )
-            counts = rewards.counts
-            means = rewards.means
-            totals = self.evaluator.total(rewards).tolist()
-            parts = rewards.per_function.tolist()
-            for i, completion in enumerate(completions):
-                completion.reward = totals[i]
-                completion.details = dict(rewards.details[i])
-                for name, value in zip(self.evaluator.reward_names, parts[i], strict=True):
-                    completion.details[f"rewards/{name}"] = value
-        total_counts = metrics.add_up(distributed.gather([counts]))
-        return total_counts | metrics.average(distributed.gather([means]))
+        failures = []
+        try:
+            if completions:  # a process may have none
+                totals, details = self.evaluator.score(
+                    [completion.example for completion in completions],
+                    [completion.text for completion in completions],
+                    completion_ids=[completion.ids for completion in completions],
+                )
+                for i, completion in enumerate(completions):
+                    completion.reward = totals[i]
+                    completion.details = details[i]
+        except EndpointError as error:
+            failures = [f"error: {error}"]
+        except Exception:  # the user's reward function may raise anything
+            traceback.print_exc()
+            failures = ["error: the reward has failed, as the traceback above says"]
+        failures = distributed.gather(failures)
+        if failures:
+            can_be_saved = self.place and self.optimizer is not None
+            if can_be_saved and self.saved_iteration != self.place["iteration"]:
+                checkpoints.save(self)
+            raise RunEnds(f"{failures[0]}; --resume continues from before that")
+        rewards = distributed.gather([completion.reward for completion in completions])
+        return {"missing_rewards": sum(map(math.isnan, rewards)) / max(1, len(rewards))}
 
     def evaluate(self) -> dict[str, float]:
         """All: complete and reward every problem of the evaluation, and log what comes of it.
@@ -226,6 +271,7 @@ class Run:
         """
         start = time.perf_counter()
         config = self.config
+        self.keep_place()
         examples = distributed.share(list(self.eval_loader))
         with utils.isolated_seed(config.seed):
             completions = self.sample(examples, config.eval_samples, config.eval_temperature)
@@ -319,7 +365,7 @@ def run_to_the_end(
 
     Returns:
         The exit code. 0: the run is done. 1: it cannot go on. 2: something that the user gave is
-        wrong, a reward function included. 130, 143: a signal stopped it. A bug has its traceback.
+        wrong. 130, 143: a signal stopped it. A bug has its traceback.
     """
     _signals.clear()
     try:
@@ -334,7 +380,7 @@ def run_to_the_end(
             checkpoints.resume(run)
         if distributed.is_main():
             checkpoints.write_args(run)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EndpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     exit_code = 0
@@ -345,9 +391,6 @@ def run_to_the_end(
         if distributed.is_main():
             print(end, file=sys.stderr)
         exit_code = end.exit_code
-    except RewardError as error:
-        print(f"error: {error}", file=sys.stderr)
-        exit_code = 2
     lock.release()
     return distributed.finish(exit_code)
 

@@ -59,7 +59,7 @@ class LettersEvaluator(RewardEvaluator):
     def __init__(self, **_):
         pass
 
-    def compute_rewards(self, prompts, completions, answers):
+    def compute_rewards(self, prompts, completions, answers, **columns):
         rewards = []
         details = []
         for text in completions:

@@ -1,1 +1,0 @@
-"""Read the answer in a text, and decide whether it equals the gold answer."""
