@@ -52,7 +52,8 @@ class GoldFile:
         questions = {problem["id"]: problem["question"] for problem in problems}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
-        rows = jsonl.read_to_continue(self.path, ("id", "question", "correct", "prompt_name"))
+        rows = jsonl.read(self.path, ("id", "question", "correct", "prompt_name"))
+        jsonl.write(self.path, rows)  # without a last line that was cut
         for row in rows:
             if questions.get(row["id"]) != row["question"] or row["prompt_name"] != prompt.name:
                 raise ValueError(

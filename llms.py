@@ -174,11 +174,16 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str:
     return min(ends, key=end.index, default=end.strip()) if has_reply else ""
 
 
+def max_positions(model: PreTrainedModel) -> int | None:
+    """How many tokens a prompt and its completion may have together; None without a limit."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def check_positions(
     model: PreTrainedModel, longest_prompt: int, max_completion_length: int
 ) -> None:
     """Raise ValueError where a prompt and its completion do not fit into the model's positions."""
-    num_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    num_positions = max_positions(model)
     if num_positions and longest_prompt + max_completion_length > num_positions:
         raise ValueError(
             f"--max_completion_length {max_completion_length}: this model has {num_positions:,}"
