@@ -7,13 +7,13 @@ import re
 import datasets
 import pytest
 from conftest import ROOT, small_tokenizer
+from grading.extraction import last_boxed
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import rl_datasets
 from evaluator import get_evaluator
-from grading.extraction import last_boxed
 from grpo import jsonl
 from rl_datasets import (
     DATASETS,

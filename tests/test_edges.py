@@ -17,7 +17,6 @@ from conftest import (
 from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MixtralConfig
 
-import evaluator
 import llms
 import main
 import sft
@@ -147,16 +146,6 @@ def test_fine_tuning_skips_an_update_that_is_not_finite(model, tokenizer, monkey
     (row,) = sft.fine_tune(model, solutions, config, num_updates=1)
     assert row["skipped_updates"] == 1
     assert are_equal(model.parameters(), initial_parameters)
-
-
-def test_an_evaluator_made_from_another_has_weights_of_its_own():
-    """A subclass with other rewards kept GSM8kEvaluator's five weights, and its total failed."""
-
-    class ShortEvaluator(evaluator.GSM8kEvaluator):
-        reward_names = ("short",)
-
-    assert ShortEvaluator.reward_weights == (1.0,)
-    assert evaluator.MathEvaluator.reward_weights == (0.0, 1.0)
 
 
 def test_concurrency_is_bounded_below_the_group_size(model, tokenizer, monkeypatch):

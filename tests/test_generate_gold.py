@@ -241,7 +241,7 @@ def test_mistakes_end_in_one_line(gold, capsys, tmp_path):
         (dict(solutions=other, num_problems=1, output=tmp_path / "new.jsonl"), "completion"),
         (dict(solutions=tmp_path / "absent.jsonl", output=tmp_path / "new.jsonl"), "absent.jsonl"),
         (dict(api_model="m", base_url="localhost", output=tmp_path / "new.jsonl"), "look like"),
-        (dict(from_reference="", output=other), 'not a JSON object with id, question'),
+        (dict(from_reference="", output=other), "not a JSON object with id, question"),
     ]:
         capsys.readouterr()
         assert gold(**flags)[0] == 2, flags
