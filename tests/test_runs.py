@@ -16,7 +16,6 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import tqdm
 from conftest import (
     ROOT,
     LettersEvaluator,
@@ -34,7 +33,6 @@ import llms
 import main
 import sft
 import utils
-from config import GRPOConfig, parse
 from grpo import checkpoints, jsonl
 from sampling import generation
 
@@ -455,16 +453,17 @@ def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run)
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def save(folder, step, keep):
+def save(folder, step):
     """Write a checkpoint of a run that has come to this step."""
     model = random_model(step)
     run = SimpleNamespace(
-        config=SimpleNamespace(output_dir=folder, keep_checkpoints=keep),
+        config=SimpleNamespace(output_dir=folder),
         model=model,
         tokenizer=small_tokenizer(),
         optimizer=torch.optim.AdamW(model.parameters()),
         train_loader=SimpleNamespace(state_dict=dict),
         iteration=step,
+        place={"iteration": step, "rng": distributed.get_rng_state(), "train_loader": {}},
         step=step,
         total_tokens=0,
         start=0.0,
@@ -472,12 +471,13 @@ def save(folder, step, keep):
     checkpoints.save(run)
 
 
-def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path):
+def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path, monkeypatch):
     """The trainer's state takes two thirds of a checkpoint."""
+    monkeypatch.setattr(checkpoints, "KEEP", 2)
     for step, accuracy in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, 0.6)):
         row = {"step": step} if accuracy is None else {"step": step, "accuracy": accuracy}
         jsonl.append(tmp_path / "eval_log.jsonl", row)
-        save(tmp_path, step, keep=2)
+        save(tmp_path, step)
     has_state = {}
     for path in (tmp_path / "checkpoints").iterdir():
         assert (path / "model.safetensors").exists()
@@ -488,8 +488,8 @@ def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path):
 def test_checkpoints_are_ordered_by_number(tmp_path):
     """As text, step_1000000 comes before step_999999, which was then the newest."""
     for step in (999_999, 1_000_000):
-        save(tmp_path, step, keep=1)
-    assert list(checkpoints.finished(tmp_path)) == [1_000_000]
+        save(tmp_path, step)
+    assert list(checkpoints.finished(tmp_path)) == [999_999, 1_000_000]
     assert last_saved_iteration(tmp_path) == 1_000_000
 
 
@@ -544,23 +544,6 @@ def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folde
     assert row["pass@1"] == row["accuracy"] <= row["pass@2"] <= row["pass@4"]
     assert len(jsonl.read(folder / "eval" / "step_000000.jsonl")) == 16
     assert not (folder / "train_log.jsonl").exists()
-
-
-def test_progress_in_a_file_is_lines(monkeypatch, capsys):
-    """An evaluation that took minutes was silent, unless it wrote to a terminal."""
-    seconds = itertools.count(step=20)  # each look at the clock is 20 s later
-    monkeypatch.setattr(tqdm.std, "time", lambda: next(seconds))
-    with distributed.progress_bar(total=8, desc="sampling", unit="completion") as bar:
-        bar.update(2)
-        bar.update(2)
-    assert capsys.readouterr().err == "sampling: 4 of 8 completions, 00:40 left\n"
-
-
-def write_args(folder, *flags):
-    """What write_args writes of a run in this folder."""
-    config = parse(GRPOConfig, ["--output_dir", str(folder), *flags])
-    checkpoints.write_args(SimpleNamespace(config=config, model=random_model()))
-    return json.loads((folder / "args.json").read_text())
 
 
 def test_args_json_keeps_commands_that_can_be_pasted_and_no_secret(tmp_path, monkeypatch):
