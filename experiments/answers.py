@@ -7,7 +7,7 @@
         answer
 
 This is about the data set `arithmetic`. A hard step can be split into easier pieces, such as
-`33 * 4` into `120 + 12` (easier_pieces in data/word_problems.py). If it is written with them, it is
+`33 * 4` into `120 + 12` (tiny/make_word_problems.py). If it is written with them, it is
 careful (`33 * 4 = 120 + 12 = 132`), and without them it is direct (`33 * 4 = 132`). A step that
 cannot be split is easy. A step is right if its result is right.
 
@@ -30,8 +30,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.word_problems import OPERATORS, easier_pieces  # noqa: E402
 from logs import jsonl  # noqa: E402
+from tiny.make_word_problems import OPERATORS, easier_pieces  # noqa: E402
 
 NUMBER = r"\d{1,12}"
 # A line such as "3 * 4 = 12", "33 * 4 = 120 + 12 = 132", "25% of 40 = 10" or "1/4 of 40 = 10".
