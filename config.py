@@ -108,8 +108,9 @@ class DataConfig:
         "The data set.\n"
         "gsm8k: Grade-school word problems from the hub (GSM8K).\n"
         "math: Competition problems from the hub (MATH).\n"
-        "arithmetic: Word problems that are generated here, with no download.\n"
-        "creative: Opening lines of stories, for which a judge gives the reward.",
+        "arithmetic: Word problems that come with the code, with no download.\n"
+        "creative: Opening lines of stories, for which a judge gives the reward.\n"
+        "FILE.py:NAME: A function of your own, which gives the rows of a split (README.md).",
     )
     dataset_path: str | None = setting(
         None,
@@ -308,7 +309,8 @@ class OutputConfig:
     eval_split: Literal["validation", "test"] | None = setting(
         None,
         "The split that is evaluated. (default: test; for arithmetic, validation)\n"
-        "validation: problems on which flags and the best checkpoint may be chosen.\n"
+        "validation: problems on which flags and the best checkpoint may be chosen. gsm8k holds out"
+        " its last 500 training problems.\n"
         "test: problems for the accuracy that is reported in the end.",
     )
     eval_size: int | None = setting(

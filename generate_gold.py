@@ -39,7 +39,7 @@ from evaluator import get_evaluator, strict_verdicts
 from grading.extraction import strict_format, tagged_answer
 from judges.endpoint import Endpoint, NoReply, check_base_url, for_each, get_api_key
 from logs import jsonl
-from rl_datasets import DATASETS, PROMPTS, check_names, render_prompts
+from rl_datasets import PROMPTS, find_data_set, find_prompt, render_prompts
 from sampling import generation
 
 # An endpoint is always asked for this format; `in_format` rewrites the reply in that of --prompt.
@@ -268,14 +268,13 @@ def check_config(config: GoldConfig) -> None:
         get_api_key(config.base_url)
     elif config.max_completion_length == 0:
         raise ValueError("--max_completion_length must be more than 0 without an endpoint")
-    check_names(config.dataset_name, config.prompt)
 
 
 def collect(config: GoldConfig) -> None:
     """Collect solutions from the source that the settings name, and print what came of it."""
     check_config(config)
-    data_set = DATASETS[config.dataset_name]
-    prompt = PROMPTS[config.prompt or data_set.default_prompt]
+    data_set = find_data_set(config.dataset_name)
+    prompt = find_prompt(config.prompt or data_set.default_prompt)
     examples = data_set.read("train", config.dataset_path)
     if not examples:
         raise ValueError(f"{config.dataset_path or config.dataset_name} has no training split")

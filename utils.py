@@ -4,9 +4,13 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 V vocabulary, N completion tokens of all sequences.
 """
 
+import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -384,6 +388,25 @@ def isolated_seed(seed: int) -> Iterator[None]:
         yield
     finally:
         distributed.set_rng_state(state)
+
+
+def import_file(path: str) -> ModuleType:
+    """The module in a file of the user's. What stands beside it, and a process pool, can import it.
+
+    Raises ValueError, in one line, where that fails.
+    """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    try:
+        module = importlib.import_module(file.stem)
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(f"{path} fails with {error!r}") from error
+    if Path(getattr(module, "__file__", None) or "").resolve() != file:
+        raise ValueError(f"{path} has the name of another module: rename the file")
+    return module
 
 
 def autocast(device: str | torch.device) -> AbstractContextManager:

@@ -164,14 +164,14 @@ def edited_copy(tmp_path_factory):
     reward, loss = python_blocks(README)
     (loader,) = python_blocks(CONTRIBUTING)
     (folder / "my_rewards.py").write_text(reward)
-    for name, code in (("rl_datasets.py", loader), ("losses.py", loss)):
-        with open(folder / name, "a") as file:
-            file.write(f"\n\n{code}")
+    (folder / "my_data.py").write_text(loader)
+    with open(folder / "losses.py", "a") as file:
+        file.write(f"\n\n{loss}")
     return folder
 
 
 def test_the_examples_pass_the_lint(edited_copy):
-    names = ["my_rewards.py", "rl_datasets.py", "losses.py"]
+    names = ["my_rewards.py", "my_data.py", "losses.py"]
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for command in (["check"], ["format", "--check", "--diff"]):
         run = run_in(edited_copy, ruff, *command, "--no-cache", *names)
@@ -182,7 +182,8 @@ def test_the_examples_pass_the_lint(edited_copy):
 def test_the_examples_train(edited_copy):
     """All three at once, and the log has what they add."""
     command = (
-        "main.py --model_name tiny/0.1m --dataset_name sums --evaluator my_rewards.py:short"
+        "main.py --model_name tiny/0.1m --dataset_name my_data.py:sums"
+        " --evaluator my_rewards.py:short"
         " --loss_type soft"
         " --num_train_iters 2 --rollout_batch_size 16 --max_completion_length 8"
         " --learning_rate 1e-4 --output_dir output/run"

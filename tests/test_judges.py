@@ -625,7 +625,7 @@ def test_creative_prompts_with_and_without_a_chat_template(demo, data_folder):
     assert train.default_evaluator == "creative" and train.prompt.name == "story"
     example = train.examples[0]
     assert example["prompt"].endswith("assistant\n") and example["question"] in example["prompt"]
-    assert rl_datasets.Story.task in example["prompt"] and example["answer"] == ""
+    assert example["prompt"].count("Continue this opening line") == 1 and example["answer"] == ""
     train, _ = rl_datasets.get_dataloaders("creative", small_tokenizer(), eval_split="test")
     assert train.examples[0]["prompt"] == example["question"]
     bare = AutoTokenizer.from_pretrained(data_folder / "models" / "stories260K")
