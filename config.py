@@ -80,7 +80,8 @@ class RunConfig:
         "gsm8k: grade-school word problems, from the hub\n"
         "math: competition problems (MATH), from the hub\n"
         "arithmetic: word problems that are in this repository\n"
-        "creative: opening lines of stories, for which a judge gives the reward",
+        "creative: opening lines of stories, for which a judge gives the reward\n"
+        "FILE.py:NAME: a function of your own, which gives the rows of a split (README.md)",
         title="data",
     )
     dataset_path: str | None = setting(
@@ -144,8 +145,9 @@ class RunConfig:
     )
     eval_split: Literal["validation", "test"] | None = setting(
         None,
-        "The split that is evaluated. Choose flags and the best checkpoint on validation; test is"
-        " for the accuracy that is reported. (default: test; for arithmetic, validation)",
+        "The split that is evaluated: validation to choose flags and the best checkpoint, test for"
+        " the accuracy that is reported. Of gsm8k, validation is the last 500 training problems."
+        " (default: test; for arithmetic, validation)",
         title="evaluation",
     )
     eval_size: int | None = setting(

@@ -15,18 +15,15 @@ Shapes: N completions, R rewards of each.
 """
 
 import asyncio
-import importlib
 import inspect
 import math
 import re
-import sys
 import traceback
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 import torch
 from math_verify import parse, verify
@@ -34,6 +31,7 @@ from torch import Tensor
 
 import utils
 from grpo.judges import get_judge
+from rl_datasets import last_boxed
 
 
 @dataclass
@@ -236,31 +234,6 @@ class GSM8kEvaluator(AnswerEvaluator):
 
 
 # --- Mathematics ----------------------------------------------------------------------------------
-
-TAIL = 20_000  # characters at the end of a text in which a \boxed{} is looked for
-BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last balanced \boxed{...} holds; `\boxed 5` ends at the next $."""
-    text = text[-TAIL:]
-    end = len(text)
-    for box in reversed(list(BOX.finditer(text))):
-        start = box.end()
-        if text[start : start + 1] != "{":
-            content, dollar, _ = text[start:].partition("$")
-            if dollar:
-                return content.strip()
-            continue
-        depth = 0
-        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(text, start, end):
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is no brace
-            if depth == 0:
-                return text[start + 1 : brace.start()].strip()
-        # An earlier box can only be closed before this one begins. This keeps the time linear.
-        end = box.start()
-    return None
-
 
 # Powers and factorials that take gigabytes.
 BOMB = re.compile(r"\^\{?-?\d{4}|\^[^^]*\^[^^]*\^|\^\{[^{}]*\^|\*\*.*\*\*|\d{4}\)?!|binom.*\d{5}")
@@ -525,7 +498,7 @@ def find(name: str) -> type[RewardEvaluator] | list[FunctionEvaluator]:
             f"--evaluator {name} is not known; use one of {', '.join(EVALUATORS)}, or a function"
             " of your own: my_rewards.py:reward"
         )
-    found = getattr(import_file(path), attribute, None)
+    found = getattr(utils.import_file(path), attribute, None)
     if isinstance(found, type) and issubclass(found, RewardEvaluator):
         return found
     functions = found if isinstance(found, list | dict) else [found]
@@ -536,25 +509,6 @@ def find(name: str) -> type[RewardEvaluator] | list[FunctionEvaluator]:
             f" {{function: weight}} or a subclass of RewardEvaluator, not {found!r:.80}"
         )
     return [FunctionEvaluator(function, weight, path) for function, weight in weights.items()]
-
-
-def import_file(path: str):
-    """The module in a file, under a name by which its process pools can import it too.
-
-    Raises ValueError, in one line, where that fails.
-    """
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(f"--evaluator: there is no file {path}")
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
-    try:
-        module = importlib.import_module(file.stem)
-    except Exception as error:  # whatever the user's code raises
-        raise ValueError(f"--evaluator: {path} fails with {error!r}") from error
-    if Path(getattr(module, "__file__", None) or "").resolve() != file:
-        raise ValueError(f"--evaluator: {path} has the name of another module: rename the file")
-    return module
 
 
 class Text(str):

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 from evaluator import AnswerEvaluator, get_evaluator, strict_format, tagged_answer
 from grpo import jsonl
 from grpo.judges import Endpoint, EndpointError, Reply
-from rl_datasets import DATASETS, PROMPTS, Prompt, check_names
+from rl_datasets import PROMPTS, Prompt, find_data_set, find_prompt
 
 # An endpoint is always asked for this format; `in_format` rewrites the reply in that of --prompt.
 ENDPOINT_PROMPT = PROMPTS["reasoning_answer"]
@@ -166,9 +166,8 @@ def collect(config: GoldConfig) -> int:
     sources = [config.from_reference, config.api_model, config.solutions]
     if sum(bool(source) for source in sources) != 1:
         raise ValueError("name one source: --from_reference, --api_model or --solutions")
-    check_names(config.dataset_name, config.prompt)
-    data_set = DATASETS[config.dataset_name]
-    prompt = PROMPTS[config.prompt or data_set.default_prompt]
+    data_set = find_data_set(config.dataset_name)
+    prompt = find_prompt(config.prompt or data_set.default_prompt)
     problems = data_set.read("train", config.dataset_path)
     random.Random(f"gold/{config.seed}").shuffle(problems)
     evaluator = get_evaluator(config.evaluator or data_set.default_evaluator, prompt=prompt.name)

@@ -154,6 +154,8 @@ def read_solutions(config: SFTConfig, run: Run) -> list[Completion]:
                 f" {prompt.name}; use --prompt {row['prompt_name']}"
             )
     num_rows = len(rows)
+    eval_ids = {example["id"] for example in run.eval_loader}  # held out of the training split
+    rows = [row for row in rows if row.get("id") not in eval_ids]
     rows = [row for row in rows if row.get("correct", True) and row["completion"].strip()]
     prompts = render_prompts(prompt, run.tokenizer, rows)
     solutions = [

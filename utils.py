@@ -8,8 +8,9 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -409,23 +410,29 @@ def has_bfloat16() -> bool:
 # --- What a user brings in a file of their own ----------------------------------------------------
 
 
-@cache
-def import_from_file(reference: str, flag: str) -> Any:
-    """What FILE.py:NAME names. The file is imported as a module, once, and may import its siblings.
+def import_file(path: str) -> ModuleType:
+    """The module in a file of the user's. What stands beside it, and a process pool, can import it.
 
-    Raises:
-        ValueError: there is no such file, nothing of that name in it, or a module of its name.
+    Raises ValueError, in one line, where that fails.
     """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    try:
+        module = importlib.import_module(file.stem)
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(f"{path} fails with {error!r}") from error
+    if Path(getattr(module, "__file__", None) or "").resolve() != file:
+        raise ValueError(f"{path} has the name of another module: rename the file")
+    return module
+
+
+def import_from_file(reference: str, flag: str) -> Any:
+    """What FILE.py:NAME names. Raises ValueError, in one line, where there is no such thing."""
     file, _, name = reference.rpartition(":")
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise ValueError(f"{flag} {reference}: there is no file {file}")
-    module = sys.modules.get(path.stem)
-    if module is None:
-        sys.path.append(str(path.parent))
-        module = importlib.import_module(path.stem)
-    if Path(module.__file__ or "").resolve() != path:
-        raise ValueError(f"{flag} {reference}: a module {path.stem} is there; rename the file")
+    module = import_file(file)
     if not hasattr(module, name):
         raise ValueError(f"{flag} {reference}: there is no {name} in {file}")
     return getattr(module, name)

@@ -27,13 +27,7 @@ from grpo.checkpoints import RunEnds
 from grpo.judges import EndpointError
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
-from rl_datasets import (
-    DATASETS,
-    DataLoader,
-    check_names,
-    default_eval_split,
-    get_dataloaders,
-)
+from rl_datasets import DataLoader, default_eval_split, find_data_set, get_dataloaders
 from sampling import generation, vllm
 
 # So many iterations in a row without a finite gradient end a run.
@@ -85,12 +79,12 @@ class Run:
     def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
         utils.seed_everything(config.seed)
-        check_names(config.dataset_name, config.prompt)
-        own_evaluator = DATASETS[config.dataset_name].default_evaluator
+        data_set = find_data_set(config.dataset_name)
+        own_evaluator = data_set.default_evaluator
         evaluator_names = config.evaluator or own_evaluator
         if ".py:" in evaluator_names:  # a mistake in it is told before a model is loaded
-            split = DATASETS[config.dataset_name].read(config.eval_split, config.dataset_path)
-            try_functions(config.evaluator, [split[0], split[-1]])
+            examples = data_set.read(config.eval_split, config.dataset_path)
+            try_functions(config.evaluator, [examples[0], examples[-1]])
         model, tokenizer = llms.get_llm_tokenizer(
             config.model_name,
             config.device,

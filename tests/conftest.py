@@ -3,6 +3,7 @@
 Shapes: B sequences, P prompt tokens, C completion tokens.
 """
 
+import dataclasses
 import hashlib
 import math
 import multiprocessing
@@ -35,10 +36,14 @@ from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from grpo import jsonl
 from grpo.rollout import Completion, compute_logps, split_into_groups
 from grpo.run import Run
-from rl_datasets import PROMPTS, ArithmeticLoader
+from rl_datasets import DATASETS, PROMPTS
 
-# Of 10,000 and 2,000 problems, whose making in every run takes longer than most tests.
-ArithmeticLoader.sizes |= {"train": 200, "validation": 200}
+ARITHMETIC = DATASETS["arithmetic"]
+# The first 200 of 10,000 and 2,000 problems, whose prompts take longer than most tests.
+DATASETS["arithmetic"] = dataclasses.replace(
+    ARITHMETIC,
+    read_rows=lambda split: ARITHMETIC.read_rows(split)[: None if split == "test" else 200],
+)
 # Subprocesses have one thread as well. What is compared bit by bit must be added up in one order.
 torch.set_num_threads(1)
 # nohup ignores SIGHUP, and a training run would rightly ignore it as well.
@@ -353,7 +358,7 @@ def gold_file(tmp_path_factory):
     """60 gold rows of `arithmetic`; every tenth has a wrong answer in its completion."""
     prompt = PROMPTS["reasoning_answer"]
     path = tmp_path_factory.mktemp("gold") / "gold.jsonl"
-    rows = ArithmeticLoader.read("train")[:60]
+    rows = DATASETS["arithmetic"].read("train")[:60]
     for i, row in enumerate(rows):
         answer = "0" if i % 10 == 0 else row["answer"]
         row["completion"] = prompt.format_solution(row["solution"], answer)

@@ -33,6 +33,7 @@ import llms
 import main
 import sft
 import utils
+from config import GRPOConfig, parse
 from grpo import checkpoints, jsonl
 from sampling import generation
 
@@ -544,6 +545,13 @@ def test_evaluation_with_several_samples_reports_pass_at_k(tmp_path, model_folde
     assert row["pass@1"] == row["accuracy"] <= row["pass@2"] <= row["pass@4"]
     assert len(jsonl.read(folder / "eval" / "step_000000.jsonl")) == 16
     assert not (folder / "train_log.jsonl").exists()
+
+
+def write_args(folder, *flags):
+    """What write_args writes of a run in this folder."""
+    config = parse(GRPOConfig, ["--output_dir", str(folder), *flags])
+    checkpoints.write_args(SimpleNamespace(config=config, model=random_model()))
+    return json.loads((folder / "args.json").read_text())
 
 
 def test_args_json_keeps_commands_that_can_be_pasted_and_no_secret(tmp_path, monkeypatch):

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import sft  # noqa: E402
 from config import FineTuningConfig  # noqa: E402
-from data.word_problems import generate  # noqa: E402
 from rl_datasets import PROMPTS, gsm8k_example  # noqa: E402
+from tiny.make_word_problems import generate  # noqa: E402
 from utils import seed_everything  # noqa: E402
 
 # {name of the size: (hidden size, layers, attention heads)}
@@ -57,7 +57,7 @@ class Stage:
     config: FineTuningConfig
     answer_shares: dict  # level -> share of each answer style; see write_completion
     # Share of the problems' steps that are written carefully, with an intermediate step:
-    # `33 * 4 = 120 + 12 = 132` (data/word_problems.py).
+    # `33 * 4 = 120 + 12 = 132` (make_word_problems.py).
     careful_share: float
 
 

@@ -1,4 +1,8 @@
-"""Word problems in GSM8K's schema, from a small closed vocabulary: the data set `arithmetic`.
+"""Make data/arithmetic: word problems in GSM8K's columns, from a small closed vocabulary.
+
+    python tiny/make_word_problems.py
+
+The same files come out every time.
 
 A family is a row of families.jsonl: a question with blanks, the numbers that each blank may hold,
 and the steps that solve it. Its level is its number of steps, 1 to 4. A problem is valid if every
@@ -13,6 +17,7 @@ decides the split, so this holds for any size and seed.
 The generator draws with `random.Random(str).random()` alone, which Python promises never to change.
 """
 
+import json
 import math
 import random
 import re
@@ -22,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo import jsonl
+import pandas
 
 NAMES = ("Ana", "Ben", "Eva", "Leo", "Lily", "Mia", "Sam", "Tom")
 THINGS = ("apples", "books", "cakes", "cards", "eggs", "pens", "shells", "toys")
 MAX_RESULT = 999
 # Each family has a tenth of its operands for test, a tenth for validation, the rest for training.
-SPLITS = ("test", "validation", "train")
+SIZES = {"train": 10_000, "validation": 2_000, "test": 2_000}
 # After this many draws in a row without a new problem, `generate` raises, as if none were left.
 MAX_MISSES_IN_A_ROW = 1_000
 
@@ -213,8 +218,10 @@ def _read_family(row):
     return Family(row["name"], row["question"], operands, tuple(row["steps"].split(", ")))
 
 
+FOLDER = Path(__file__).parent
 FAMILIES = tuple(
-    _read_family(row) for row in jsonl.read(Path(__file__).with_name("families.jsonl"))
+    _read_family(json.loads(line))
+    for line in (FOLDER / "families.jsonl").read_text("utf-8").splitlines()
 )
 
 
@@ -230,11 +237,8 @@ def generate(split: str, num_problems: int, seed: int = 0, careful: float = 0.0)
         careful: the share of steps that are written in easier pieces. It does not change which
             problems are drawn.
 
-    Raises:
-        ValueError: There is no such split, or it does not have this many distinct problems.
+    Raises ValueError if the split does not have this many distinct problems.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     families_by_level = [
         [family for family in FAMILIES if family.level == level] for level in (1, 2, 3, 4)
     ]
@@ -287,3 +291,16 @@ def _draw_words(rng):
     friend = _choose(rng, [candidate for candidate in NAMES if candidate != name])
     other_things = _choose(rng, [candidate for candidate in THINGS if candidate != things])
     return {"name": name, "friend": friend, "things": things, "others": other_things}
+
+
+def main():
+    for split, size in SIZES.items():
+        rows = pandas.DataFrame(generate(split, size))
+        path = FOLDER.parent / "data" / "arithmetic" / f"{split}.parquet"
+        rows.to_parquet(
+            path, index=False, compression="brotli", compression_level=11, use_dictionary=False
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The word problems and opening lines that the repository carries."""
