@@ -174,14 +174,13 @@ def math_example(row: dict) -> dict:
     }
 
 
-TAIL = 20_000  # characters at the end of a text in which a \boxed{} is looked for
+TAIL = 10_000  # characters at the end of a text in which a \boxed{} is looked for
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
 def last_boxed(text: str) -> str | None:
     r"""What the last balanced \boxed{...} holds; `\boxed 5` ends at the next $."""
     text = text[-TAIL:]
-    end = len(text)
     for box in reversed(list(BOX.finditer(text))):
         start = box.end()
         if text[start : start + 1] != "{":
@@ -190,12 +189,10 @@ def last_boxed(text: str) -> str | None:
                 return content.strip()
             continue
         depth = 0
-        for brace in re.compile(r"\\[\\{}]|[{}]").finditer(text, start, end):
+        for brace in re.finditer(r"\\[\\{}]|[{}]", text[start:]):
             depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is no brace
             if depth == 0:
-                return text[start + 1 : brace.start()].strip()
-        # An earlier box can only be closed before this one begins. This keeps the time linear.
-        end = box.start()
+                return text[start + 1 : start + brace.start()].strip()
     return None
 
 

@@ -18,8 +18,7 @@ from evaluator import MathEvaluator
 from losses import LOSSES
 from utils import compute_entropy, masked_mean, masked_sum
 
-# There is one evaluator for each prompt format, kept after its first use: each starts a grading
-# process, which takes a second.
+# There is one evaluator for each prompt format, kept after its first use.
 _evaluator_of = cache(MathEvaluator)
 
 

@@ -231,6 +231,9 @@ def test_mistakes_end_in_one_line(gold, capsys, tmp_path):
     gold(from_reference="")
     other = tmp_path / "other.jsonl"
     jsonl.write(other, [{"id": "gsm8k/train/0"}])
+    stale = tmp_path / "stale.jsonl"
+    row = jsonl.read(tmp_path / "gold.jsonl")[0]
+    jsonl.write(stale, [row | {"question": "What is 9 + 1?"}])
     for flags, message in [
         ({}, "name one source"),
         (dict(from_reference="", api_model="m"), "name one source"),
@@ -242,6 +245,7 @@ def test_mistakes_end_in_one_line(gold, capsys, tmp_path):
         (dict(solutions=tmp_path / "absent.jsonl", output=tmp_path / "new.jsonl"), "absent.jsonl"),
         (dict(api_model="m", base_url="localhost", output=tmp_path / "new.jsonl"), "look like"),
         (dict(from_reference="", output=other), "not a JSON object with id, question"),
+        (dict(from_reference="", output=stale), "solutions to other problems"),
     ]:
         capsys.readouterr()
         assert gold(**flags)[0] == 2, flags

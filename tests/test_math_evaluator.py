@@ -11,6 +11,7 @@ from rl_datasets import PROMPTS
 
 # Pairs of `gold | answer`; four spaces separate them. EQUAL and MISSED are right answers.
 EQUAL = r"""
+    1<x<2 | (1,2)    x>2 | (2,\infty)
     \frac{1}{2} | \frac12    \frac12 | 0.5    0.5 | 1/2    \dfrac{3}{4} | 0.75
     -\frac{1}{2} | \frac{-1}{2}    .0000672 | 0.0000672    1,000 | 1000    1{,}000 | 1000
     10,\!080 | 10080    11,\! 111,\! 111,\! 100 | 11,111,111,100    1\frac{4}{5} | 9/5
@@ -59,6 +60,7 @@ MISSED = r"""
 
 # NOT_EQUAL and ACCEPTED are wrong answers.
 NOT_EQUAL = r"""
+    1<x<2 | 1,2    1<x<2 | \{1,2\}    x^2<4 | \pm 2
     1/3 | 0.333    3.21 | 3.2    3 | 3.0000001    5 | -5    \frac{1}{2} | -\frac{1}{2}
     \frac{1}{2} | 2    1 | \frac{0}{0}    10 | \frac{10}{0}    2\frac{1}{2} | 1    12 | 1 2
     12 | 21    2^{10} | 210    1,234 | 1, 234    x^2+1 | x^2-1    x-1 | 1-x    2x | x^2    x | x1
@@ -138,11 +140,11 @@ def test_how_often_answers_are_accepted_and_missed():
     accepted = [are_equal(*pair) for pair in pairs(EQUAL) + pairs(MISSED)]
     assert accepted == [True] * len(pairs(EQUAL)) + [False] * len(pairs(MISSED))
     assert len(pairs(MISSED)) == 21
-    assert len(accepted) == 114
+    assert len(accepted) == 116
     accepted = [are_equal(*pair) for pair in pairs(NOT_EQUAL) + pairs(ACCEPTED)]
     assert accepted == [False] * len(pairs(NOT_EQUAL)) + [True] * len(pairs(ACCEPTED))
     assert len(pairs(ACCEPTED)) == 61
-    assert len(accepted) == 163
+    assert len(accepted) == 166
 
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
