@@ -425,8 +425,11 @@ def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[
         title = f"{run.name}: {run.flags.get('model_name')} on {run.flags.get('dataset_name')}"
         path = run.path / "training_plots.pdf"
         lines = describe_run(run)
+    metrics = find_metrics(runs)
+    if not metrics:
+        return [*lines, "note: no number in the logs changes, so nothing is drawn"]
     with PdfPages(output or path, metadata={"CreationDate": None}) as pdf:
-        for figure in draw_pages(groups, find_metrics(runs), title):
+        for figure in draw_pages(groups, metrics, title):
             pdf.savefig(figure)
     return [*lines, f"plots: {output or path}"]
 

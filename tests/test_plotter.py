@@ -102,7 +102,9 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
 
 def test_a_run_that_does_not_change_is_told_without_a_curve(tmp_path, capsys):
     run = write_run(tmp_path / "run", evaluations=[eval_row(0)])
-    assert printed(capsys, run)[0].startswith("accuracy (strict)  30.0%  (n = 500, 95% CI [26.0")
+    lines = printed(capsys, run)
+    assert lines[0] == "accuracy (strict)  30.0%  (n = 500, 95% CI [26.0, 34.0])"
+    assert lines[-1].startswith("note: ") and not (run / "training_plots.pdf").exists()
 
 
 def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path):
