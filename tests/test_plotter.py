@@ -86,11 +86,13 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
         note="text",
         epoch=abs,
     )
-    rows[2] |= {"": 3.0, "clip_fraction": 0.1, "clip_fraction_low": 0.2}
-    rows[3] |= {"": 4.0, "clip_fraction": 0.2, "clip_fraction_low": 0.1}
+    for row, share in zip(rows[2:], (0.1, 0.2), strict=True):
+        row |= {"": 3 * share, "clip_fraction": share}
+        row |= {"clip_fraction_low": share / 4, "clip_fraction_high": share / 2}
     panels = draw(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(4, 0.5)]))
-    expected = ["eval/accuracy", "reward", "novelty", "", "clip_fraction", "clip_fraction_low"]
-    assert list(panels) == expected, "shares of clipped tokens are no ends of an interval"
+    expected = ["eval/accuracy", "reward", "novelty", ""]
+    clip_keys = ["clip_fraction", "clip_fraction_low", "clip_fraction_high"]
+    assert list(panels) == expected + clip_keys, "clipped shares are no ends of an interval"
     assert panels["reward"].get_title(loc="left") == "reward: 1 \u2192 4"
     assert panels["eval/accuracy"].get_title(loc="left") == "eval/accuracy: 30.0% \u2192 50.0%"
     (band,) = panels["eval/accuracy"].collections
@@ -162,7 +164,7 @@ def test_only_what_is_at_most_1_is_a_share(tmp_path, key, values, is_share):
 
 def test_long_names_and_what_looks_like_tex_fit(tmp_path):
     """A layout that fails says so in a warning."""
-    names = {f"rewards/costs_$5^{i}_and_a_name_of_many_words": abs for i in range(20)}
+    names = {f"rewards/costs_$5^$_{i}_and_a_name_of_many_words": abs for i in range(20)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw(write_run(tmp_path / "run", train_rows(3, **names)))
@@ -288,6 +290,9 @@ def test_a_cut_last_line_is_left_out_and_another_is_an_error(tmp_path, capsys):
         file.write("\n")
     assert plotter.main([str(run)]) == 2
     assert f"{run}/train_log.jsonl, line 3: not valid JSON" in capsys.readouterr().err
+    jsonl.write(run / "train_log.jsonl", [{"loss": 1.0}])
+    assert plotter.main([str(run)]) == 2
+    assert "line 1: not a JSON object with step" in capsys.readouterr().err
 
 
 def test_a_json_line_that_is_no_row(tmp_path):
