@@ -242,7 +242,7 @@ def group_by(runs: list[Run], flags: list[str]) -> Groups:
         groups.setdefault(label, []).append(run)
     labelled = {}
     for label, group in groups.items():
-        other_flags = set().union(*(run.flags for run in group)) - MAY_DIFFER - set(flags)
+        other_flags = set().union(*(run.flags for run in group)) - MAY_DIFFER
         for flag in sorted(other_flags):
             # Seeds are repeats: a path start_seed0 is start_seed1.
             values = {re.sub(r"seed\d+", "seed", str(run.flags.get(flag))) for run in group}

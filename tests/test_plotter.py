@@ -71,6 +71,7 @@ def test_what_a_run_prints_and_writes(tmp_path, capsys):
         f"plots: {run}/training_plots.pdf",
     ]
     first_pdf = (run / "training_plots.pdf").read_bytes()
+    assert b"CreationDate" not in first_pdf
     assert printed(capsys, "--log_dir", run) == lines
     assert (run / "training_plots.pdf").read_bytes() == first_pdf, "equal logs give equal bytes"
 
@@ -167,7 +168,7 @@ def test_long_names_and_what_looks_like_tex_fit(tmp_path):
     names = {f"rewards/costs_$5^$_{i}_and_a_name_of_many_words": abs for i in range(20)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw(write_run(tmp_path / "run", train_rows(3, **names)))
+        assert len(draw(write_run(tmp_path / "run", train_rows(3, **names)))) == 20
 
 
 def test_an_answer_does_nothing_to_the_terminal(tmp_path, capsys):
@@ -237,6 +238,7 @@ def test_runs_that_share_a_flag_are_one_curve_with_a_band(four_runs, capsys):
         ["4", "55.0%", "50.0%", "60.0%", "2"],
         ["16", "55.0%", "40.0%", "70.0%", "2"],
     ]
+    assert sorted([10, "default", 9, "a"], key=plotter.sort_key) == [9, 10, "a", "default"]
     ax = draw(*four_runs, by=["group_size"])["eval/accuracy"]
     handles, labels = ax.get_legend_handles_labels()
     assert labels == ["group_size 4 (runs: 2)", "group_size 16 (runs: 2)"]
@@ -305,10 +307,11 @@ def test_a_json_line_that_is_no_row(tmp_path):
 
 def test_what_json_lacks_is_null_and_a_failed_write_keeps_the_file(tmp_path):
     path = tmp_path / "new folder" / "rows.jsonl"
-    jsonl.write(path, [{"a": math.nan, "b": [math.inf, (1.5, None)], "c": {"d": -math.inf}}])
+    jsonl.write(path, [{"a": math.nan, "b": [math.inf, (1.5, math.nan)], "c": {"d": -math.inf}}])
     jsonl.append(path, {"e": tmp_path})
     expected = [{"a": None, "b": [None, [1.5, None]], "c": {"d": None}}, {"e": str(tmp_path)}]
     assert jsonl.read(path) == expected
+    assert list(path.parent.iterdir()) == [path]
     with pytest.raises(TypeError):
         jsonl.write(path, [{}, {"a": object()}])
     assert jsonl.read(path) == expected
