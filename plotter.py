@@ -242,7 +242,7 @@ def group_by(runs: list[Run], flags: list[str]) -> Groups:
         groups.setdefault(label, []).append(run)
     labelled = {}
     for label, group in groups.items():
-        other_flags = set().union(*(run.flags for run in group)) - MAY_DIFFER - set(flags)
+        other_flags = set().union(*(run.flags for run in group)) - MAY_DIFFER
         for flag in sorted(other_flags):
             # Seeds are repeats: a path start_seed0 is start_seed1.
             values = {re.sub(r"seed\d+", "seed", str(run.flags.get(flag))) for run in group}
@@ -425,8 +425,11 @@ def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[
         title = f"{run.name}: {run.flags.get('model_name')} on {run.flags.get('dataset_name')}"
         path = run.path / "training_plots.pdf"
         lines = describe_run(run)
+    metrics = find_metrics(runs)
+    if not metrics:
+        return [*lines, "note: no number in the logs changes, so nothing is drawn"]
     with PdfPages(output or path, metadata={"CreationDate": None}) as pdf:
-        for figure in draw_pages(groups, find_metrics(runs), title):
+        for figure in draw_pages(groups, metrics, title):
             pdf.savefig(figure)
     return [*lines, f"plots: {output or path}"]
 

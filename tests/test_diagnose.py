@@ -43,6 +43,7 @@ HEALTHY = {
     "sampling_logp_gap": 1e-6,
     "distinct_2_batch": 0.7,
 }
+NO_GAIN = {"rewards/correctness": 0.5}
 ALIKE = {"distinct_2_batch": ramp(0.7, 0.1)}
 
 
@@ -82,7 +83,7 @@ CASES = [
         {"rewards/correctness": ramp(0.5, 0.78)},
         {"rewards/correctness": ramp(0.5, 0.82)},
     ),
-    ("only format", {"rewards/correctness": 0.5}, {"reward": 0.0, "rewards/correctness": 0.5}),
+    ("only format", NO_GAIN, NO_GAIN | {"reward": step_up(0.15)}),
     (
         "stories alike",
         {"distinct_2_batch": ramp(0.7, 0.48)},

@@ -71,6 +71,7 @@ def test_what_a_run_prints_and_writes(tmp_path, capsys):
         f"plots: {run}/training_plots.pdf",
     ]
     first_pdf = (run / "training_plots.pdf").read_bytes()
+    assert b"CreationDate" not in first_pdf
     assert printed(capsys, "--log_dir", run) == lines
     assert (run / "training_plots.pdf").read_bytes() == first_pdf, "equal logs give equal bytes"
 
@@ -86,11 +87,13 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
         note="text",
         epoch=abs,
     )
-    rows[2] |= {"": 3.0, "clip_fraction": 0.1, "clip_fraction_low": 0.2}
-    rows[3] |= {"": 4.0, "clip_fraction": 0.2, "clip_fraction_low": 0.1}
+    for row, share in zip(rows[2:], (0.1, 0.2), strict=True):
+        row |= {"": 3 * share, "clip_fraction": share}
+        row |= {"clip_fraction_low": share / 4, "clip_fraction_high": share / 2}
     panels = draw(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(4, 0.5)]))
-    expected = ["eval/accuracy", "reward", "novelty", "", "clip_fraction", "clip_fraction_low"]
-    assert list(panels) == expected, "shares of clipped tokens are no ends of an interval"
+    expected = ["eval/accuracy", "reward", "novelty", ""]
+    clip_keys = ["clip_fraction", "clip_fraction_low", "clip_fraction_high"]
+    assert list(panels) == expected + clip_keys, "clipped shares are no ends of an interval"
     assert panels["reward"].get_title(loc="left") == "reward: 1 \u2192 4"
     assert panels["eval/accuracy"].get_title(loc="left") == "eval/accuracy: 30.0% \u2192 50.0%"
     (band,) = panels["eval/accuracy"].collections
@@ -102,7 +105,9 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
 
 def test_a_run_that_does_not_change_is_told_without_a_curve(tmp_path, capsys):
     run = write_run(tmp_path / "run", evaluations=[eval_row(0)])
-    assert printed(capsys, run)[0].startswith("accuracy (strict)  30.0%  (n = 500, 95% CI [26.0")
+    lines = printed(capsys, run)
+    assert lines[0] == "accuracy (strict)  30.0%  (n = 500, 95% CI [26.0, 34.0])"
+    assert lines[-1].startswith("note: ") and not (run / "training_plots.pdf").exists()
 
 
 def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path):
@@ -160,10 +165,10 @@ def test_only_what_is_at_most_1_is_a_share(tmp_path, key, values, is_share):
 
 def test_long_names_and_what_looks_like_tex_fit(tmp_path):
     """A layout that fails says so in a warning."""
-    names = {f"rewards/costs_$5^{i}_and_a_name_of_many_words": abs for i in range(20)}
+    names = {f"rewards/costs_$5^$_{i}_and_a_name_of_many_words": abs for i in range(20)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw(write_run(tmp_path / "run", train_rows(3, **names)))
+        assert len(draw(write_run(tmp_path / "run", train_rows(3, **names)))) == 20
 
 
 def test_an_answer_does_nothing_to_the_terminal(tmp_path, capsys):
@@ -233,6 +238,7 @@ def test_runs_that_share_a_flag_are_one_curve_with_a_band(four_runs, capsys):
         ["4", "55.0%", "50.0%", "60.0%", "2"],
         ["16", "55.0%", "40.0%", "70.0%", "2"],
     ]
+    assert sorted([10, "default", 9, "a"], key=plotter.sort_key) == [9, 10, "a", "default"]
     ax = draw(*four_runs, by=["group_size"])["eval/accuracy"]
     handles, labels = ax.get_legend_handles_labels()
     assert labels == ["group_size 4 (runs: 2)", "group_size 16 (runs: 2)"]
@@ -286,6 +292,9 @@ def test_a_cut_last_line_is_left_out_and_another_is_an_error(tmp_path, capsys):
         file.write("\n")
     assert plotter.main([str(run)]) == 2
     assert f"{run}/train_log.jsonl, line 3: not valid JSON" in capsys.readouterr().err
+    jsonl.write(run / "train_log.jsonl", [{"loss": 1.0}])
+    assert plotter.main([str(run)]) == 2
+    assert "line 1: not a JSON object with step" in capsys.readouterr().err
 
 
 def test_a_json_line_that_is_no_row(tmp_path):
@@ -298,10 +307,11 @@ def test_a_json_line_that_is_no_row(tmp_path):
 
 def test_what_json_lacks_is_null_and_a_failed_write_keeps_the_file(tmp_path):
     path = tmp_path / "new folder" / "rows.jsonl"
-    jsonl.write(path, [{"a": math.nan, "b": [math.inf, (1.5, None)], "c": {"d": -math.inf}}])
+    jsonl.write(path, [{"a": math.nan, "b": [math.inf, (1.5, math.nan)], "c": {"d": -math.inf}}])
     jsonl.append(path, {"e": tmp_path})
     expected = [{"a": None, "b": [None, [1.5, None]], "c": {"d": None}}, {"e": str(tmp_path)}]
     assert jsonl.read(path) == expected
+    assert list(path.parent.iterdir()) == [path]
     with pytest.raises(TypeError):
         jsonl.write(path, [{}, {"a": object()}])
     assert jsonl.read(path) == expected
