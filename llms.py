@@ -17,8 +17,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import utils
+from grpo import generation
 from grpo.rollout import Completion, make_batch, split_into_groups
-from sampling import generation
 
 transformers_logging.disable_progress_bar()
 

@@ -41,8 +41,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-import distributed
-from grpo import token_colours, weights
+from grpo import distributed, token_colours, weights
 from grpo.metrics import add_up, average
 from grpo.rollout import (
     Completion,

@@ -26,9 +26,8 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import distributed
 import llms
-from grpo import jsonl, weights
+from grpo import distributed, jsonl, weights
 from grpo.rollout import Completion
 from grpo.run import Run, run_to_the_end
 from main import accumulate_gradient, get_optimizer, take_step

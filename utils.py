@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, set_seed
 
-import distributed
+from grpo import distributed
 
 # At most this many logits (tokens x vocabulary) exist at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23

@@ -32,9 +32,8 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
-from grpo import jsonl, weights
+from grpo import generation, jsonl, weights
 from rl_datasets import get_dataloaders
-from sampling import generation
 
 ROOT = Path(__file__).resolve().parent.parent
 BETA = 0.04  # the weight of the KL: with it both sides of `step` compute a reference

@@ -20,9 +20,11 @@ from config import ExpertIterationConfig, parse  # noqa: E402
 if __name__ == "__main__":
     parse(ExpertIterationConfig)  # --help and mistakes are answered before the slow imports
 
-import distributed  # noqa: E402
 import sft  # noqa: E402
-from grpo import weights  # noqa: E402
+from grpo import (
+    distributed,  # noqa: E402
+    weights,  # noqa: E402
+)
 from grpo.run import Run, run_to_the_end  # noqa: E402
 from main import get_optimizer  # noqa: E402
 

@@ -27,9 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-import distributed
 from config import RunConfig, may_change, read_args
-from grpo import jsonl, weights
+from grpo import distributed, jsonl, weights
 
 LOGS = ("train_log.jsonl", "eval_log.jsonl")
 KEEP = 3  # newest checkpoints; the most accurate one is kept beside them

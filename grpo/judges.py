@@ -20,8 +20,8 @@ import openai
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import distributed
 import llms
+from grpo import distributed
 from grpo.rollout import Completion, compute_logps
 
 # --- An OpenAI-compatible endpoint ----------------------------------------------------------------

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-import distributed
 import utils
 from config import GRPOConfig
+from grpo import distributed
 
 
 @dataclass

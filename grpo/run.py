@@ -17,18 +17,26 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import distributed
 import llms
 import utils
 from config import RunConfig
 from evaluator import RewardEvaluator, get_evaluator, try_functions
-from grpo import checkpoints, diagnose, jsonl, metrics, tracker, weights
+from grpo import (
+    checkpoints,
+    diagnose,
+    distributed,
+    generation,
+    jsonl,
+    metrics,
+    tracker,
+    vllm,
+    weights,
+)
 from grpo.checkpoints import RunEnds
 from grpo.judges import EndpointError
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
 from rl_datasets import DataLoader, default_eval_split, find_data_set, get_dataloaders
-from sampling import generation, vllm
 
 # So many iterations in a row without a finite gradient end a run.
 MAX_SKIPPED = 3

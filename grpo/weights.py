@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-import distributed
 import llms
 import utils
+from grpo import distributed
 
 # --- Copies and shards ----------------------------------------------------------------------------
 

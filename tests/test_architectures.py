@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import llms
 import utils
 from config import GRPOConfig
-from grpo import checkpoints
+from grpo import checkpoints, generation
 from grpo.run import Run
-from sampling import generation
 
 SIZES = dict(
     vocab_size=48,

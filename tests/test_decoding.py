@@ -21,7 +21,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache
 
 import utils
-from sampling import cuda_graphs, decoding, generation
+from grpo import cuda_graphs, decoding, generation
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")

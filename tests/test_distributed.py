@@ -35,13 +35,12 @@ from conftest import (
     start,
 )
 
-import distributed
 import evaluator
 import llms
 import main
 import sft
 from config import LossConfig
-from grpo import checkpoints, jsonl, weights
+from grpo import checkpoints, distributed, jsonl, weights
 from grpo.run import Run
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]

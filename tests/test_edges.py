@@ -22,9 +22,8 @@ import main
 import sft
 import utils
 from config import FineTuningConfig, GRPOConfig, parse
-from grpo import jsonl
+from grpo import generation, jsonl
 from losses import LENGTH_NORMALIZATIONS
-from sampling import generation
 
 
 def save(model, folder):

@@ -20,9 +20,8 @@ from transformers import (
 import llms
 import sft
 import utils
-from grpo import weights
+from grpo import generation, weights
 from grpo.rollout import make_batch, micro_batches
-from sampling import generation
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 

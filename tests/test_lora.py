@@ -25,12 +25,11 @@ from conftest import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-import distributed
 import llms
 import main
 import sft
 from config import GRPOConfig, parse
-from grpo import checkpoints, weights
+from grpo import checkpoints, distributed, weights
 from grpo.jsonl import read
 
 RANK = 3

@@ -28,14 +28,12 @@ from conftest import (
     start,
 )
 
-import distributed
 import llms
 import main
 import sft
 import utils
 from config import GRPOConfig, parse
-from grpo import checkpoints, jsonl
-from sampling import generation
+from grpo import checkpoints, distributed, generation, jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import expert_iteration  # noqa: E402

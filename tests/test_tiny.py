@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tiny"))
 
 import make_tiny_models
 
-from sampling import generation
+from grpo import generation
 
 SIZES = ["0.1m", "0.3m", "1m"]  # those in the repository
 

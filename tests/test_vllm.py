@@ -18,13 +18,11 @@ from conftest import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import distributed
 import llms
 import main
 import sft
 from config import GRPOConfig
-from grpo import jsonl, weights
-from sampling import generation, vllm
+from grpo import distributed, generation, jsonl, vllm, weights
 
 PROMPTS = ["what is 1 + 2", "a", "3 times 4"]
 

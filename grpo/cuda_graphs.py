@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from sampling.decoding import Decoder, run_prompts
+from grpo.decoding import Decoder, run_prompts
 
 
 class CapturedDecoder(Decoder):

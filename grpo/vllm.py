@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import distributed
 import utils
+from grpo import distributed
+from grpo.generation import EndFinder, eos_token_ids, tokenize
 from grpo.rollout import Completion
-from sampling.generation import EndFinder, eos_token_ids, tokenize
 
 # vLLM stores keys and values in blocks of at most this many tokens.
 BLOCK_TOKENS = 128

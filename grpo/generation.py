@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import utils
+from grpo.cuda_graphs import decoder_for
+from grpo.decoding import ATTENTION, Decoder, draw
 from grpo.rollout import Completion
-from sampling.cuda_graphs import decoder_for
-from sampling.decoding import ATTENTION, Decoder, draw
 
 
 @torch.no_grad()

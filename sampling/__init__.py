@@ -1,1 +1,0 @@
-"""Sampling: the loop, the decode step, and Rollout, which holds the completions."""
