@@ -472,8 +472,8 @@ def test_a_file_with_a_process_pool_dataclasses_and_a_sibling(model_folder, tmp_
 
 @pytest.mark.parametrize(
     ("fails_at", "saved_step"),
-    [(2, 0), (3, 0), (5, 2), (6, 2)],
-    ids=["first evaluation", "first iteration", "evaluation", "third iteration"],
+    [(2, 0), (3, 0), (4, 1), (5, 2), (6, 2)],
+    ids=["first evaluation", "iteration 1", "iteration 2", "evaluation", "iteration 3"],
 )
 def test_a_reward_that_fails_ends_the_run_and_loses_nothing(
     fails_at, saved_step, model_folder, tmp_path, capsys

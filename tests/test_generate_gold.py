@@ -145,6 +145,10 @@ def test_an_empty_reply_is_asked_for_again(reply, gold, capsys):
         assert output[0].startswith("no reply: ")
         assert output[1].endswith("0 correct, 0 incorrect, 6 still open")
         server.behaviour = right_reply
+        assert gold(**flags, num_problems=2)[0] == 0
+        server.behaviour = [reply]
+        assert gold(**flags)[0] == 1
+        server.behaviour = right_reply
         code, rows = gold(**flags)
     assert code == 0
     assert [row["correct"] for row in rows] == [True] * 6
