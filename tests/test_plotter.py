@@ -32,7 +32,7 @@ def draw(*paths, by=None):
     panels = {}
     with matplotlib.rc_context(plotter.STYLE):
         for figure in plotter.draw_pages(groups, plotter.find_metrics(runs), "title"):
-            figure.canvas.draw()
+            figure.draw_without_rendering()
             panels |= {ax.get_title(loc="left").split(": ")[0]: ax for ax in figure.axes}
     return panels
 
@@ -78,15 +78,8 @@ def test_what_a_run_prints_and_writes(tmp_path, capsys):
 
 def test_every_number_that_changes_has_a_panel(tmp_path):
     """A new metric needs no edit; a constant, up to rounding, and a counter have no panel."""
-    rows = train_rows(
-        4,
-        novelty=abs,
-        reward=abs,
-        ratio_mean=lambda t: 1 + 1e-8 * t,
-        lr=0.5,
-        note="text",
-        epoch=abs,
-    )
+    constant = {"ratio_mean": lambda t: 1 + 1e-8 * t, "beta": 0.5, "zero": 0.0, "note": "text"}
+    rows = train_rows(4, novelty=abs, reward=abs, epoch=abs, **constant)
     for row, share in zip(rows[2:], (0.1, 0.2), strict=True):
         row |= {"": 3 * share, "clip_fraction": share}
         row |= {"clip_fraction_low": share / 4, "clip_fraction_high": share / 2}
@@ -96,10 +89,8 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
     assert list(panels) == expected + clip_keys, "clipped shares are no ends of an interval"
     assert panels["reward"].get_title(loc="left") == "reward: 1 \u2192 4"
     assert panels["eval/accuracy"].get_title(loc="left") == "eval/accuracy: 30.0% \u2192 50.0%"
-    (band,) = panels["eval/accuracy"].collections
-    assert band.get_datalim(panels["eval/accuracy"].transData).intervaly == pytest.approx(
-        (0.26, 0.54)
-    )
+    ax = panels["eval/accuracy"]
+    assert ax.collections[0].get_datalim(ax.transData).intervaly == pytest.approx((0.26, 0.54))
     assert not panels["clip_fraction"].collections[0].get_paths()
 
 
