@@ -254,7 +254,7 @@ def read_parquet(path: Path) -> list[dict]:
 def read_jsonl(path: Path) -> list[dict]:
     """Without load_dataset("json"), which silently makes a date of the text "2024-01-01"."""
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
         try:
