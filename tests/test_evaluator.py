@@ -329,6 +329,7 @@ def test_verdicts_are_always_those_of_the_data_set(rewards_file):
     texts = ["</think> <answer>1</answer>"] * 2
     _, details = score(path, "short", own="gsm8k", texts=texts, prompt="r1_zero")
     assert [detail["correct_strict"] for detail in details] == [True, False]
+    assert isinstance(get_evaluator("gsm8k", own="gsm8k"), GSM8kEvaluator)
     # The judge of stories gives none, and is not needed for a function.
     assert "correct_strict" not in score(path, "short", own="creative")[1][0]
     # Both add up, each with its own rewards.
