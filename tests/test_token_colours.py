@@ -2,18 +2,23 @@
 
 import math
 import random
-from contextlib import nullcontext
-from unittest import mock
 
 import pytest
 import torch
 from conftest import ROOT, logs_of, run_flags, trainer_state
-from training import token_changes
-from training.token_changes import choose_rows, split_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main
+from grpo import token_colours
+from grpo.rollout import Completion
+from grpo.token_colours import choose, split_text
 from logs import jsonl
+
+
+@pytest.fixture
+def in_every_iteration(monkeypatch):
+    monkeypatch.setattr(token_colours, "EVERY", 1)
+
 
 # --- Their numbers --------------------------------------------------------------------------------
 
@@ -40,7 +45,7 @@ def naive_logps(folder, prompt_ids, completion_ids, temperature):
     ],
     ids=["one update", "several updates", "another sampler"],
 )
-def test_tokens_are_those_of_naive_code(flags, model_folder, tmp_path):
+def test_tokens_are_those_of_naive_code(flags, model_folder, tmp_path, in_every_iteration):
     """Of the second iteration, before which the policy is no longer the reference.
 
     A sampler in bfloat16 must not count as the policy before the update.
@@ -77,7 +82,9 @@ def test_tokens_are_those_of_naive_code(flags, model_folder, tmp_path):
             assert tokens[name] == pytest.approx(values.tolist(), abs=1e-4), name
 
 
-def test_an_update_raises_the_log_probs_of_good_completions(model_folder, tmp_path):
+def test_an_update_raises_the_log_probs_of_good_completions(
+    model_folder, tmp_path, in_every_iteration
+):
     """To first order a small step moves sum A * mean change by its length along the gradient."""
     sizes = dict(num_train_iters=1, save_iterations=9, eval_size=1, eval_iterations=9)
     # A single group, no KL and no warm-up: the gradient is that of this sum alone.
@@ -90,50 +97,52 @@ def test_an_update_raises_the_log_probs_of_good_completions(model_folder, tmp_pa
     assert total > 0.01
 
 
-def test_showing_tokens_changes_nothing_else(whole_run, model_folder, tmp_path):
-    """Not the logs, nor the weights."""
-    with mock.patch.object(token_changes, "shown", lambda *_: nullcontext()):
-        assert main.main(run_flags(model_folder, tmp_path, num_train_iters=2)) == 0
-    resume = ["--output_dir", str(tmp_path), "--resume", "--num_train_iters", "4"]
-    assert main.main(resume) == 0
+def test_tokens_are_shown_now_and_then_and_change_nothing_else(
+    whole_run, model_folder, tmp_path, monkeypatch
+):
+    """Not the logs, nor the weights, nor the random numbers."""
+    assert token_colours.EVERY == 10
+    monkeypatch.setattr(token_colours, "EVERY", 3)
+    assert main.main(run_flags(model_folder, tmp_path)) == 0
     logs = logs_of(tmp_path)
-    expected_logs = logs_of(whole_run)
-    for step in (1, 2):
-        shown = expected_logs[f"rollouts/step_{step:06d}.jsonl"]
-        tokens = [record.pop("tokens", None) for record in shown]
-        assert any(tokens)
-    assert logs == expected_logs
+    for step in (1, 2, 3, 4):
+        records = logs[f"rollouts/step_{step:06d}.jsonl"]
+        has_tokens = [record.pop("tokens", None) is not None for record in records]
+        assert sum(has_tokens) == (4 if step == 3 else 0)
+    assert logs == logs_of(whole_run)
     for folder in ("step_000002", "step_000004"):
-        checkpoint = tmp_path / "checkpoints" / folder
-        expected = whole_run / "checkpoints" / folder
-        name = "model.safetensors"
-        assert (checkpoint / name).read_bytes() == (expected / name).read_bytes()
-        assert torch.equal(
-            trainer_state(checkpoint)["rng"][0]["torch"], trainer_state(expected)["rng"][0]["torch"]
-        )
+        weights = (tmp_path / "checkpoints" / folder / "model.safetensors").read_bytes()
+        assert weights == (whole_run / "checkpoints" / folder / "model.safetensors").read_bytes()
+    state = trainer_state(tmp_path / "checkpoints" / "step_000004")
+    expected_state = trainer_state(whole_run / "checkpoints" / "step_000004")
+    assert torch.equal(state["rng"][0]["torch"], expected_state["rng"][0]["torch"])
 
 
 # --- Which completions ----------------------------------------------------------------------------
 
 
-def records_of(groups):
-    """Records of groups of rewards, of which some may be NaN."""
-    records = []
+def completions_of(groups):
+    """Completions of groups of rewards, of which some may be NaN."""
+    completions = []
     for rewards in torch.tensor(groups):
         advantages = rewards - rewards.nanmean()
         for reward, advantage in zip(rewards.tolist(), advantages.tolist(), strict=True):
-            records.append({"reward": reward, "advantage": advantage})
-    return records
+            completions.append(Completion([1], reward=reward, advantage=advantage))
+    return completions
+
+
+def rewards_of_chosen(groups):
+    completions = completions_of(groups)
+    return [completion.reward for completion in choose(completions, len(groups[0]))]
 
 
 def test_the_group_with_the_largest_spread_of_rewards_is_chosen():
     """Equal rewards, or fewer than two, have no spread; of equal spreads the first one counts."""
     nan = math.nan
-    groups = [[0.1, 0.1, 0.1], [nan, 5, nan], [0, 1, nan], [0, 2, 1], [1, 0, 2], [nan, nan, nan]]
-    records = records_of(groups)
-    assert choose_rows(records, 3) == [9, 10, 11]
-    assert choose_rows(records[:9], 3) == [6, 7, 8]
-    assert choose_rows(records[:6], 3) == [0, 1, 2]
+    groups = [[0.1, 0.1, 0.1], [nan, 5, nan], [0, 1, nan], [0, 2, 1], [2, 0, 1], [nan, nan, nan]]
+    assert rewards_of_chosen(groups) == [0, 2, 1]
+    assert rewards_of_chosen(groups[:3])[:2] == [0, 1]
+    assert rewards_of_chosen(groups[:2]) == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_of_a_large_group_the_largest_advantages_are_shown():
@@ -141,7 +150,7 @@ def test_of_a_large_group_the_largest_advantages_are_shown():
     rewards[5] = -3.0
     rewards[9] = 2.0
     rewards[11] = math.nan
-    assert choose_rows(records_of([rewards]), 12) == [0, 1, 2, 3, 4, 5, 6, 9]
+    assert rewards_of_chosen([rewards]) == [-3.0, 2.0] + [0.0] * 6
 
 
 # --- Texts ----------------------------------------------------------------------------------------
