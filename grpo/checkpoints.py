@@ -61,7 +61,7 @@ def lock_directory(config: RunConfig) -> FileLock:
     except Timeout:
         raise ValueError(f"--output_dir {folder} is in use by another process") from None
     previous = read_args(folder / "args.json")
-    has_logs = any((folder / name).exists() for name in LOGS)
+    has_logs = any((folder / name).exists() for name in (*LOGS, "checkpoints"))
     if config.resume and not previous:
         raise ValueError(f"--resume: there is no run in --output_dir {folder}")
     if not config.resume and (previous or has_logs):
@@ -163,8 +163,10 @@ def save(run) -> None:
             f" and the disk has {free:.2g} GB left; --resume continues from the last one"
         ) from error
     path = folder / f"step_{run.step:06d}"
-    shutil.rmtree(path, ignore_errors=True)  # of an expert iteration that has learnt nothing
-    os.replace(temporary, path)
+    if path.exists():  # an expert iteration has learnt nothing, so the weights are these
+        os.replace(temporary / "trainer.pt", path / "trainer.pt")
+    else:
+        os.replace(temporary, path)
     remove_old(output_dir)
 
 

@@ -89,23 +89,31 @@ def rounded(values: list[float]) -> list[float]:
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list[str]:
-    """The text of each token; joined, they are the text of all.
+    """The text of each of these tokens; joined, they are the text of all.
 
-    Of a character that is split over several tokens, the last one has the text, and the others have
-    "". Many tokenizers drop a space at the beginning of a text, so a token is decoded together with
-    those before it, from `first` on.
+    A character may be split over several tokens. The last of them then has it, and the others have
+    "". Bytes that are no character are shown as U+FFFD, as in the whole text.
+
+    Many tokenizers drop a space at the beginning of a text. So a token is decoded together with the
+    tokens before it, from the last one on whose text is known to consist of whole characters.
     """
+    text = tokenizer.decode(token_ids)
     texts = []
-    first = 0
-    end = 0  # the tokens before this one have given their text
-    for i in range(len(token_ids)):
-        text_before = tokenizer.decode(token_ids[first:end])
-        text = tokenizer.decode(token_ids[first : i + 1])
-        is_last = i == len(token_ids) - 1
-        if text.endswith(REPLACEMENT_CHARACTER) and not is_last:
-            texts.append("")  # a character waits for its other bytes
-            continue
-        texts.append(text[len(text_before) :])
-        first = end
-        end = i + 1
+    end = 0  # where the texts so far end in the whole text
+    first_token = 0  # the tokens from this one on are decoded together
+    start = 0  # where their text starts in the whole text
+    for i, token_id in enumerate(token_ids):
+        previous_end = end
+        decoded = tokenizer.decode(token_ids[first_token : i + 1])
+        is_whole = text.startswith(decoded, start)  # no character waits for its other bytes
+        if i == len(token_ids) - 1:
+            end = len(text)
+        elif is_whole:
+            end = max(end, start + len(decoded))
+        texts.append(text[previous_end:end])
+        text_alone = tokenizer.decode([token_id])
+        is_whole_alone = text_alone and REPLACEMENT_CHARACTER not in text_alone
+        if is_whole and is_whole_alone and decoded.endswith(text_alone):
+            first_token = i
+            start += len(decoded) - len(text_alone)
     return texts

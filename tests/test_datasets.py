@@ -14,11 +14,11 @@ import pandas
 import pytest
 import torch
 from conftest import ARITHMETIC, ROOT, as_flags, run_script, small_tokenizer
-from logs import jsonl
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import rl_datasets
+from grpo import jsonl
 from rl_datasets import DATASETS, PROMPTS, SYSTEM_PROMPT, get_dataloaders
 from tiny.make_word_problems import FAMILIES, NAMES, THINGS, Family, easier_pieces, generate
 

@@ -13,7 +13,9 @@ from rl_datasets import PROMPTS
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
-FORMAT = PROMPTS["reasoning_answer"].format_solution
+
+def FORMAT(solution, answer):
+    return PROMPTS["reasoning_answer"].format_solution(solution, str(answer))
 
 
 @pytest.fixture

@@ -271,6 +271,7 @@ def selected_ids(gold_file, **flags):
     config = parse(SFTConfig, as_flags(**flags))
     run = SimpleNamespace(
         train_loader=SimpleNamespace(prompt=PROMPTS["reasoning_answer"]),
+        eval_loader=[],
         tokenizer=small_tokenizer(),
         evaluator=get_evaluator("gsm8k"),
     )
