@@ -30,7 +30,6 @@ from math_verify import parse, verify
 from torch import Tensor
 
 import utils
-from grpo.judges import get_judge
 from rl_datasets import last_boxed
 
 
@@ -357,6 +356,8 @@ class CreativeWritingEvaluator(RewardEvaluator):
         """
         if judge is None and not hasattr(config, "judge_model"):
             raise ValueError("the evaluator creative needs a judge, which only main.py has")
+        from grpo.judges import get_judge  # no other evaluator needs it
+
         self.judge = judge or get_judge(config, frozen)
 
     def compute_rewards(self, prompts, completions, answers, **columns):

@@ -101,16 +101,16 @@ class CapturedDecoder(Decoder):
 CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, CapturedDecoder] = WeakKeyDictionary()
 
 
-def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Decoder:
-    """A decoder for batches of this size; on CUDA it may hold fewer sequences.
+def captured_decoder_for(
+    model: PreTrainedModel, max_rows: int, max_columns: int
+) -> CapturedDecoder:
+    """A decoder for batches of this size, or of fewer sequences.
 
-    On CUDA it is the one that was kept for this model, if it is large enough. Its KV cache takes at
+    It is the one that was kept for this model, if it is large enough. Its KV cache takes at
     most an eighth of the GPU's memory, since it stays while the loss runs. Only a bfloat16 copy is
     captured: with float32 weights, autocast caches bfloat16 casts of them, and a graph would go on
     reading old ones.
     """
-    if model.device.type != "cuda" or model.dtype != torch.bfloat16:
-        return Decoder(model.device, max_rows)
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:
         if earlier.max_rows >= max_rows and earlier.max_columns >= max_columns:

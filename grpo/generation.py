@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import utils
-from grpo.cuda_graphs import decoder_for
 from grpo.decoding import ATTENTION, Decoder, draw
 from grpo.rollout import Completion
 
@@ -92,6 +91,15 @@ def generate(
 
     end_finder.give_texts(completions)
     return completions
+
+
+def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Decoder:
+    """A decoder for batches of this size; for a bfloat16 copy on CUDA one with CUDA graphs."""
+    if model.device.type == "cuda" and model.dtype == torch.bfloat16:
+        from grpo import cuda_graphs
+
+        return cuda_graphs.captured_decoder_for(model, max_rows, max_columns)
+    return Decoder(model.device, max_rows)
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import llms
 from grpo import distributed
+from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion, compute_logps
 
 # --- An OpenAI-compatible endpoint ----------------------------------------------------------------
@@ -31,7 +32,7 @@ TIMEOUT = 120.0  # seconds without a sign of life, after which a request is repe
 MAX_RETRIES = 5  # of the client itself, which waits longer each time
 
 
-class EndpointError(Exception):
+class EndpointError(RunEnds):
     """The endpoint cannot be used, or stays away. The message is one line, without the key."""
 
 

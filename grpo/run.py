@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -28,12 +29,9 @@ from grpo import (
     generation,
     jsonl,
     metrics,
-    tracker,
-    vllm,
     weights,
 )
 from grpo.checkpoints import RunEnds
-from grpo.judges import EndpointError
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
 from rl_datasets import DataLoader, default_eval_split, find_data_set, get_dataloaders
@@ -63,7 +61,8 @@ class Run:
     train_loader: DataLoader
     eval_loader: DataLoader
     evaluator: RewardEvaluator
-    sampler: PreTrainedModel | vllm.VLLMSampler  # the policy itself, or a copy of its weights
+    sampler: Any  # the policy itself, or a copy of its weights, maybe in vLLM
+    generate: Callable  # samples from it: generation.generate, or vllm.generate
     base_model: PreTrainedModel | None  # the frozen reference, where there is one
     timer: StageTimer
 
@@ -114,7 +113,11 @@ class Run:
         longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
         llms.check_positions(model, longest_prompt, config.max_completion_length)
         with_adapters = config.lora_rank is not None
+        generate = generation.generate
         if config.sampler == "vllm":
+            from grpo import vllm
+
+            generate = vllm.generate
             max_length = longest_prompt + config.max_completion_length
             sampler = vllm.VLLMSampler(model, config, max_length)
             weights.refresh_sampler(sampler, model)
@@ -139,6 +142,7 @@ class Run:
             eval_loader=eval_loader,
             evaluator=evaluator,
             sampler=sampler,
+            generate=generate,
             base_model=base_model,
             timer=StageTimer(model.device),
         )
@@ -207,9 +211,6 @@ class Run:
         self, examples: list[dict], num_samples: int, temperature: float
     ) -> list[Completion]:
         """num_samples consecutive completions of each example's prompt."""
-        generate = generation.generate
-        if isinstance(self.sampler, vllm.VLLMSampler):
-            generate = vllm.generate
         with tqdm(
             total=len(examples) * num_samples,
             desc="sampling",
@@ -217,7 +218,7 @@ class Run:
             leave=False,
             disable=None if distributed.is_main() else True,
         ) as bar:
-            completions = generate(
+            completions = self.generate(
                 self.sampler,
                 self.tokenizer,
                 [example["prompt"] for example in examples],
@@ -252,7 +253,7 @@ class Run:
                 for i, completion in enumerate(completions):
                     completion.reward = totals[i]
                     completion.details = details[i]
-        except EndpointError as error:
+        except RunEnds as error:  # of a judge
             failures = [f"error: {error}"]
         except Exception:  # the user's reward function may raise anything
             traceback.print_exc()
@@ -342,7 +343,10 @@ class Run:
         row["total_tokens"] = self.total_tokens
         row["elapsed"] = time.perf_counter() - self.start
         jsonl.append(self.config.output_dir / f"{log}_log.jsonl", row)
-        tracker.send(self.config, log, row)
+        if self.config.report_to != "none":
+            from grpo import tracker
+
+            tracker.send(self.config, log, row)
 
         title = f"step {self.step}"
         if log == "eval":
@@ -382,7 +386,7 @@ def run_to_the_end(
             checkpoints.resume(run)
         if distributed.is_main():
             checkpoints.write_args(run)
-    except (ValueError, OSError, EndpointError) as error:
+    except (ValueError, OSError, RunEnds) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     exit_code = 0

@@ -137,12 +137,13 @@ def test_a_kept_decoder_holds_as_many_columns_as_it_says(model, tokenizer, monke
     """A later batch with longer prompts was accepted by the rounded size, and then overflowed."""
     decoder = cuda_graphs.CapturedDecoder(model.device, max_rows=24, max_columns=128)
     decoder.uses_graphs = False
+    ordinary_decoder_for = generation.decoder_for
     monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
     longest_prompt = max(len(prompt) for prompt in PROMPTS)  # one token for each character
     for length in (30, 128 - longest_prompt):
         completions = sample(model, tokenizer, max_completion_length=length)
         with monkeypatch.context() as patch:
-            patch.setattr(generation, "decoder_for", cuda_graphs.decoder_for)
+            patch.setattr(generation, "decoder_for", ordinary_decoder_for)
             expected = sample(model, tokenizer, max_completion_length=length)
         assert max(lengths_of(expected)) == length
         assert have_same_samples(completions, expected)
@@ -324,7 +325,7 @@ def test_a_kept_decoder_that_is_large_enough_is_taken_at_once(monkeypatch):
     model = Mock(device=torch.device("cuda"), dtype=torch.bfloat16)
     kept = SimpleNamespace(max_rows=24, max_columns=128)
     monkeypatch.setitem(cuda_graphs.CAPTURED_DECODERS, model, kept)
-    assert cuda_graphs.decoder_for(model, 24, 100) is kept
+    assert cuda_graphs.captured_decoder_for(model, 24, 100) is kept
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 5])
