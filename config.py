@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -209,6 +210,8 @@ class RunConfig:
                 f"--eval_temperature 0 makes the {self.eval_samples} samples of --eval_samples all"
                 " the same; raise it, or leave one of the two out"
             )
+        if self.report_to != "none" and find_spec(self.report_to) is None:
+            raise ValueError(f"--report_to {self.report_to}: it is not installed here")
 
 
 @dataclass(frozen=True)

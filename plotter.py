@@ -104,7 +104,8 @@ def read_runs(paths: list[Path]) -> list[Run]:
         else:
             print(f"note: no log of a run in {path}")
     if not runs:
-        raise ValueError("there is no run to plot")
+        folders = ", ".join(map(str, paths))
+        raise ValueError(f"there is no run to plot in {folders}")
     return runs
 
 

@@ -86,7 +86,7 @@ MISTAKES = """
     main --output_dir run | --output_dir run holds a run | --resume
     main --output_dir gold.jsonl | gold.jsonl
     main --resume | --resume | --output_dir new | no run
-    main --resume --output_dir run --learning_rate 0.01 | --learning_rate | 0.001 | 0.01
+    main --resume --output_dir run | --resume continues a run with the flags it has
     sft --resume --output_dir run | --resume
     sft --output_dir run | --output_dir run holds a run
     sft --num_examples 100 | only 12
