@@ -62,7 +62,7 @@ def get_llm_tokenizer(
         model = load_model(model_name, config)
     except Exception as error:  # what transformers raises has no class in common
         raise ValueError(
-            f"--model_name {model_name} cannot be loaded: {_one_line(error)}"
+            f"--model_name {model_name}: cannot be loaded ({_one_line(error)})"
         ) from error
     if tokenizer.pad_token_id is None:
         # This does no harm: masks here go by position, never by token id.

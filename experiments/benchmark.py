@@ -123,14 +123,14 @@ def read_examples(tokenizer, num_examples: int) -> list[dict]:
 
 def sample_with_ours(args, model, tokenizer, prompts: list[str]) -> list[int]:
     """The number of tokens of each completion."""
-    rollout = generation.generate(
+    completions = generation.generate(
         model,
         tokenizer,
         prompts,
         num_samples=args.group_size,
         max_completion_length=args.max_completion_length,
     )
-    return rollout.lengths.tolist()
+    return [len(completion.ids) for completion in completions]
 
 
 def sample_with_transformers(args, model, tokenizer, prompts: list[str]) -> list[int]:

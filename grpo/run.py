@@ -62,9 +62,10 @@ class Run:
     eval_loader: DataLoader
     evaluator: RewardEvaluator
     sampler: Any  # the policy itself, or a copy of its weights, maybe in vLLM
-    generate: Callable  # samples from it: generation.generate, or vllm.generate
     base_model: PreTrainedModel | None  # the frozen reference, where there is one
     timer: StageTimer
+
+    generate: Callable = generation.generate  # samples from the sampler
 
     # Set by the script's `setup`.
     optimizer: torch.optim.Optimizer | None = None  # None for --eval_only, which saves nothing

@@ -51,7 +51,7 @@ GROUP_SIZE = 4
 class SometimesMissing(LettersEvaluator):
     """Rewards that differ within a group; one in five is missing."""
 
-    def compute_rewards(self, prompts, completions, answers):
+    def compute_rewards(self, prompts, completions, answers, **columns):
         rewards = super().compute_rewards(prompts, completions, answers)
         is_missing = torch.tensor([[len(text) % 5 == 2] for text in completions])
         values = rewards.per_function.masked_fill(is_missing, torch.nan)

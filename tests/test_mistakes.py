@@ -76,7 +76,7 @@ MISTAKES = """
     main --max_completion_length 2000 | --max_completion_length 2000 | 1,024
     main @absent.args | absent.args
     main --model_name ./absent | --model_name ./absent
-    main --model_name data | --model_name data cannot be loaded
+    main --model_name data | --model_name data: cannot be loaded
     main --model_name pickled | --model_name pickled | safetensors
     main --model_name without_eos | --model_name without_eos | EOS
     main --model_name other_tokenizer | --model_name other_tokenizer | 47 | 39

@@ -6,6 +6,7 @@ import types
 import pytest
 from conftest import run_flags
 
+import config
 import main
 from grpo import jsonl, tracker
 
@@ -25,6 +26,7 @@ def wandb(monkeypatch):
 
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(config, "find_spec", lambda package: package)
     tracker.start_wandb.cache_clear()
     return module
 
