@@ -226,7 +226,7 @@ def test_an_architecture_resumes_from_its_own_checkpoint(name, tmp_path):
 
 
 def run_of(model, tokenizer, optimizer, folder):
-    return Run(
+    run = Run(
         config=GRPOConfig(output_dir=folder),
         model=model,
         tokenizer=tokenizer,
@@ -238,6 +238,8 @@ def run_of(model, tokenizer, optimizer, folder):
         timer=None,
         optimizer=optimizer,
     )
+    run.keep_place()
+    return run
 
 
 def assert_same_values(actual, expected):
