@@ -13,9 +13,9 @@ Where this departs from the paper, and the flag that restores the paper's way, w
      start again with a checkpoint as --model_name and a new --output_dir.
   3. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
      exactly 0.
-  4. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, which is
-     refreshed after each update (--sampling_dtype float32). How far its log-probs are from the
-     policy's is logged as `sampling_logp_gap`, and --importance_cap corrects for it.
+  4. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, unless
+     --sampling_dtype is float32. How far its log-probs are from the policy's is logged as
+     `sampling_logp_gap`, and --importance_cap corrects for it.
   5. An update in which no completion has a gradient takes no step. Otherwise AdamW would move the
      weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
@@ -114,15 +114,17 @@ def train(config: GRPOConfig, run: Run) -> None:
                     loss_metrics = accumulate_gradient(
                         run.model, run.base_model, batch, config, config.micro_batch_tokens
                     )
-                # 6. Update the weights, and the copy of them that samples.
+                # 6. Update the weights.
                 update_number = (iteration - 1) * len(updates) + i
                 learning_rate = warm_up(config.learning_rate, config.warmup_steps, update_number)
                 with run.timer("update"):
                     step_metrics = take_step(
                         run.model, run.optimizer, learning_rate, loss_metrics["loss"]
                     )
-                    weights.refresh_sampler(run.sampler, run.model)
                 update_metrics.append(loss_metrics | step_metrics)
+
+            with run.timer("update"):
+                weights.refresh_sampler(run.sampler, run.model)
 
         # 7. Log what was sampled, and what the updates did.
         run.log_iteration(average(update_metrics) | metrics, completions)
@@ -183,6 +185,8 @@ def accumulate_gradient(
     Returns:
         the metrics of the update, its loss among them.
     """
+    # Some completions have no reward, some that have one are masked, and of the others some groups
+    # have no gradient: only `groups` go through the model.
     counted = [completion for completion in completions if is_counted(completion, config)]
     groups = groups_that_teach(completions, config)
     num_sequences, num_tokens, num_trained_tokens = distributed.all_sum(
@@ -213,12 +217,12 @@ def accumulate_gradient(
         share = len(batch.advantages) / num_sequences
         if config.length_normalization == "token_mean":
             share = batch_tokens / num_tokens
-        (loss * share * is_real).backward()
+        (loss * share * is_real).backward()  # a pass that only keeps processes in step has no share
         if is_real:
             # `loss` and `kl` are averaged in the same way, all others over the tokens of `groups`.
+            metrics["loss"] = loss.item()
             shares = dict.fromkeys(metrics, batch_tokens / num_trained_tokens)
             shares |= {"loss": share, "kl": share}
-            metrics["loss"] = loss.item()
             parts.append({name: value * shares[name] for name, value in metrics.items()})
 
     distributed.sum_gradients(model)
@@ -268,7 +272,7 @@ def take_step(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-    # Gradients become None, not 0. An update in which no row teaches then moves no weight, not even
+    # Gradients become None, not 0. An update in which nothing has a gradient then moves no weight, not even
     # by AdamW's momentum.
     optimizer.zero_grad()
     return {
@@ -336,7 +340,8 @@ def compute_loss(
         group_size=group_size,
         temperature=config.temperature,
     )
-    policy_logps, entropy = compute_logps_of(model, return_entropy=True)  # (B, C) each
+    # (B, C) each; the entropy has no gradient.
+    policy_logps, entropy = compute_logps_of(model, return_entropy=True)
     if old_logps is None:
         old_logps = policy_logps.detach()
 
