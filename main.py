@@ -272,8 +272,8 @@ def take_step(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-    # Gradients become None, not 0. An update in which nothing has a gradient then moves no weight, not even
-    # by AdamW's momentum.
+    # Gradients become None, not 0. An update in which nothing has a gradient then moves no weight,
+    # not even by AdamW's momentum.
     optimizer.zero_grad()
     return {
         "learning_rate": learning_rate,
