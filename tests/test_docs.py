@@ -168,13 +168,12 @@ def edited_copy(tmp_path_factory):
     (loader,) = python_blocks(CONTRIBUTING)
     (folder / "my_rewards.py").write_text(reward)
     (folder / "my_losses.py").write_text(loss)
-    with open(folder / "rl_datasets.py", "a") as file:
-        file.write(f"\n\n{loader}")
+    (folder / "my_data.py").write_text(loader)
     return folder
 
 
 def test_the_examples_pass_the_lint(edited_copy):
-    names = ["my_rewards.py", "rl_datasets.py", "my_losses.py"]
+    names = ["my_rewards.py", "my_data.py", "my_losses.py"]
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for command in (["check"], ["format", "--check", "--diff"]):
         run = run_in(edited_copy, ruff, *command, "--no-cache", *names)
@@ -185,8 +184,8 @@ def test_the_examples_pass_the_lint(edited_copy):
 def test_the_examples_train(edited_copy):
     """All three at once, and the log has what they add."""
     command = (
-        "main.py --model_name tiny/0.1m --dataset_name sums --evaluator my_rewards.py:short"
-        " --loss_type my_losses.py:soft"
+        "main.py --model_name tiny/0.1m --dataset_name my_data.py:sums"
+        " --evaluator my_rewards.py:short --loss_type my_losses.py:soft"
         " --num_train_iters 2 --rollout_batch_size 16 --max_completion_length 8"
         " --learning_rate 1e-4 --output_dir output/run"
     )

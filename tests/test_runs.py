@@ -380,7 +380,9 @@ def test_a_bug_has_its_traceback_and_the_run_goes_on_after_it(whole_run, model_f
     process.join()
     assert process.exitcode == 1
     assert "Traceback" in text
-    assert text.endswith("ZeroDivisionError: a bug of this evaluator\n")
+    *_, bug, message = text.splitlines()
+    assert bug == "ZeroDivisionError: a bug of this evaluator"
+    assert message.startswith("error: the reward has failed") and "--resume" in message
     assert last_saved_iteration(folder) == 2
     # Every flag but these two comes from args.json.
     assert main.main(["--resume", "--output_dir", str(folder)]) == 0
