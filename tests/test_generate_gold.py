@@ -211,9 +211,10 @@ def test_an_endpoint_that_is_gone_or_refuses_the_key(gold, monkeypatch, capsys):
         assert gold(api_model="m", base_url=server.base_url) == (1, [])
         error = capsys.readouterr().err.splitlines()[-1]
         assert "bad key" in error
-        # In a row means that a reply in between starts the count again.
-        replies = [status(400)] * 2 + [ok("none")] + [status(400)] * 2 + [ok("none")]
-        server.behaviour = replies
+    # In a row means that a reply in between starts the count again. Requests of the run before may
+    # still be under way, so that these replies need a server of their own.
+    replies = [status(400)] * 2 + [ok("none")] + [status(400)] * 2 + [ok("none")]
+    with FakeOpenAIServer(replies) as server:
         code, rows = gold(api_model="m", base_url=server.base_url, concurrency=1)
     assert (code, len(rows)) == (1, 2)
 
