@@ -30,6 +30,7 @@ from math_verify import parse, verify
 from torch import Tensor
 
 import utils
+from grpo.statistics import share_of_distinct
 from rl_datasets import last_boxed
 
 
@@ -370,22 +371,15 @@ class CreativeWritingEvaluator(RewardEvaluator):
         for i, score, judge_detail in zip(stories, scores, judge_details, strict=True):
             rewards[i, :2] = torch.tensor([score, 1.0])
             details[i] |= judge_detail
-        rewards[:, 2] = torch.tensor([share_of_distinct(text, 2) for text in completions])
+        rewards[:, 2] = torch.tensor([share_of_distinct([text], 2) for text in completions])
         return Rewards(rewards, details)
-
-
-def share_of_distinct(text: str, n: int) -> float:
-    """The share of distinct ones among all runs of n words; 0 where there is none."""
-    words = re.findall(r"\w+(?:['’]\w+)*", text.lower())
-    runs = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return len(set(runs)) / max(1, len(runs))
 
 
 def why_no_story(text: str) -> str | None:
     """Why a text is no story, for which no judge need be asked; None for a story."""
     if len(re.findall(r"\w+", text)) < 10:
         return "fewer than ten words"
-    if share_of_distinct(text, 3) < 0.6:
+    if share_of_distinct([text], 3) < 0.6:
         return "repeats itself"
     # A word or two and an exclamation mark (Of course!), or a label (Title: The Lamp), unquoted.
     if re.match(r"\s*\w+(?: \w+)?!|\s*\w+: [A-Z]|.*:\s*\Z", text, re.DOTALL):

@@ -3,7 +3,12 @@
 import math
 import statistics
 
-from grpo.statistics import accuracies, accuracy_by, format_and_answer_counts
+from grpo.statistics import (
+    accuracies,
+    accuracy_by,
+    format_and_answer_counts,
+    share_of_distinct,
+)
 
 
 def mean(values: list[float]) -> float:
@@ -37,6 +42,9 @@ def iteration_metrics(records: list[dict], group_size: int) -> dict[str, float]:
             "response_length_correct": mean(lengths[True]),
             "response_length_incorrect": mean(lengths[False]),
         }
+    if "rewards/distinct_2" in records[0]:
+        texts = [record["completion"] for record in records]
+        metrics["distinct_2_batch"] = share_of_distinct(texts, 2)
     stds = []
     for start in range(0, len(records), group_size):
         group = records[start : start + group_size]

@@ -1,6 +1,7 @@
-"""The statistics of evaluations: intervals, pass@k, McNemar's test, and how answers fall."""
+"""The statistics of the logs: intervals, pass@k, McNemar's test, categories, distinct words."""
 
 import math
+import re
 from collections import defaultdict
 
 Z95 = 1.959963984540054  # the 97.5% point of the normal distribution
@@ -83,3 +84,15 @@ def accuracy_by(column: str, examples: list[dict], correct: list[bool]) -> dict[
         f"accuracy_{column}/{value}": sum(verdicts[value]) / len(verdicts[value])
         for value in sorted(verdicts, key=lambda value: (isinstance(value, str), value))
     }
+
+
+def share_of_distinct(texts: list[str], n: int) -> float:
+    """The share of distinct ones among all runs of n words of the texts; 0 where there is none.
+
+    Called distinct-n in Li et al. 2016 (arXiv:1510.03055).
+    """
+    runs = []
+    for text in texts:
+        words = re.findall(r"\w+(?:['’]\w+)*", text.lower())
+        runs += [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(runs)) / max(1, len(runs))

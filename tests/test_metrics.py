@@ -71,3 +71,11 @@ def test_equal_and_missing_rewards_have_no_spread():
     assert metrics["reward"] == pytest.approx(3.0)
     assert metrics["reward_std"] == pytest.approx(2**0.5 / 3)
     assert metrics["zero_std_fraction"] == pytest.approx(2 / 3)
+
+
+def test_distinct_word_pairs_of_a_batch_of_stories_by_hand():
+    """Three stories with 2 pairs of words each, and none across stories: 3 of the 6 differ."""
+    texts = ("A red fox", "a red fox.", "A red hen")
+    rewarded = {"reward": 1.0, "length": 1, "finished": True, "rewards/distinct_2": 1.0}
+    records = [rewarded | {"completion": text} for text in texts]
+    assert iteration_metrics(records, 3)["distinct_2_batch"] == 3 / 6
