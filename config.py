@@ -209,7 +209,7 @@ class RunConfig:
 class LossConfig:
     """What main.compute_loss needs to know, the way in which completions were sampled included."""
 
-    group_size: int = setting(8, "Completions of each prompt.", title="sampling")
+    group_size: int = setting(8, "Number of completions per prompt.", title="sampling")
     temperature: float = setting(1.0, "Temperature of sampling, and of log-probs in the loss.")
     max_completion_length: int = again(RunConfig, "max_completion_length")
     loss_type: str = setting(
