@@ -1,13 +1,10 @@
 """README and docs/: what they link to exists, and what they tell a reader to type works."""
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -55,18 +52,6 @@ def python_blocks(text):
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def run_in(folder, *command, **options):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_reference_of_a_link_has_a_line_of_its_own(page):
-    """Wrapped like prose, all of a page's sources were text and no links."""
-    text = text_without_code(page)
-    references = set(re.findall(r"\]\[(\w+)\]", text))
-    assert references <= set(re.findall(r"^\[(\w+)\]: \S+$", text, re.MULTILINE))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in local_links(page):
@@ -75,12 +60,6 @@ def test_links_lead_somewhere(page):
         assert target.exists(), link
         if anchor:
             assert anchor in anchors_of(target), link
-
-
-def test_readme_links_each_page_of_docs():
-    links = local_links(ROOT / "README.md")
-    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-    assert pages <= {link.partition("#")[0] for link in links}
 
 
 def test_the_tree_is_there():
@@ -104,7 +83,6 @@ def test_commands_have_flags_that_exist():
 
 
 def requirements_in(name):
-    """The lines of a requirements file that name packages."""
     lines = (ROOT / name).read_text("utf-8").splitlines()
     texts = [line.partition("#")[0].strip() for line in lines]
     return [Requirement(text) for text in texts if text and not text.startswith("-r")]
@@ -127,20 +105,6 @@ def test_the_lock_has_versions_in_range_of_every_requirement():
             assert requirement.specifier.contains(version), requirement
 
 
-def test_the_lock_suits_every_build_of_torch():
-    """A pin of a CUDA package excludes builds for another CUDA, and "+cpu" all but one."""
-    for requirement in requirements_in(".ci/requirements.lock"):
-        assert not requirement.name.startswith(("cuda", "nvidia", "triton"))
-        assert "+" not in str(requirement.specifier)
-
-
-def test_the_files_of_tests_that_a_change_needs_exist():
-    names = re.findall(r"test_\w+\.py", CONTRIBUTING)
-    assert len(names) > 20
-    for name in names:
-        assert (ROOT / "tests" / name).exists(), name
-
-
 def test_the_demo_is_the_same_in_the_makefile_and_in_readme():
     makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
     makefile = makefile.replace("$(DEMO)", "output/demo")
@@ -154,42 +118,23 @@ def test_the_demo_is_the_same_in_the_makefile_and_in_readme():
     assert settings.num_train_iters == 100
 
 
-@pytest.fixture(scope="module")
-def edited_copy(tmp_path_factory):
-    """A copy of the repository into which the examples of a reward, a loss and a data set go."""
-    folder = tmp_path_factory.mktemp("docs") / "copy"
-    names = run_in(ROOT, "git", "ls-files", check=True).stdout.split()
-    for name in names:
-        if name.endswith((".py", ".toml", ".jsonl")) or name.startswith("tiny/0.1m"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-
+@pytest.mark.slow
+def test_the_examples_of_a_reward_a_loss_and_a_data_set_train(tmp_path):
+    """All three at once, and the log has what they add."""
     reward, loss = python_blocks(README)
     (loader,) = python_blocks(CONTRIBUTING)
-    (folder / "my_rewards.py").write_text(reward)
-    (folder / "my_losses.py").write_text(loss)
-    (folder / "my_data.py").write_text(loader)
-    return folder
-
-
-def test_the_examples_pass_the_lint(edited_copy):
-    names = ["my_rewards.py", "my_data.py", "my_losses.py"]
-    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    for command in (["check"], ["format", "--check", "--diff"]):
-        run = run_in(edited_copy, ruff, *command, "--no-cache", *names)
-        assert run.returncode == 0, run.stdout + run.stderr
-
-
-@pytest.mark.slow
-def test_the_examples_train(edited_copy):
-    """All three at once, and the log has what they add."""
+    (tmp_path / "my_rewards.py").write_text(reward)
+    (tmp_path / "my_losses.py").write_text(loss)
+    (tmp_path / "my_data.py").write_text(loader)
     command = (
-        "main.py --model_name tiny/0.1m --dataset_name my_data.py:sums"
+        f"{ROOT}/main.py --model_name {ROOT}/tiny/0.3m --dataset_name my_data.py:sums"
         " --evaluator my_rewards.py:short --loss_type my_losses.py:soft"
         " --num_train_iters 2 --rollout_batch_size 16 --max_completion_length 8"
-        " --learning_rate 1e-4 --output_dir output/run"
+        " --learning_rate 1e-4 --output_dir run"
     )
-    run = run_in(edited_copy, sys.executable, *command.split())
+    run = subprocess.run(
+        [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
-    log = (edited_copy / "output" / "run" / "train_log.jsonl").read_text()
+    log = (tmp_path / "run" / "train_log.jsonl").read_text()
     assert log.count('"rewards/short"') == log.count('"clip_fraction"') == 2

@@ -58,7 +58,6 @@ MISTAKES = """
     main --learning_rate inf | --learning_rate | inf
     main --num_train_iters 0 | --num_train_iters | more than 0 | not 0
     main --lora_rank 0 | --lora_rank | more than 0 | not 0
-    main --seed 4294967296 | --seed | at most 4294967295
     main --loss_type ppo | --loss_type ppo | grpo_clip
     main --loss_type absent.py:loss | no file absent.py
     main --loss_type gold.jsonl:loss | gold.jsonl
