@@ -15,7 +15,8 @@ have a row, and asks again about those that got no reply.
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 from config import GoldConfig, parse
 
@@ -28,20 +29,17 @@ from grpo.checkpoints import RunEnds
 from grpo.judges import Endpoint
 from rl_datasets import Prompt, find_data_set, find_prompt
 
-# --- The three sources ----------------------------------------------------------------------------
-
-# A problem, a completion, the number of the attempt and whether it is the last one.
-Attempt = tuple[dict, str, int, bool]
+# The three sources give (problem, completion, number of the attempt, whether it is the last one).
 
 
-def references(problems: Iterable[dict], prompt: Prompt) -> Iterator[Attempt]:
+def references(problems: list[dict], prompt: Prompt) -> Iterator[tuple]:
     """The data set's own solutions."""
     for problem in problems:
         if problem["solution"]:
             yield problem, prompt.format_solution(problem["solution"], problem["answer"]), 1, True
 
 
-def written(problems: Iterable[dict], path) -> Iterator[Attempt]:
+def written(problems: list[dict], path: Path) -> Iterator[tuple]:
     """The completions in a file, of which a problem may have several."""
     completions_of = defaultdict(list)
     for row in jsonl.read(path, required=("id", "completion")):
@@ -53,11 +51,8 @@ def written(problems: Iterable[dict], path) -> Iterator[Attempt]:
             yield problem, completion, attempt, attempt == len(completions)
 
 
-def replies(problems: dict[str, dict], prompt: Prompt, config: GoldConfig) -> Iterator[Attempt]:
-    """The replies of an endpoint, which is asked again about all that are still among `problems`.
-
-    Raises RunEnds if the endpoint cannot be used, or stays away.
-    """
+def replies(problems: dict[str, dict], prompt: Prompt, config: GoldConfig) -> Iterator[tuple]:
+    """The replies of an endpoint. Each attempt asks about all that are still in `problems`."""
     if not prompt.chat:
         raise ValueError(f"--api_model needs a --prompt with a chat, which {prompt.name} has not")
     options = {}
@@ -75,15 +70,8 @@ def replies(problems: dict[str, dict], prompt: Prompt, config: GoldConfig) -> It
                 print(f"no reply about {problem['id']}: {why_empty}")
 
 
-# --- The command line -----------------------------------------------------------------------------
-
-
 def collect(config: GoldConfig) -> int:
-    """Collect solutions from the source that the settings name.
-
-    Returns:
-        the exit code: 1 if no solution has come.
-    """
+    """Collect solutions from one source; returns the exit code, 1 if no solution has come."""
     sources = [config.from_reference, config.api_model, config.solutions]
     if sum(bool(source) for source in sources) != 1:
         raise ValueError("name one source: --from_reference, --api_model or --solutions")
@@ -99,14 +87,12 @@ def collect(config: GoldConfig) -> int:
     open_problems = {problem["id"]: problem for problem in chosen if problem["id"] not in done_ids}
     num_open = len(open_problems)
 
+    source = config.api_model or str(config.solutions or "reference")
     if config.from_reference:
-        source = "reference"
         attempts = references(list(open_problems.values()), prompt)
     elif config.solutions:
-        source = str(config.solutions)
         attempts = written(list(open_problems.values()), config.solutions)
     else:
-        source = config.api_model
         attempts = replies(open_problems, prompt, config)
     try:
         for problem, completion, attempt, is_last in attempts:
@@ -139,21 +125,15 @@ def collect(config: GoldConfig) -> int:
     return 1 if nothing_came or num_correct == 0 else 0
 
 
-def read_rows(path, problems: list[dict], prompt: Prompt) -> list[dict]:
-    """The rows of a file so far. A last line that was cut is removed from it.
-
-    Raises ValueError if the file holds something else than solutions to these problems.
-    """
+def read_rows(path: Path, problems: list[dict], prompt: Prompt) -> list[dict]:
+    """The rows of a file so far. A last line that was cut is removed from it."""
     rows = []
     if path.exists():
         rows = jsonl.read(path, ("id", "question", "correct", "prompt_name"))
     questions = {problem["id"]: problem["question"] for problem in problems}
     for row in rows:
         if questions.get(row["id"]) != row["question"] or row["prompt_name"] != prompt.name:
-            raise ValueError(
-                f"--output {path} has solutions to other problems or for another prompt"
-                f" ({row['id']}, {row['prompt_name']}): name another file"
-            )
+            raise ValueError(f"--output {path} is for other problems or for another prompt")
     jsonl.write(path, rows)
     return rows
 

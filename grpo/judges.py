@@ -85,11 +85,10 @@ class Endpoint:
 
     def _wait(self, error):
         """Wait before the next attempt. Raises RunEnds where nobody has answered for PATIENCE."""
-        now = time.monotonic()
         if self.away_since is None:
-            self.away_since = now
+            self.away_since = time.monotonic()
             print(f"the endpoint is away ({self._explain(error)}): waiting up to ten minutes")
-        if now - self.away_since > PATIENCE:
+        if time.monotonic() - self.away_since > PATIENCE:
             raise RunEnds(f"the endpoint has been away for ten minutes ({self._explain(error)})")
         time.sleep(PAUSE)
 
@@ -239,8 +238,11 @@ class LocalJudge:
 
 def mean_grades(details: list[dict]) -> list[float]:
     """The score of each story: the mean of its "grades", or NaN."""
-    grades_of = [detail.get("grades") for detail in details]
-    return [statistics.fmean(grades.values()) if grades else math.nan for grades in grades_of]
+    scores = []
+    for detail in details:
+        grades = detail.get("grades")
+        scores.append(statistics.fmean(grades.values()) if grades else math.nan)
+    return scores
 
 
 def get_judge(config, frozen: Callable[[], tuple]) -> EndpointJudge | LocalJudge:

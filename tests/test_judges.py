@@ -37,9 +37,6 @@ def pauses(monkeypatch):
     return seconds
 
 
-# --- The question and the grades ------------------------------------------------------------------
-
-
 def test_grades_are_json_or_nothing():
     extra = RATING.replace("}", ', "note": "well told"}')
     for reply in (RATING, f"Here:\n```json\n{RATING}\n```", extra):
@@ -65,9 +62,6 @@ def test_a_story_cannot_leave_its_fence_or_hold_json():
     assert "from 1 (poor) to 5 (excellent)" in user
     json_format = '{"creativity": grade, "coherence": grade, "engagement": grade}'
     assert user.endswith(f"Answer with JSON alone: {json_format}")
-
-
-# --- An endpoint ----------------------------------------------------------------------------------
 
 
 def ask(endpoint, num_chats=1):
