@@ -105,29 +105,28 @@ def test_an_endpoint_is_asked_until_a_reply_is_correct(gold):
     def behave(request):
         if "max_tokens" in request:
             return status(400, "'max_tokens' is not supported. Use 'max_completion_tokens'.")
-        numbers.append(number_in(request))
-        is_first = numbers.count(numbers[-1]) == 1
-        if is_first or numbers[-1] == 2:
-            return wrong_reply(request)
-        return choice(f"<think>hm</think>\n{FORMAT('It is.', numbers[-1] + 1)}\n")
+        number = number_in(request)
+        numbers.append(number)
+        is_right = numbers.count(number) == 2 and number != 2
+        return choice(f"<think>hm</think>\n{FORMAT('It is.', number + is_right)}\n")
 
     numbers = []
     with FakeOpenAIServer(behave) as server:
-        code, rows = gold(
-            api_model="m", base_url=server.base_url, num_attempts=2, temperature=0.5, concurrency=1
-        )
+        flags = dict(num_attempts=2, temperature=0.5, concurrency=1)
+        code, rows = gold(api_model="m", base_url=server.base_url, **flags)
     assert code == 0
     assert len(numbers) == 12
     for row in rows:
+        is_right = row["id"] != "gsm8k/train/2"
         number = int(row["id"][-1])
-        assert row["completion"] == FORMAT("It is.", number + (number != 2))
-        assert (row["correct"], row["attempt"], row["source"]) == (number != 2, 2, "m")
+        assert row["completion"] == FORMAT("It is.", number + is_right)
+        assert (row["correct"], row["attempt"], row["source"]) == (is_right, 2, "m")
     first, second, *_ = server.requests
+    assert number_in(second) == number_in(first)  # there is no other worker
     question = f"What is {number_in(first)} + 1?"
     assert first["messages"] == PROMPTS["reasoning_answer"].messages(question)
     assert (first["max_tokens"], first["temperature"]) == (512, 0.5)
     assert (second["max_completion_tokens"], second["temperature"]) == (512, 0.5)
-    assert number_in(second) == number_in(first)  # there is no other worker
 
 
 def test_an_empty_reply_is_asked_for_again(gold, capsys):
@@ -172,25 +171,19 @@ def test_a_second_start_asks_about_nothing_that_has_a_row(gold, tmp_path, capsys
 
 def test_mistakes_end_in_one_line(gold, capsys, tmp_path):
     _, rows = gold(from_reference="")
-    written = tmp_path / "written.jsonl"
-    jsonl.write(written, [{"id": "gsm8k/train/0"}])
     stale = tmp_path / "stale.jsonl"
     jsonl.write(stale, [rows[0] | {"question": "What is 9 + 1?"}])
-    new = tmp_path / "new.jsonl"
+    other_prompt = dict(prompt="question_only", evaluator="math")
     for flags, message in [
         (dict(from_reference="", api_model="m"), "name one source"),
-        (dict(from_reference="", prompt="r1_zero", evaluator="math"), "for another prompt"),
-        (dict(api_model="m", prompt="question_only", evaluator="math", output=new), "with a chat"),
-        (dict(from_reference="", evaluator="creative"), "needs a judge"),
-        (dict(solutions=written, output=new), "completion"),
-        (dict(api_model="m", base_url="localhost", output=new), "looks like"),
+        (dict(from_reference="", **other_prompt), "for another prompt"),
         (dict(from_reference="", output=stale), "for other problems"),
+        (dict(api_model="m", output=tmp_path / "new.jsonl", **other_prompt), "with a chat"),
     ]:
         capsys.readouterr()
         assert gold(**flags)[0] == 2, flags
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("error: ")
-        assert message in line, line
+        assert line.startswith("error: ") and message in line
 
 
 def test_the_command_line(tmp_path):
