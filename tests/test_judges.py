@@ -156,9 +156,11 @@ def test_a_judge_that_is_away_is_waited_for(pauses, capsys):
     """Only what got no reply is asked again, and a line says so each time that it goes away."""
 
     def behave(request):
-        seconds = sum(pauses)
-        is_away = story_in(request) == "b" and (seconds < 400 or 500 < seconds < 1000)
-        return status(503) if is_away else choice(RATING)
+        if story_in(request) == "b" and sum(pauses) < 400:
+            return status(503)
+        if story_in(request) == "b" and 500 < sum(pauses) < 1000:
+            return status(429)
+        return choice(RATING)
 
     with FakeOpenAIServer(behave) as server:
         judge = EndpointJudge(Endpoint("judge", server.base_url))
