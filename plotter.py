@@ -58,9 +58,7 @@ class Run:
 
     def series(self, metric: str) -> pd.Series:
         """A metric by step, where it has a value; empty if the run lacks it."""
-        if metric not in self.metrics:
-            return pd.Series(dtype=float)
-        return self.metrics[metric].dropna()
+        return self.metrics.get(metric, pd.Series(dtype=float)).dropna()
 
 
 def read_runs(paths: list[Path]) -> list[Run]:
@@ -84,7 +82,7 @@ def read_runs(paths: list[Path]) -> list[Run]:
         flags = {flag: "default" if value is None else value for flag, value in args.items()}
         runs.append(Run(name, path, flags, metrics))
     if not runs:
-        raise ValueError(f"there is no run to plot in {common_folder}")
+        raise ValueError(f"there is no run to plot in {', '.join(map(str, paths))}")
     return runs
 
 

@@ -122,11 +122,10 @@ def tokens_of_page(tokens: dict[str, list], scales: dict[str, float]) -> list[di
     for i, text in enumerate(tokens["text"]):
         numbers = []
         style = ""
-        for measure in scales.keys() & tokens.keys():
+        for measure, scale in scales.items():
             value = tokens[measure][i]
-            shade = float(np.clip(value / scales[measure], -1, 1))
             numbers.append(f"{measure} {value:+.4f}")
-            style += f"--{measure}:{shade:.2f};"
+            style += f"--{measure}:{np.clip(value / scale, -1, 1):.2f};"
         shown_tokens.append({"text": text, "numbers": ", ".join(numbers), "style": style})
     return shown_tokens
 

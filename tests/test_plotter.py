@@ -239,26 +239,3 @@ def test_what_json_lacks_is_null_and_a_failed_write_keeps_the_file(tmp_path):
     with pytest.raises(TypeError):
         jsonl.write(path, [{}, {"a": object()}])
     assert jsonl.read(path) == expected
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ([], "name the folder of a run"),
-        (["."], "there is no run to plot"),
-        (["run", "--by", "lr"], "no --lr in its args.json"),
-        (["run", "--output", "missing/x.pdf"], "missing/x.pdf"),
-    ],
-)
-def test_a_wrong_call_gets_one_line_and_exit_code_2(
-    tmp_path, monkeypatch, capsys, arguments, words
-):
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "run", train_rows(2, loss=abs), [eval_row(0), eval_row(2, 0.5)])
-    try:
-        exit_code = plotter.main(arguments)
-    except SystemExit as stop:
-        exit_code = stop.code
-    assert exit_code == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "error: " in error and words in error
