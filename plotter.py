@@ -137,26 +137,22 @@ def make_curve(runs: list[Run], metric: str) -> pd.DataFrame:
 
 def draw_panel(ax: Axes, groups: Groups, metric: str) -> None:
     """Draw a metric: for each group a line with its band, and of a single run every value."""
-    title = metric.removeprefix("train/")
-    values = pd.concat([run.series(metric) for runs in groups.values() for run in runs])
-    is_share = metric.partition("/")[2].startswith(SHARES) and values.max() <= 1
+    is_evaluation = metric.startswith("eval/")
     for i, (label, runs) in enumerate(groups.items()):
         color = f"C{i}"
-        if len(runs) == 1 and metric.startswith("train/"):
+        if len(runs) == 1 and not is_evaluation:
             ax.plot(runs[0].series(metric), ".", color=color, alpha=0.3, markersize=3)
         curve = make_curve(runs, metric)
-        marker = "o" if metric.startswith("eval/") else ""
+        marker = "o" if is_evaluation else ""
         ax.plot(curve["line"], color=color, marker=marker, markersize=3, label=label)
         ax.fill_between(curve.index, curve["low"], curve["high"], color=color, alpha=0.15, lw=0)
-        line = curve["line"].dropna()
-        if len(groups) == 1 and len(line):
-            form = ".1%" if is_share else ".3g"
-            title = f"{title}: {line.iloc[0]:{form}} \u2192 {line.iloc[-1]:{form}}"
-    ax.set_title(title, loc="left")
+    ax.set_title(metric.removeprefix("train/"), loc="left")
     ax.set_xlabel("step")
-    ax.locator_params("x", integer=True, nbins=5)
-    if is_share:
-        ax.set_ylim(top=min(ax.get_ylim()[1], 1.03))
+    values = pd.concat([run.series(metric) for runs in groups.values() for run in runs])
+    key = metric.partition("/")[2]
+    if key.startswith(SHARES) and values.max() <= 1:
+        _, top = ax.get_ylim()
+        ax.set_ylim(top=min(top, 1.03))
         ax.yaxis.set_major_formatter(PercentFormatter(1))
 
 
@@ -210,22 +206,6 @@ def group_by(runs: list[Run], flags: list[str]) -> tuple[Groups, str]:
 Changes = dict[str, list[dict]]  # {"fixed" or "broken": the questions with both answers}
 
 
-def comparisons(runs: list[Run]) -> Iterator[tuple[str, Path, Path]]:
-    """What is compared: each run's first and last evaluation, and the last ones of two runs."""
-    last_evaluations = []
-    for run in runs:
-        evaluations = report.transcripts(run.path, "eval")
-        if len(evaluations) > 1:
-            first, *_, last = evaluations
-            label = f"{run.name}, step {step_of(first)} -> {step_of(last)}"
-            yield label, first, last
-        for last in evaluations[-1:]:
-            last_evaluations.append((f"{run.name} (step {step_of(last)})", last))
-    for label, path in last_evaluations[1:]:
-        first_label, first_path = last_evaluations[0]
-        yield f"{first_label} -> {label}", first_path, path
-
-
 def compare(label: str, path_before: Path, path_after: Path) -> tuple[Changes, list[str]]:
     """The verdicts that differ between two evaluations, and a line with McNemar's test.
 
@@ -237,7 +217,7 @@ def compare(label: str, path_before: Path, path_after: Path) -> tuple[Changes, l
     before, after = [table.drop_duplicates(question) for table in tables]
     pairs = before.merge(after, on=question, suffixes=("", "_after"))
     if pairs.empty or "correct_strict_after" not in pairs:  # stories have no verdicts
-        return {}, []
+        return {"fixed": [], "broken": []}, []
     was_right = pairs["correct_strict"]
     is_right = pairs["correct_strict_after"]
     fixed = pairs[is_right & ~was_right].to_dict("records")
@@ -254,42 +234,56 @@ def accuracy_lines(run: Run) -> list[str]:
     lines = []
     for kind, metric in (("strict", "eval/accuracy"), ("flexible", "eval/accuracy_flexible")):
         steps = run.series(metric).index
-        if len(steps):
-            ends = run.metrics.loc[sorted({steps[0], steps[-1]})]
-            change = " -> ".join(f"{share:.1%}" for share in ends[metric])
-            percents = 100 * ends[[f"{metric}_low", f"{metric}_high"]]
-            intervals = " and ".join(f"[{low:.1f}, {high:.1f}]" for low, high in percents.values)
-            sample = f"n = {ends['eval/n'].iloc[-1]:.0f}, {run.flags.get('eval_split')}"
-            lines.append(f"accuracy ({kind})  {change}  ({sample}, 95% CI {intervals})")
+        shares = []
+        intervals = []
+        for step in sorted({*steps[:1], *steps[-1:]}):
+            row = run.metrics.loc[step]
+            shares.append(f"{row[metric]:.1%}")
+            percent_low = 100 * row[f"{metric}_low"]
+            percent_high = 100 * row[f"{metric}_high"]
+            intervals.append(f"[{percent_low:.1f}, {percent_high:.1f}]")
+            sample = f"n = {row['eval/n']:.0f}, {run.flags.get('eval_split')}"
+        if shares:
+            confidence = f"95% CI {' and '.join(intervals)}"
+            lines.append(f"accuracy ({kind})  {' -> '.join(shares)}  ({sample}, {confidence})")
     return lines
 
 
-def example_lines(row: dict, step_before: int, step_after: int) -> list[str]:
-    """A question with its answers in two evaluations."""
-    questions = re.findall(r"[^\n<>|]+\?", row["prompt"]) or [row["prompt"]]
-    question = textwrap.shorten(questions[-1], 110, placeholder=" ...")
-    answer_before = [f"--- step {step_before}", row["completion"], ""]
-    answer_after = [f"--- step {step_after}", row["completion_after"], ""]
-    return [question, "", *answer_before, *answer_after]
-
-
-def describe(runs: list[Run]) -> list[str]:
-    """Compare evaluations, and write report.html of a single run; returns what is printed."""
+def describe_run(run: Run) -> list[str]:
+    """Write report.html, and return what is printed about a single run."""
+    example = []
     lines = []
-    examples = []
     changes = {}
-    for label, path_before, path_after in comparisons(runs):
-        changes, comparison = compare(label, path_before, path_after)
-        lines += comparison
-        for row in changes.get("fixed", [])[:1]:
-            examples = example_lines(row, step_of(path_before), step_of(path_after))
-    if len(runs) > 1:
-        for run in runs:
-            lines += [f"{run.name}: {line}" for line in accuracy_lines(run)]
-        return lines
-    lines += accuracy_lines(runs[0])
-    page = report.write(runs[0].path, lines, changes)
-    return [*examples, *lines, f"report: {page}"]
+    evaluations = report.transcripts(run.path, "eval")
+    if len(evaluations) > 1:
+        first, *_, last = evaluations
+        label = f"{run.name}, step {step_of(first)} -> {step_of(last)}"
+        changes, lines = compare(label, first, last)
+        for row in changes["fixed"][:1]:
+            questions = re.findall(r"[^\n<>|]+\?", row["prompt"]) or [row["prompt"]]
+            example = [textwrap.shorten(questions[-1], 110, placeholder=" ..."), ""]
+            example += [f"--- step {step_of(first)}", row["completion"], ""]
+            example += [f"--- step {step_of(last)}", row["completion_after"], ""]
+    lines += accuracy_lines(run)
+    page = report.write(run.path, lines, changes)
+    return [*example, *lines, f"report: {page}"]
+
+
+def describe_runs(runs: list[Run]) -> list[str]:
+    """What is printed about several runs, whose last answers are compared with the first run's."""
+    lines = []
+    first_label = None
+    for run in runs:
+        for path in report.transcripts(run.path, "eval")[-1:]:
+            label = f"{run.name} (step {step_of(path)})"
+            if first_label is None:
+                first_label = label
+                first_path = path
+            else:
+                lines += compare(f"{first_label} -> {label}", first_path, path)[1]
+    for run in runs:
+        lines += [f"{run.name}: {line}" for line in accuracy_lines(run)]
+    return lines
 
 
 # --- The command ----------------------------------------------------------------------------------
@@ -303,17 +297,19 @@ def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[
         output: where the PDF goes, if not to its usual place.
     """
     groups = {run.name: [run] for run in runs}
+    title = f"{len(runs)} runs"
+    path = runs[0].path.parent / "comparison.pdf"
     if flags:
         groups, table = group_by(runs, flags)
         lines = [table]
+    elif len(runs) > 1:
+        lines = describe_runs(runs)
     else:
-        lines = describe(runs)
-    title = f"{len(runs)} runs"
-    path = output or runs[0].path.parent / "comparison.pdf"
-    if len(runs) == 1:
         (run,) = runs
-        title = f"{run.name}: {run.flags.get('model_name')} on {run.flags.get('dataset_name')}"
-        path = output or run.path / "training_plots.pdf"
+        lines = describe_run(run)
+        title = run.name
+        path = run.path / "training_plots.pdf"
+    path = output or path
     metrics = find_metrics(runs)
     if not metrics:
         return [*lines, "note: no number in the logs changes, so nothing is drawn"]
