@@ -34,18 +34,18 @@ class Log(NamedTuple):
             raise NotLogged(key)
         return values
 
-    def first(self, key: str) -> list[float]:
-        """The values at the start of the run."""
-        return self.values(key)[: self.window(key)]
-
-    def last(self, key: str) -> list[float]:
-        return self.values(key)[-self.window(key) :]
-
     def window(self, key: str) -> int:
+        """How many iterations are the start or the end of the run."""
         return max(5, math.ceil(len(self.values(key)) / 10))
 
+    def start(self, key: str) -> float:
+        return fmean(self.values(key)[: self.window(key)])
+
+    def end(self, key: str) -> float:
+        return fmean(self.values(key)[-self.window(key) :])
+
     def gain(self, key: str) -> float:
-        return fmean(self.last(key)) - fmean(self.first(key))
+        return self.end(key) - self.start(key)
 
     def rises(self, key: str, num_errors: float) -> bool:
         """Whether the end is more than so many standard errors above the start.
@@ -65,6 +65,11 @@ class Log(NamedTuple):
         return rows
 
 
+def has_equal_rewards(log: Log) -> bool:
+    key = "zero_std_fraction"
+    return log.end(key) > 0.8 or max(log.values(key)) > 0.9
+
+
 def gains_only_format(log: Log) -> bool:
     return log.rises("reward", 2) and log.gain("rewards/correctness") < 0.15 * log.gain("reward")
 
@@ -75,8 +80,8 @@ def gains_no_accuracy(log: Log) -> bool:
 
 
 def becomes_alike(log: Log) -> bool:
-    share = "distinct_2_batch"
-    return log.rises("reward", 4) and fmean(log.last(share)) < 0.7 * fmean(log.first(share))
+    key = "distinct_2_batch"
+    return log.rises("reward", 4) and log.end(key) < 0.7 * log.start(key)
 
 
 def is_past_its_best(log: Log) -> bool:
@@ -86,8 +91,8 @@ def is_past_its_best(log: Log) -> bool:
 
 def has_high_kl(log: Log) -> bool:
     # One iteration can have hundreds of nats in a healthy run, which the median does not see.
-    log.values("kl_per_token", MIN_ITERATIONS)
-    return median(log.last("kl_per_token")) > 0.5
+    values = log.values("kl_per_token", MIN_ITERATIONS)
+    return median(values[-log.window("kl_per_token") :]) > 0.5
 
 
 class Rule(NamedTuple):
@@ -106,16 +111,14 @@ RULES = (
     ),
     Rule(
         "equal rewards",
-        lambda log: (
-            fmean(log.last("zero_std_fraction")) > 0.8 or max(log.values("zero_std_fraction")) > 0.9
-        ),
+        has_equal_rewards,
         "`zero_std_fraction` is above 80% at the end, or above 90% in one iteration",
         "use easier problems if `accuracy` is near 0 and harder ones if it is near 1, otherwise"
         " raise `--group_size` or `--temperature`",
     ),
     Rule(
         "truncation",
-        lambda log: fmean(log.last("truncated_fraction")) > 0.25,
+        lambda log: log.end("truncated_fraction") > 0.25,
         "`truncated_fraction` is above 25% at the end",
         "raise `--max_completion_length`",
     ),
@@ -158,7 +161,7 @@ RULES = (
     ),
     Rule(
         "sampler",
-        lambda log: fmean(log.last("sampling_logp_gap")) > 0.1,
+        lambda log: log.end("sampling_logp_gap") > 0.1,
         "`sampling_logp_gap` is above 0.1 nats at the end",
         "set `--sampling_dtype float32` or `--importance_cap 2`",
     ),
@@ -190,4 +193,4 @@ def in_words(log: Log, key: str) -> str:
     if key == "accuracy":
         first, *_, last = log.accuracies()
         return f"{key} {first[key]:.1%} -> {last[key]:.1%}"
-    return f"{key} {fmean(log.first(key)):.3g} -> {fmean(log.last(key)):.3g}"
+    return f"{key} {log.start(key):.3g} -> {log.end(key):.3g}"

@@ -69,8 +69,7 @@ def evaluation_metrics(records: list[dict], num_samples: int) -> dict[str, float
         is_correct_flexible = [record["correct_flexible"] for record in records]
         metrics |= accuracies("accuracy", is_correct_strict, num_samples)
         metrics |= accuracies("accuracy_flexible", is_correct_flexible, num_samples)
-        has_format = [record["format"] for record in records]
-        pairs = list(zip(has_format, is_correct_strict, strict=True))
+        pairs = [(record["format"], record["correct_strict"]) for record in records]
         metrics["count/format1_answer1"] = pairs.count((True, True))
         metrics["count/format1_answer0"] = pairs.count((True, False))
         metrics["count/format0_answer0"] = pairs.count((False, False))
