@@ -37,7 +37,7 @@ STYLE = {
     "grid.color": "0.9",
     "text.parse_math": False,  # The name of a metric may have a dollar.
 }
-FIRST_METRICS = {"eval/accuracy", "train/reward", "train/kl", "train/response_length"}
+FIRST_METRICS = ["eval/accuracy", "train/reward", "train/kl", "train/response_length"]
 # These keys of the logs count progress, and are therefore not metrics.
 COUNTERS = {"step", "n", "epoch", "ei_step", "examples", "tokens", "total_tokens", "elapsed"}
 # Keys that begin like this are drawn in percent, if their values are at most 1.
@@ -98,7 +98,8 @@ def find_metrics(runs: list[Run]) -> list[str]:
         is_changing = values.max() - values.min() > 1e-6 * values.abs().max()
         if key not in COUNTERS and not is_interval_end and is_changing:
             changing.append(metric)
-    return sorted(changing, key=lambda metric: metric not in FIRST_METRICS)
+    first_metrics = [metric for metric in FIRST_METRICS if metric in changing]
+    return first_metrics + [metric for metric in changing if metric not in first_metrics]
 
 
 # --- Curves ---------------------------------------------------------------------------------------

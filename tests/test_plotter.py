@@ -71,7 +71,7 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
     costly = {"": abs, "a $5^$ name": abs}
     rows = train_rows(4, novelty=abs, reward=abs, epoch=abs, **constant, **clipped, **costly)
     panels = draw(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(4, 0.5)]))
-    main_metrics = ["reward", "eval/accuracy"]
+    main_metrics = ["eval/accuracy", "reward"]
     assert list(panels) == main_metrics + ["novelty", *clipped, *costly]
     assert panels["reward"].get_title(loc="left") == "reward: 1 \u2192 4"
     ax = panels["eval/accuracy"]
