@@ -138,8 +138,7 @@ def test_a_run_speaks_after_each_evaluation(model_folder, tmp_path, capsys):
     flags = run_flags(model_folder, tmp_path / "run", evaluator=f"{rewards}:zero", beta=0.0)
     assert main.main([*flags, "--num_train_iters", "2", "--eval_iterations", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    starts = [line.split(" (")[0].split(": ")[:2] for line in lines if "looks wrong" in line]
-    names = [start[1] for start in starts]
+    names = [line.split(": ")[1] for line in lines if line.startswith("looks wrong: ")]
     assert names == ["no gradient", "equal rewards", "truncation"] * 2
     last = max(i for i, line in enumerate(lines) if line.startswith("evaluation"))
     assert lines[last + 1].startswith("looks wrong: no gradient")

@@ -29,9 +29,6 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out.splitlines()
 
 
-# --- One run --------------------------------------------------------------------------------------
-
-
 def test_what_a_run_prints_and_writes(tmp_path, capsys):
     """Of 6 questions 3 are fixed and 1 is broken: p = 2 (C(4, 0) + C(4, 1)) / 16 = 10 / 16."""
     evaluations = [eval_row(0, 0.312, 0.5), eval_row(6, 0.9, 0.9), eval_row(12, 0.784, 0.8)]
@@ -125,9 +122,6 @@ def test_only_what_is_at_most_1_is_a_share(tmp_path, key, values, is_share):
     assert not is_share or high <= 1.03
 
 
-# --- Several runs ---------------------------------------------------------------------------------
-
-
 def test_runs_are_compared_on_the_questions_they_share(tmp_path, capsys):
     """An id with another gold answer is another question; of several samples the first counts."""
     a = write_run(tmp_path / "a", train_rows(3, loss=abs), [eval_row(3)])
@@ -209,9 +203,6 @@ def test_runs_that_differ_in_another_flag_are_not_averaged(four_runs, capsys):
     assert plotter.main(["--by", "group_size", "--log_dir", *map(str, four_runs)]) == 2
     error = "error: --by: the runs with group_size 4 differ in --beta too; add it\n"
     assert capsys.readouterr().err == error
-
-
-# --- JSON lines -----------------------------------------------------------------------------------
 
 
 def test_a_cut_last_line_is_left_out_and_another_is_an_error(tmp_path):
