@@ -13,14 +13,14 @@ from grpo import jsonl
 
 
 def draw(*paths, by=None):
-    """{title of a panel, without its numbers: its axes} of the PDF of these runs."""
+    """{title of a panel: its axes} of the PDF of these runs."""
     runs = plotter.read_runs(list(paths))
     groups = plotter.group_by(runs, by)[0] if by else {run.name: [run] for run in runs}
     panels = {}
     with style.context(plotter.STYLE):
         for figure in plotter.draw_pages(groups, plotter.find_metrics(runs), "title"):
             figure.draw_without_rendering()
-            panels |= {ax.get_title(loc="left").split(": ")[0]: ax for ax in figure.axes}
+            panels |= {ax.get_title(loc="left"): ax for ax in figure.axes}
     return panels
 
 
@@ -70,9 +70,7 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
     panels = draw(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(4, 0.5)]))
     main_metrics = ["eval/accuracy", "reward"]
     assert list(panels) == main_metrics + ["novelty", *clipped, *costly]
-    assert panels["reward"].get_title(loc="left") == "reward: 1 \u2192 4"
     ax = panels["eval/accuracy"]
-    assert ax.get_title(loc="left") == "eval/accuracy: 30.0% \u2192 50.0%"
     assert ax.collections[0].get_datalim(ax.transData).intervaly == pytest.approx((0.26, 0.54))
 
 
