@@ -101,6 +101,8 @@ def test_two_ends_need_twenty_iterations_and_a_rule_needs_its_metric(tmp_path):
     flat = {"reward": 1.0, "kl_per_token": 1.0}
     assert broken_rules(tmp_path, flat, num_iterations=20) == ["flat reward", "high KL"]
     assert broken_rules(tmp_path, flat, num_iterations=19) == []
+    late = {"truncated_fraction": lambda step: 0.5 * (step > 18)}  # 0.2 in the last five
+    assert "truncation" not in broken_rules(tmp_path, late, num_iterations=20)
     assert broken_rules(tmp_path, dict.fromkeys(HEALTHY), accuracies=()) == []
     assert findings(tmp_path / "missing") == []
 
