@@ -30,7 +30,7 @@ from math_verify import parse, verify
 from torch import Tensor
 
 import utils
-from grpo.statistics import share_of_distinct
+from grpo.metrics import share_of_distinct
 from rl_datasets import last_boxed
 
 

@@ -1,67 +1,47 @@
 """Draws training runs from their logs, and says how they went.
 
-    python plotter.py output/run
-        writes training_plots.pdf, the run's curves, and report.html, its completions, into it
-    python plotter.py output/a output/b
-        draws both runs in output/comparison.pdf, and compares their answers question by question
-    python plotter.py output/* --by learning_rate
-        draws the mean of the runs that share a value of this flag, and prints how they end
-    python plotter.py output/run --diagnose
-        says what looks wrong in the logs and what to change, also during the run; draws nothing
+    python plotter.py output/run             # its training_plots.pdf and report.html
+    python plotter.py output/a output/b      # both in output/comparison.pdf, answers compared
+    python plotter.py output/* --by beta     # the mean of the runs that share a value of this flag
+    python plotter.py output/run --diagnose  # what looks wrong in its logs, and what to change
 
 `--log_dir output/run` is the same as `output/run`. Every number in the logs that changes gets a
 panel, so a new metric or reward needs no edit here. docs/tuning.md explains the metrics.
 """
 
 import argparse
-import math
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, cycle
 from pathlib import Path
 
-import matplotlib
 import pandas as pd
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure  # without pyplot, nothing can open a window
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from config import ExpertIterationConfig, GRPOConfig, SFTConfig, may_change, read_args
 from grpo import diagnose, jsonl, report
-from grpo.statistics import mcnemar
+from grpo.metrics import mcnemar
+from grpo.report import step_of
 
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "0.9",
-    "legend.frameon": False,
     "text.parse_math": False,  # The name of a metric may have a dollar.
-    "text.usetex": False,
 }
-# The colour-blind-safe palette of Okabe and Ito, without its yellow, which is too pale for paper.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
-PAGE_SIZE = (11.69, 8.27)  # inches: A4, landscape
-FIRST_PAGE = (2, 3)  # rows and columns of panels
-OTHER_PAGES = (3, 3)
-FIRST_METRICS = ("eval/accuracy", "train/reward", "train/kl")
-FIRST_METRICS += ("train/entropy", "train/response_length", "train/zero_std_fraction")
+FIRST_METRICS = ["eval/accuracy", "train/reward", "train/kl", "train/response_length"]
 # These keys of the logs count progress, and are therefore not metrics.
 COUNTERS = {"step", "n", "epoch", "ei_step", "examples", "tokens", "total_tokens", "elapsed"}
-UNITS = {  # {unit: how the keys with that unit begin}; a share is one only if it is at most 1
-    "share": ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped"),
-    "tokens": ("response_length", "sampled_tokens"),
-    "nats": ("kl", "entropy", "sample_entropy", "sampling_"),
-    "s": ("time/",),
-    "GB": ("memory/",),
-}
+# Keys that begin like this are drawn in percent, if their values are at most 1.
+SHARES = ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped")
 # Runs that differ in nothing but these settings are repeats of each other.
 MAY_DIFFER = may_change(GRPOConfig) | may_change(SFTConfig) | may_change(ExpertIterationConfig)
 MAY_DIFFER = MAY_DIFFER - {"num_train_iters", "n_ei_steps"} | {"seed", "parameters"}
@@ -73,62 +53,53 @@ class Run:
 
     name: str  # its path, without the folder that holds all runs
     path: Path
-    flags: dict  # those of args.json, as far as they are known
-    rows: dict[str, list[dict]]  # "train" and "eval": the lines of these logs
+    flags: dict  # those of args.json; "default" for one that was not set
+    metrics: pd.DataFrame  # by step: the columns "train/loss", "eval/accuracy", ...
 
     def series(self, metric: str) -> pd.Series:
-        """A metric such as "train/loss" by step. A null is NaN; a line without the key is none."""
-        log, _, key = metric.partition("/")
-        values = {}
-        for row in self.rows[log]:
-            if key in row:
-                values[row["step"]] = row[key] if diagnose.has_number(row, key) else math.nan
-        return pd.Series(values, dtype=float).sort_index()
+        """A metric by step, where it has a value; empty if the run lacks it."""
+        return self.metrics.get(metric, pd.Series(dtype=float)).dropna()
 
 
 def read_runs(paths: list[Path]) -> list[Run]:
     """The runs in these folders. Raises ValueError where there is none, or its logs are damaged."""
-    paths = list(dict.fromkeys(path.expanduser().absolute() for path in paths))
+    paths = [path.absolute() for path in paths]
     common_folder = os.path.commonpath([path.parent for path in paths])
     runs = []
     for path in paths:
-        if not path.exists():
-            raise ValueError(f"there is no folder {path}")
-        rows = {}
+        tables = []
         for log in ("train", "eval"):
             file = path / f"{log}_log.jsonl"
-            rows[log] = jsonl.read(file, ("step",)) if file.exists() else []
-        if any(rows.values()):
-            name = os.path.relpath(path, common_folder)
-            runs.append(Run(name, path, read_args(path / "args.json"), rows))
-        else:
-            print(f"note: no log of a run in {path}")
+            rows = jsonl.read(file, ("step",)) if file.exists() else []
+            table = pd.DataFrame.from_dict({row["step"]: row for row in rows}, orient="index")
+            tables.append(table.apply(pd.to_numeric, errors="coerce").add_prefix(f"{log}/"))
+        metrics = pd.concat(tables, axis=1).sort_index()
+        if metrics.empty:
+            print(f"note: there is no log of a run in {path}")
+            continue
+        name = os.path.relpath(path, common_folder)
+        args = read_args(path / "args.json")
+        flags = {flag: "default" if value is None else value for flag, value in args.items()}
+        runs.append(Run(name, path, flags, metrics))
     if not runs:
-        folders = ", ".join(map(str, paths))
-        raise ValueError(f"there is no run to plot in {folders}")
+        raise ValueError(f"there is no run to plot in {', '.join(map(str, paths))}")
     return runs
 
 
 def find_metrics(runs: list[Run]) -> list[str]:
     """The metrics with more than one value, rounding aside: the main ones first."""
-    metrics = dict.fromkeys(FIRST_METRICS)
-    for log in ("train", "eval"):
-        keys = dict.fromkeys(chain.from_iterable(row for run in runs for row in run.rows[log]))
-        for key in keys:
-            stem, _, end = key.rpartition("_")
-            is_interval_end = log == "eval" and end in ("low", "high") and stem in keys
-            if key not in COUNTERS and not is_interval_end:
-                metrics[f"{log}/{key}"] = None
+    table = pd.concat([run.metrics for run in runs])
     changing = []
-    for metric in metrics:
-        values = all_values(runs, metric)
-        if values.max() - values.min() > 1e-6 * values.abs().max():
+    for metric in table:
+        log, _, key = metric.partition("/")
+        stem, _, end = metric.rpartition("_")
+        is_interval_end = log == "eval" and end in ("low", "high") and stem in table
+        values = table[metric]
+        is_changing = values.max() - values.min() > 1e-6 * values.abs().max()
+        if key not in COUNTERS and not is_interval_end and is_changing:
             changing.append(metric)
-    return changing
-
-
-def all_values(runs: list[Run], metric: str) -> pd.Series:
-    return pd.concat([run.series(metric) for run in runs])
+    first_metrics = [metric for metric in FIRST_METRICS if metric in changing]
+    return first_metrics + [metric for metric in changing if metric not in first_metrics]
 
 
 # --- Curves ---------------------------------------------------------------------------------------
@@ -139,271 +110,184 @@ Groups = dict[str, list[Run]]  # {label of a curve: the runs of which it is the 
 def smooth(series: pd.Series, metric: str) -> pd.Series:
     """A centred running median of a noisy training metric over a fifteenth of its points.
 
-    A mean would turn a spike into a plateau as wide as its window. A gap stays a gap.
+    A mean would turn a spike into a plateau as wide as its window.
     """
     if metric.startswith("eval/") or metric == "train/learning_rate":
         return series
     width = 2 * (len(series) // 30) + 1
-    return series.rolling(width, center=True, min_periods=1).median().where(series.notna())
+    return series.rolling(width, center=True, min_periods=1).median()
 
 
 def make_curve(runs: list[Run], metric: str) -> pd.DataFrame:
-    """The curve of a metric, by step: the columns line, low and high; empty if no run has it.
+    """The curve of a metric, by step: the columns line, low and high.
 
     For several runs, the line is their mean and the band goes from the least to the greatest, where
     all of them have values, so that it ends with the shortest run. Between the rows of a log values
     are interpolated. For one run the band is the interval of an evaluation.
     """
     curves = [smooth(run.series(metric), metric) for run in runs]
-    curves = [curve for curve in curves if curve.notna().any()]
-    if not curves:
-        return pd.DataFrame(columns=["line", "low", "high"], dtype=float)
-    if len(runs) > 1:
-        table = pd.concat(curves, axis=1).sort_index()
-        table = table.interpolate("index", limit_area="inside").dropna()
-        columns = {"line": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)}
-        return pd.DataFrame(columns)
-    (run,) = runs
-    curve = pd.DataFrame({"line": curves[0], "low": math.nan, "high": math.nan})
-    if metric.startswith("eval/"):  # In training, clip_fraction_low is a metric of its own.
-        curve["low"] = run.series(f"{metric}_low")
-        curve["high"] = run.series(f"{metric}_high")
-    return curve
+    table = pd.concat([curve for curve in curves if len(curve)] or curves, axis=1).sort_index()
+    table = table.interpolate("index", limit_area="inside").dropna()
+    low = table.min(axis=1)
+    high = table.max(axis=1)
+    if len(runs) == 1 and metric.startswith("eval/"):  # clip_fraction_low is a metric of its own
+        low = runs[0].series(f"{metric}_low")
+        high = runs[0].series(f"{metric}_high")
+    return pd.DataFrame({"line": table.mean(axis=1), "low": low, "high": high})
 
 
 def draw_panel(ax: Axes, groups: Groups, metric: str) -> None:
     """Draw a metric: for each group a line with its band, and of a single run every value."""
-    title = metric.removeprefix("train/")
-    unit = unit_of(metric, all_values(list(chain(*groups.values())), metric))
-    for color, (label, runs) in zip(cycle(COLORS), groups.items(), strict=False):
-        if len(runs) == 1 and metric.startswith("train/"):
+    is_evaluation = metric.startswith("eval/")
+    for i, (label, runs) in enumerate(groups.items()):
+        color = f"C{i}"
+        if len(runs) == 1 and not is_evaluation:
             ax.plot(runs[0].series(metric), ".", color=color, alpha=0.3, markersize=3)
         curve = make_curve(runs, metric)
-        marker = "o" if metric.startswith("eval/") else ""
+        marker = "o" if is_evaluation else ""
         ax.plot(curve["line"], color=color, marker=marker, markersize=3, label=label)
         ax.fill_between(curve.index, curve["low"], curve["high"], color=color, alpha=0.15, lw=0)
-        line = curve["line"].dropna()
-        if len(groups) == 1 and len(line):
-            form = ".1%" if unit == "share" else ".3g"
-            title = f"{title}: {line.iloc[0]:{form}} \u2192 {line.iloc[-1]:{form}}"
-    ax.set_title(title, loc="left")
-    ax.set(xlabel="step", ylabel=unit)
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    if unit == "share":
-        bottom, top = ax.get_ylim()
-        ax.set_ylim(max(bottom, -0.03), min(top, 1.03))
+    ax.set_title(metric.removeprefix("train/"), loc="left")
+    ax.set_xlabel("step")
+    values = pd.concat([run.series(metric) for runs in groups.values() for run in runs])
+    key = metric.partition("/")[2]
+    if key.startswith(SHARES) and values.max() <= 1:
+        _, top = ax.get_ylim()
+        ax.set_ylim(top=min(top, 1.03))
         ax.yaxis.set_major_formatter(PercentFormatter(1))
 
 
-def unit_of(metric: str, values: pd.Series) -> str:
-    """The unit of a metric with these values, or ""."""
-    key = metric.partition("/")[2]
-    units = [unit for unit, beginnings in UNITS.items() if key.startswith(beginnings)]
-    if not units or (units == ["share"] and values.max() > 1):
-        return ""
-    return units[0]
-
-
 def draw_pages(groups: Groups, metrics: list[str], title: str) -> Iterator[Figure]:
-    """The pages of a PDF: six panels with the main metrics, and nine on each further one.
-
-    The legend says what the lines and bands are.
-    """
+    """The pages of a PDF: nine panels on each. The legend says what the lines and bands are."""
     meaning = "dots: every iteration; line: running median; band: 95% interval over problems"
     if any(len(runs) > 1 for runs in groups.values()):
         meaning = "line: mean of the runs' running medians; band: lowest to highest run"
-    grid = FIRST_PAGE
-    while metrics:
-        figure = Figure(PAGE_SIZE, layout="constrained")
-        for i, metric in enumerate(metrics[: math.prod(grid)], 1):
-            draw_panel(figure.add_subplot(*grid, i), groups, metric)
+    for start in range(0, len(metrics), 9):
+        figure = Figure((11.69, 8.27), layout="constrained")  # inches: A4, landscape
+        for i, metric in enumerate(metrics[start : start + 9], 1):
+            draw_panel(figure.add_subplot(3, 3, i), groups, metric)
         figure.suptitle(title)
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        legend = figure.legend(handles, labels, ncols=3, loc="outside lower center")
-        legend.set_title(meaning)
+        figure.legend(handles, labels, ncols=3, loc="outside lower center", title=meaning)
         yield figure
-        metrics = metrics[math.prod(grid) :]
-        grid = OTHER_PAGES
 
 
 # --- Runs that share the values of flags ----------------------------------------------------------
 
 
-def group_by(runs: list[Run], flags: list[str]) -> Groups:
-    """{the values of the flags: the runs that share them}; says where a curve of them ends.
+def group_by(runs: list[Run], flags: list[str]) -> tuple[Groups, str]:
+    """The runs that share the values of these flags, and a table of their last accuracies.
 
     Raises:
         ValueError: a run lacks a flag, or the runs of a group differ in another one. A mean over
             such runs would be that of a run that nobody made.
     """
-    groups = {}
-    for run in sorted(runs, key=lambda run: [sort_key(value) for value in settings(run, flags)]):
-        values = settings(run, flags)
-        label = ", ".join(f"{flag} {value}" for flag, value in zip(flags, values, strict=True))
-        groups.setdefault(label, []).append(run)
-    labelled = {}
-    for label, group in groups.items():
-        other_flags = set().union(*(run.flags for run in group)) - MAY_DIFFER
-        for flag in sorted(other_flags):
-            # Seeds are repeats: a path start_seed0 is start_seed1.
-            values = {re.sub(r"seed\d+", "seed", str(run.flags.get(flag))) for run in group}
-            if len(values) > 1:
-                raise ValueError(f"--by: the runs with {label} differ in --{flag} too; add it")
-        ends = [max(row["step"] for row in chain(*run.rows.values())) for run in group]
-        end = f", to step {min(ends)} of {max(ends)}" if min(ends) < max(ends) else ""
-        labelled[f"{label} (runs: {len(group)}{end})"] = group
-    return labelled
-
-
-def settings(run: Run, flags: list[str]) -> list:
-    """The values of flags in a run's args.json; "default" for one that was not set."""
+    table = pd.DataFrame([run.flags for run in runs])
     for flag in flags:
-        if flag not in run.flags:
-            raise ValueError(f"--by {flag}: {run.path} has no --{flag} in its args.json")
-    return ["default" if run.flags[flag] is None else run.flags[flag] for flag in flags]
-
-
-def sort_key(value) -> tuple[bool, float, str]:
-    """Numbers come in their order, and then texts."""
-    is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else 0, str(value)
-
-
-def table_of_accuracies(runs: list[Run], flags: list[str]) -> str:
-    """The last accuracies of the runs that share the values of the flags."""
-    rows = []
-    for run in runs:
-        accuracies = run.series("eval/accuracy").dropna()
-        if len(accuracies):
-            rows.append([*settings(run, flags), accuracies.iloc[-1]])
-    table = pd.DataFrame(rows, columns=[*flags, "accuracy"]).groupby(flags, sort=False)
-    accuracies = table["accuracy"].agg(["mean", "min", "max", "count"])
-    return accuracies.to_string(float_format="{:.1%}".format)
+        if flag not in table or table[flag].isna().any():
+            raise ValueError(f"--by {flag}: a run has no --{flag} in its args.json")
+    groups = {}
+    for values, rows in table.groupby(flags):
+        label = ", ".join(f"{flag} {value}" for flag, value in zip(flags, values, strict=True))
+        for flag in rows.columns.difference(MAY_DIFFER):
+            if rows[flag].astype(str).nunique(dropna=False) > 1:
+                raise ValueError(f"--by: the runs with {label} differ in --{flag} too; add it")
+        group = [runs[i] for i in rows.index]
+        ends = [run.metrics.index[-1] for run in group]
+        end = f", to step {min(ends)} of {max(ends)}" if min(ends) < max(ends) else ""
+        groups[f"{label} (runs: {len(group)}{end})"] = group
+    table["accuracy"] = [run.series("eval/accuracy").tail(1).mean() for run in runs]
+    accuracies = table.groupby(flags)["accuracy"].agg(["mean", "min", "max", "count"])
+    return groups, accuracies.to_string(float_format="{:.1%}".format)
 
 
 # --- Before and after -----------------------------------------------------------------------------
 
-Pairs = list[tuple[dict, dict]]  # rows of two evaluations that answer the same question
+
+Changes = dict[str, list[dict]]  # {"fixed" or "broken": the questions with both answers}
+
+
+def compare(label: str, path_before: Path, path_after: Path) -> tuple[Changes, list[str]]:
+    """The verdicts that differ between two evaluations, and a line with McNemar's test.
+
+    Questions are the same if their ids and gold answers are; the first sample of each counts. The
+    columns of the second evaluation end in _after.
+    """
+    question = ["id", "gold"]
+    tables = [pd.DataFrame(jsonl.read(path, question)) for path in (path_before, path_after)]
+    before, after = [table.drop_duplicates(question) for table in tables]
+    pairs = before.merge(after, on=question, suffixes=("", "_after"))
+    if pairs.empty or "correct_strict_after" not in pairs:  # stories have no verdicts
+        return {"fixed": [], "broken": []}, []
+    was_right = pairs["correct_strict"]
+    is_right = pairs["correct_strict_after"]
+    fixed = pairs[is_right & ~was_right].to_dict("records")
+    broken = pairs[was_right & ~is_right].to_dict("records")
+    line = (
+        f"{label}, strict: {len(fixed)} fixed, {len(broken)} broken of {len(pairs)} questions,"
+        f" exact McNemar p = {mcnemar(len(fixed), len(broken)):.2g}"
+    )
+    return {"fixed": fixed, "broken": broken}, [line]
 
 
 def accuracy_lines(run: Run) -> list[str]:
     """Strict and flexible accuracy at the first and the last evaluation, with n and intervals."""
     lines = []
-    for kind, key in (("strict", "accuracy"), ("flexible", "accuracy_flexible")):
-        rows = [row for row in run.rows["eval"] if diagnose.has_number(row, key)]
-        if rows:
-            ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
-            change = " -> ".join(f"{row[key]:.1%}" for row in ends)
-            sizes = " and ".join(dict.fromkeys(str(row.get("n")) for row in ends))
-            split = f", {run.flags['eval_split']}" if "eval_split" in run.flags else ""
-            intervals = " and ".join(
-                f"[{100 * row[f'{key}_low']:.1f}, {100 * row[f'{key}_high']:.1f}]" for row in ends
-            )
-            lines.append(f"accuracy ({kind})  {change}  (n = {sizes}{split}, 95% CI {intervals})")
+    for kind, metric in (("strict", "eval/accuracy"), ("flexible", "eval/accuracy_flexible")):
+        steps = run.series(metric).index
+        shares = []
+        intervals = []
+        for step in sorted({*steps[:1], *steps[-1:]}):
+            row = run.metrics.loc[step]
+            shares.append(f"{row[metric]:.1%}")
+            percent_low = 100 * row[f"{metric}_low"]
+            percent_high = 100 * row[f"{metric}_high"]
+            intervals.append(f"[{percent_low:.1f}, {percent_high:.1f}]")
+            sample = f"n = {row['eval/n']:.0f}, {run.flags.get('eval_split')}"
+        if shares:
+            confidence = f"95% CI {' and '.join(intervals)}"
+            lines.append(f"accuracy ({kind})  {' -> '.join(shares)}  ({sample}, {confidence})")
     return lines
-
-
-def compare(path_before: Path, path_after: Path) -> Pairs:
-    """Both answers to each question that two evaluations share, where they have a verdict."""
-    before = first_answers(path_before)
-    after = first_answers(path_after)
-    pairs = [(row, after[question]) for question, row in before.items() if question in after]
-    return [pair for pair in pairs if None not in verdicts(pair)]
-
-
-def first_answers(path: Path) -> dict[tuple, dict]:
-    """{question: its first sample}. An id with another gold answer is another question."""
-    answers = {}
-    for row in jsonl.read(path, ("id",)):
-        answers.setdefault((row["id"], row.get("gold")), row)
-    return answers
-
-
-def changed(pairs: Pairs, is_right: bool) -> Pairs:
-    """The answers that have become right, or wrong."""
-    was_right = not is_right
-    return [pair for pair in pairs if verdicts(pair) == (was_right, is_right)]
-
-
-def verdicts(rows: tuple[dict, ...]) -> tuple:
-    return tuple(row.get("correct_strict") for row in rows)
-
-
-def comparison_line(label: str, pairs: Pairs) -> str:
-    """How many questions were fixed and broken, with McNemar's test."""
-    num_fixed = len(changed(pairs, is_right=True))
-    num_broken = len(changed(pairs, is_right=False))
-    return (
-        f"{label}, strict: {num_fixed} fixed, {num_broken} broken of {len(pairs)} questions,"
-        f" exact McNemar p = {mcnemar(num_fixed, num_broken):.2g}"
-    )
-
-
-def compare_ends(run: Run) -> tuple[Pairs, list[str]]:
-    """The answers of a run's first and last evaluation, and a line about them."""
-    evaluations = report.transcripts(run.path, "eval")
-    if len(evaluations) < 2:
-        return [], []
-    first, *_, last = evaluations
-    pairs = compare(evaluations[first], evaluations[last])
-    lines = [comparison_line(f"{run.name}, step {first} -> {last}", pairs)]
-    return pairs, lines if pairs else []
-
-
-def compare_runs(runs: list[Run]) -> list[str]:
-    """Lines that compare the last evaluation of the first run with that of each further run."""
-    last_evaluations = {}
-    for run in runs:
-        for step, path in report.transcripts(run.path, "eval").items():
-            last_evaluations[run.name] = (f"{run.name} (step {step})", path)
-    lines = []
-    for label, path in list(last_evaluations.values())[1:]:
-        first_label, first_path = next(iter(last_evaluations.values()))
-        pairs = compare(first_path, path)
-        if pairs:
-            lines.append(comparison_line(f"{first_label} -> {label}", pairs))
-    return lines
-
-
-def example_lines(run: Run, answers: tuple[dict, dict]) -> list[str]:
-    """A question with its answers in the first and the last evaluation."""
-    prompt = answers[0]["prompt"]
-    questions = re.findall(r"[^\n<>|]+\?", prompt)
-    texts = [textwrap.shorten(questions[-1] if questions else prompt, 110, placeholder=" ...")]
-    first, *_, last = report.transcripts(run.path, "eval")
-    for step, answer in zip((first, last), answers, strict=True):
-        texts.append(f"--- step {step}\n{answer['completion']}")
-    return [printable(f"{text}\n") for text in texts]
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which could do something to the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
-# --- The command ----------------------------------------------------------------------------------
 
 
 def describe_run(run: Run) -> list[str]:
     """Write report.html, and return what is printed about a single run."""
-    pairs, lines = compare_ends(run)
+    example = []
+    lines = []
+    changes = {}
+    evaluations = report.transcripts(run.path, "eval")
+    if len(evaluations) > 1:
+        first, *_, last = evaluations
+        label = f"{run.name}, step {step_of(first)} -> {step_of(last)}"
+        changes, lines = compare(label, first, last)
+        for row in changes["fixed"][:1]:
+            questions = re.findall(r"[^\n<>|]+\?", row["prompt"]) or [row["prompt"]]
+            example = [textwrap.shorten(questions[-1], 110, placeholder=" ..."), ""]
+            example += [f"--- step {step_of(first)}", row["completion"], ""]
+            example += [f"--- step {step_of(last)}", row["completion_after"], ""]
     lines += accuracy_lines(run)
-    changes = {"fixed": changed(pairs, is_right=True), "broken": changed(pairs, is_right=False)}
     page = report.write(run.path, lines, changes)
-    if changes["fixed"]:
-        lines = example_lines(run, changes["fixed"][0]) + lines
-    return [*lines, f"report: {page}"]
+    return [*example, *lines, f"report: {page}"]
 
 
 def describe_runs(runs: list[Run]) -> list[str]:
-    """What is printed about several runs."""
+    """What is printed about several runs, whose last answers are compared with the first run's."""
     lines = []
+    first_label = None
     for run in runs:
-        lines += compare_ends(run)[1]
-    lines += compare_runs(runs)
+        for path in report.transcripts(run.path, "eval")[-1:]:
+            label = f"{run.name} (step {step_of(path)})"
+            if first_label is None:
+                first_label = label
+                first_path = path
+            else:
+                lines += compare(f"{first_label} -> {label}", first_path, path)[1]
     for run in runs:
         lines += [f"{run.name}: {line}" for line in accuracy_lines(run)]
     return lines
+
+
+# --- The command ----------------------------------------------------------------------------------
 
 
 def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[str]:
@@ -413,29 +297,30 @@ def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[
         flags: those of --by.
         output: where the PDF goes, if not to its usual place.
     """
+    groups = {run.name: [run] for run in runs}
     title = f"{len(runs)} runs"
     path = runs[0].path.parent / "comparison.pdf"
-    groups = {run.name: [run] for run in runs}
     if flags:
-        groups = group_by(runs, flags)
-        lines = [table_of_accuracies(list(chain(*groups.values())), flags)]
+        groups, table = group_by(runs, flags)
+        lines = [table]
     elif len(runs) > 1:
         lines = describe_runs(runs)
     else:
         (run,) = runs
-        title = f"{run.name}: {run.flags.get('model_name')} on {run.flags.get('dataset_name')}"
-        path = run.path / "training_plots.pdf"
         lines = describe_run(run)
+        title = run.name
+        path = run.path / "training_plots.pdf"
+    path = output or path
     metrics = find_metrics(runs)
     if not metrics:
         return [*lines, "note: no number in the logs changes, so nothing is drawn"]
-    with PdfPages(output or path, metadata={"CreationDate": None}) as pdf:
+    with style.context(["tableau-colorblind10", STYLE]), PdfPages(path) as pdf:
         for figure in draw_pages(groups, metrics, title):
             pdf.savefig(figure)
-    return [*lines, f"plots: {output or path}"]
+    return [*lines, f"plots: {path}"]
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -447,24 +332,17 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, metavar="FILE.pdf", help="where to draw")
     parser.add_argument("--diagnose", action="store_true", help="say what looks wrong")
     args = parser.parse_args(argv)
-    args.runs += args.log_dir
-    if not args.runs:
+    if not args.runs + args.log_dir:
         parser.error("name the folder of a run")
-    return args
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
     try:
-        runs = read_runs(args.runs)
+        runs = read_runs(args.runs + args.log_dir)
         if args.diagnose:
             lines = []
             for run in runs:
                 findings = diagnose.findings(run.path) or ["nothing looks wrong"]
                 lines += [f"{run.name}: {finding}" for finding in findings]
         else:
-            with matplotlib.rc_context(STYLE):
-                lines = plot(runs, args.by, args.output)
+            lines = plot(runs, args.by, args.output)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

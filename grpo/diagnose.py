@@ -1,56 +1,50 @@
 """What looks wrong in the logs of a run: ten rules, which docs/tuning.md prints as a table.
 
-A run applies them after each evaluation, and plotter.py --diagnose whenever it is asked. A run that
-breaks no rule can still be bad. The start and the end of a run are means over the first and the
-last tenth of its iterations, or over five where a tenth is less.
+A run applies them after each evaluation, and plotter.py --diagnose whenever it is asked. The start
+and the end of a run are means over a tenth of its iterations, or over five where a tenth is less.
 """
 
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 from grpo import jsonl
 
 MIN_ITERATIONS = 20  # A rule that compares the start of a run with its end needs as many.
-MIN_WINDOW = 5  # The start and the end of a run have as many iterations, if it has them.
 
 
 class NotLogged(Exception):
     """The logs lack what a rule needs, or are too short for it."""
 
 
-@dataclass(frozen=True)
-class Log:
+class Log(NamedTuple):
     """The rows of a run's train_log.jsonl and eval_log.jsonl. All methods raise NotLogged."""
 
     train: list[dict]
     evaluations: list[dict]
 
     def values(self, key: str, at_least: int = 1) -> list[float]:
-        """The finite numbers under a key of the training log."""
-        values = [row[key] for row in self.train if has_number(row, key)]
+        """The numbers under a key of the training log."""
+        values = [row[key] for row in self.train if row.get(key) is not None]
         if len(values) < at_least:
             raise NotLogged(key)
         return values
 
+    def window(self, key: str) -> int:
+        """How many iterations are the start or the end of the run."""
+        return max(5, math.ceil(len(self.values(key)) / 10))
+
     def start(self, key: str) -> float:
-        values = self.values(key)
-        return fmean(values[: window(values)])
+        return fmean(self.values(key)[: self.window(key)])
 
     def end(self, key: str) -> float:
-        values = self.values(key)
-        return fmean(values[-window(values) :])
-
-    def median_at_end(self, key: str) -> float:
-        values = self.values(key, MIN_ITERATIONS)
-        return median(values[-window(values) :])
+        return fmean(self.values(key)[-self.window(key) :])
 
     def gain(self, key: str) -> float:
-        self.values(key, MIN_ITERATIONS)
         return self.end(key) - self.start(key)
 
     def rises(self, key: str, num_errors: float) -> bool:
@@ -59,33 +53,16 @@ class Log:
         The noise of an iteration is estimated from the jumps between neighbours (von Neumann 1941),
         which a trend hardly enlarges: the variance of a jump is twice that of an iteration.
         """
-        values = self.values(key, MIN_ITERATIONS)
-        variance = fmean((value - last) ** 2 for last, value in pairwise(values)) / 2
-        return self.gain(key) > num_errors * math.sqrt(variance * 2 / window(values))
+        jumps = pairwise(self.values(key, MIN_ITERATIONS))
+        variance = fmean((value - last) ** 2 for last, value in jumps) / 2
+        return self.gain(key) > num_errors * math.sqrt(variance * 2 / self.window(key))
 
     def accuracies(self) -> list[dict]:
         """The evaluations with an accuracy, at least two."""
-        rows = [row for row in self.evaluations if has_number(row, "accuracy")]
+        rows = [row for row in self.evaluations if "accuracy" in row]
         if len(rows) < 2:
-            raise NotLogged("accuracy in two evaluations")
+            raise NotLogged("accuracy")
         return rows
-
-
-def window(values: list[float]) -> int:
-    """How many iterations are the start or the end of a run with these values."""
-    return max(MIN_WINDOW, math.ceil(len(values) / 10))
-
-
-def has_number(row: dict, key: str) -> bool:
-    value = row.get(key)
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-# --- The rules ------------------------------------------------------------------------------------
-
-
-def has_no_gradient(log: Log) -> bool:
-    return fmean(norm < 1e-7 for norm in log.values("grad_norm")) > 0.5
 
 
 def has_equal_rewards(log: Log) -> bool:
@@ -112,8 +89,13 @@ def is_past_its_best(log: Log) -> bool:
     return log.accuracies()[-1]["accuracy_high"] < best["accuracy_low"]
 
 
-@dataclass(frozen=True)
-class Rule:
+def has_high_kl(log: Log) -> bool:
+    # One iteration can have hundreds of nats in a healthy run, which the median does not see.
+    values = log.values("kl_per_token", MIN_ITERATIONS)
+    return median(values[-log.window("kl_per_token") :]) > 0.5
+
+
+class Rule(NamedTuple):
     name: str
     is_broken: Callable[[Log], bool]  # raises NotLogged
     condition: str  # the same in words, with the keys of the logs in backticks
@@ -123,7 +105,7 @@ class Rule:
 RULES = (
     Rule(
         "no gradient",
-        has_no_gradient,
+        lambda log: fmean(norm < 1e-7 for norm in log.values("grad_norm")) > 0.5,
         "`grad_norm` is below 1e-7 in over half of the iterations",
         "see whether `reward` is missing, or equal in all groups",
     ),
@@ -173,8 +155,7 @@ RULES = (
     ),
     Rule(
         "high KL",
-        # One iteration can have hundreds of nats in a healthy run, which the median does not see.
-        lambda log: log.median_at_end("kl_per_token") > 0.5,
+        has_high_kl,
         "the median of `kl_per_token` at the end is above 0.5 nats",
         "lower `--learning_rate` or raise `--beta`",
     ),
@@ -188,23 +169,22 @@ RULES = (
 
 
 def findings(output_dir: Path) -> list[str]:
-    """A line for each rule that a run breaks. Raises ValueError or OSError for a damaged log."""
-    rows = {}
-    for name in ("train_log", "eval_log"):
-        path = Path(output_dir) / f"{name}.jsonl"
-        rows[name] = jsonl.read(path) if path.exists() else []
-    log = Log(rows["train_log"], rows["eval_log"])
+    """A line for each rule that a run breaks. Raises ValueError for a damaged log."""
+    rows = []
+    for name in ("train_log.jsonl", "eval_log.jsonl"):
+        path = output_dir / name
+        rows.append(jsonl.read(path) if path.exists() else [])
+    log = Log(*rows)
     lines = []
     for rule in RULES:
         try:
-            is_broken = rule.is_broken(log)
+            if rule.is_broken(log):
+                keys = re.findall("`(.+?)`", rule.condition)
+                numbers = ", ".join(in_words(log, key) for key in keys)
+                line = f"{rule.name}: {rule.condition} ({numbers}); {rule.advice}"
+                lines.append(line.replace("`", ""))
         except NotLogged:
             continue
-        if is_broken:
-            keys = re.findall("`(.+?)`", rule.condition)
-            numbers = ", ".join(in_words(log, key) for key in keys)
-            line = f"{rule.name}: {rule.condition} ({numbers}); {rule.advice}"
-            lines.append(line.replace("`", ""))
     return lines
 
 

@@ -1,25 +1,20 @@
 """Reads and writes JSON lines: one object on each line, and null for what is no finite number."""
 
 import json
-import math
 import os
 from pathlib import Path
 
 
 def read(path, required=()) -> list[dict]:
-    """The rows of a file.
-
-    Empty lines are skipped, and so is a cut line after others, whose writer was killed or still
-    writes.
+    """The rows of a file. A cut last line, whose writer was killed or still writes, is left out.
 
     Args:
         required: the keys that every row must have.
 
     Raises:
         ValueError: a line is no JSON object or lacks a key. The message names the file and line.
-        OSError: the file cannot be read.
     """
-    lines = Path(path).read_text("utf-8-sig").split("\n")
+    lines = Path(path).read_text("utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -31,8 +26,7 @@ def read(path, required=()) -> list[dict]:
                 break
             raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from error
         if not isinstance(row, dict) or not row.keys() >= set(required):
-            needed = ", ".join(required)
-            raise ValueError(f"{path}, line {number}: not a JSON object with {needed or 'keys'}")
+            raise ValueError(f"{path}, line {number}: not a JSON object with {', '.join(required)}")
         rows.append(row)
     return rows
 
@@ -63,15 +57,6 @@ def replace(path, text: str) -> None:
 
 def dumps(value, **options) -> str:
     """The value as JSON in ASCII; a path becomes its text. `options` are those of json.dumps."""
-    return json.dumps(without_nan(value), default=os.fspath, **options)
-
-
-def without_nan(value):
-    """The value with None for every NaN and infinity in it, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return value
+    text = json.dumps(value, default=os.fspath)
+    value = json.loads(text, parse_constant=lambda constant: None)  # JSON lacks NaN and Infinity
+    return json.dumps(value, **options)

@@ -1,20 +1,20 @@
 """The numbers of the logs, from the records of completions. docs/tuning.md describes each."""
 
 import math
+import re
 import statistics
+from collections import defaultdict
 
-from grpo.statistics import (
-    accuracies,
-    accuracy_by,
-    format_and_answer_counts,
-    share_of_distinct,
-)
+Z95 = 1.959963984540054  # the 97.5% point of the normal distribution
 
 
 def mean(values: list[float]) -> float:
     """The mean of the values that are there; NaN if there is none. A missing value is NaN."""
     present = [value for value in values if not math.isnan(value)]
     return statistics.fmean(present) if present else math.nan
+
+
+# --- Logs -----------------------------------------------------------------------------------------
 
 
 def completion_metrics(records: list[dict]) -> dict[str, float]:
@@ -36,19 +36,16 @@ def iteration_metrics(records: list[dict], group_size: int) -> dict[str, float]:
         lengths = {True: [], False: []}
         for record in records:
             lengths[record["correct_strict"]].append(record["length"])
-        metrics |= {
-            "accuracy": mean([record["correct_strict"] for record in records]),
-            "accuracy_flexible": mean([record["correct_flexible"] for record in records]),
-            "response_length_correct": mean(lengths[True]),
-            "response_length_incorrect": mean(lengths[False]),
-        }
+        metrics["accuracy"] = mean([record["correct_strict"] for record in records])
+        metrics["accuracy_flexible"] = mean([record["correct_flexible"] for record in records])
+        metrics["response_length_correct"] = mean(lengths[True])
+        metrics["response_length_incorrect"] = mean(lengths[False])
     if "rewards/distinct_2" in records[0]:
         texts = [record["completion"] for record in records]
         metrics["distinct_2_batch"] = share_of_distinct(texts, 2)
-    stds = []
-    for start in range(0, len(records), group_size):
-        group = records[start : start + group_size]
-        stds.append(reward_std([record["reward"] for record in group]))
+    rewards = [record["reward"] for record in records]
+    starts = range(0, len(rewards), group_size)
+    stds = [reward_std(rewards[start : start + group_size]) for start in starts]
     metrics["reward_std"] = statistics.fmean(stds)
     metrics["zero_std_fraction"] = statistics.fmean(std == 0 for std in stds)
     return metrics
@@ -61,7 +58,7 @@ def reward_std(rewards: list[float]) -> float:
 
 
 def evaluation_metrics(records: list[dict], num_samples: int) -> dict[str, float]:
-    """What is logged of an evaluation: accuracies with intervals, pass@k, categories, lengths.
+    """What is logged of an evaluation: accuracies with intervals, pass@k, counts, lengths.
 
     Args:
         records: the num_samples completions of a problem are consecutive.
@@ -72,10 +69,42 @@ def evaluation_metrics(records: list[dict], num_samples: int) -> dict[str, float
         is_correct_flexible = [record["correct_flexible"] for record in records]
         metrics |= accuracies("accuracy", is_correct_strict, num_samples)
         metrics |= accuracies("accuracy_flexible", is_correct_flexible, num_samples)
-        metrics |= format_and_answer_counts(records)
-        metrics |= accuracy_by("level", records, is_correct_strict)
-        metrics |= accuracy_by("subject", records, is_correct_strict)
+        pairs = [(record["format"], record["correct_strict"]) for record in records]
+        metrics["count/format1_answer1"] = pairs.count((True, True))
+        metrics["count/format1_answer0"] = pairs.count((True, False))
+        metrics["count/format0_answer0"] = pairs.count((False, False))
+        metrics |= accuracy_by("level", records)
+        metrics |= accuracy_by("subject", records)
     return metrics | completion_metrics(records)
+
+
+def accuracies(name: str, correct: list[bool], num_samples: int) -> dict[str, float]:
+    """The accuracy, its 95% interval and, with several samples of a problem, pass@k.
+
+    correct: the verdicts; num_samples consecutive ones belong to the same problem.
+    The interval counts problems rather than samples, which are not independent.
+    """
+    starts = range(0, len(correct), num_samples)
+    num_correct = [sum(correct[start : start + num_samples]) for start in starts]
+    num_problems = len(num_correct)
+    expected_solved = sum(num_correct) / num_samples  # of the problems, with one sample of each
+    low, high = wilson_interval(expected_solved, num_problems)
+    metrics = {name: expected_solved / num_problems, f"{name}_low": low, f"{name}_high": high}
+    if num_samples > 1:
+        pass_name = name.replace("accuracy", "pass")
+        for k in range(1, num_samples + 1):
+            metrics[f"{pass_name}@{k}"] = pass_at_k(num_correct, num_samples, k)
+    return metrics
+
+
+def accuracy_by(column: str, records: list[dict]) -> dict[str, float]:
+    """The strict accuracy for each value of a column, such as {"accuracy_level/3": 0.5, ...}."""
+    verdicts = defaultdict(list)
+    for record in records:
+        if record.get(column) is not None:
+            verdicts[record[column]].append(record["correct_strict"])
+    values = sorted(verdicts, key=lambda value: (isinstance(value, str), value))
+    return {f"accuracy_{column}/{value}": mean(verdicts[value]) for value in values}
 
 
 def add_up(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -91,3 +120,46 @@ def average(rows: list[dict[str, float]]) -> dict[str, float]:
     """The mean of each number over those rows that have it."""
     counts = add_up([dict.fromkeys(row, 1) for row in rows])
     return {name: total / counts[name] for name, total in add_up(rows).items()}
+
+
+# --- Statistics -----------------------------------------------------------------------------------
+
+
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% score interval (low, high) for a proportion (Wilson 1927, JASA 22:209)."""
+    p = successes / n
+    denominator = 1 + Z95 * Z95 / n
+    centre = (p + Z95 * Z95 / (2 * n)) / denominator
+    half_width = Z95 * math.sqrt(p * (1 - p) / n + Z95 * Z95 / (4 * n * n)) / denominator
+    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+
+
+def mcnemar(num_fixed: int, num_broken: int) -> float:
+    """The exact two-sided p-value of McNemar's test on the pairs whose verdict changed."""
+    from scipy.stats import binomtest  # takes a second to import, and training does not need it
+
+    if num_fixed + num_broken == 0:
+        return 1.0
+    return float(binomtest(num_fixed, num_fixed + num_broken).pvalue)
+
+
+def pass_at_k(num_correct: list[int], n: int, k: int) -> float:
+    """The chance that k samples, drawn without replacement, hold a correct one.
+
+    It is the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k) of
+    arXiv:2107.03374, where c of a problem's n samples are correct.
+    """
+    chances = [1 - math.comb(n - c, k) / math.comb(n, k) for c in num_correct]
+    return sum(chances) / len(chances)
+
+
+def share_of_distinct(texts: list[str], n: int) -> float:
+    """The share of distinct ones among all runs of n words of the texts; 0 where there is none.
+
+    Called distinct-n in Li et al. 2016 (arXiv:1510.03055).
+    """
+    runs = []
+    for text in texts:
+        words = re.findall(r"\w+(?:['’]\w+)*", text.lower())
+        runs += [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(runs)) / max(1, len(runs))

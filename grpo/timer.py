@@ -20,23 +20,20 @@ class StageTimer:
         self.seconds = defaultdict(float)
         self.peak_memory = defaultdict(float)
 
-    def _now(self) -> float:
-        if self.on_cuda:
-            # Python does not wait for kernels. Without this, the next stage would pay for this one.
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        start = self._now()
         if self.on_cuda:
+            # Python does not wait for kernels. Without this, a stage would pay for the last one.
+            torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
         yield
-        self.seconds[f"time/{stage}"] += self._now() - start
         if self.on_cuda:
+            torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated() / 1e9
             key = f"memory/{stage}"
             self.peak_memory[key] = max(peak, self.peak_memory[key])
+        self.seconds[f"time/{stage}"] += time.perf_counter() - start
 
     def flush(self) -> dict[str, float]:
         """Seconds and GB since the last flush, by stage."""

@@ -5,7 +5,7 @@ policy scores it once more after the updates, without gradient, as does the refe
 done so before. The transcript (rollouts/step_000010.jsonl) has it as `tokens`.
 """
 
-import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +19,6 @@ from grpo.run import Run
 
 EVERY = 10  # iterations
 MAX_COMPLETIONS = 8  # of a group, since scoring them takes time
-REPLACEMENT_CHARACTER = "\ufffd"  # stands in a text for bytes that are no character
 
 
 @contextmanager
@@ -69,19 +68,13 @@ def shown(config: GRPOConfig, run: Run, completions: list[Completion]) -> Iterat
 
 def choose(completions: list[Completion], group_size: int) -> list[Completion]:
     """The group with the largest spread of rewards; of a large group the largest advantages."""
-
-    def spread(group: list[Completion]) -> float:
-        return reward_std([completion.reward for completion in group])
-
-    def size_of_advantage(completion: Completion) -> float:
-        return 0.0 if math.isnan(completion.advantage) else abs(completion.advantage)
-
-    group = max(split_into_groups(completions, group_size), key=spread)
-    return sorted(group, key=size_of_advantage, reverse=True)[:MAX_COMPLETIONS]
+    groups = split_into_groups(completions, group_size)
+    group = max(groups, key=lambda group: reward_std([row.reward for row in group]))
+    return sorted(group, key=lambda row: -abs(row.advantage))[:MAX_COMPLETIONS]
 
 
-def differences(logps: list[float], others: list[float]) -> list[float]:
-    return rounded([logp - other for logp, other in zip(logps, others, strict=True)])
+def differences(logps: list[float], other_logps: list[float]) -> list[float]:
+    return rounded([logp - other for logp, other in zip(logps, other_logps, strict=True)])
 
 
 def rounded(values: list[float]) -> list[float]:
@@ -89,31 +82,15 @@ def rounded(values: list[float]) -> list[float]:
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list[str]:
-    """The text of each of these tokens; joined, they are the text of all.
+    """The text that each of these tokens adds to those before it.
 
-    A character may be split over several tokens. The last of them then has it, and the others have
-    "". Bytes that are no character are shown as U+FFFD, as in the whole text.
-
-    Many tokenizers drop a space at the beginning of a text. So a token is decoded together with the
-    tokens before it, from the last one on whose text is known to consist of whole characters.
+    A token is decoded with the four before it, since many tokenizers drop a space at the beginning
+    of a text. A character of several tokens is U+FFFD at the first of them and whole at the last.
     """
-    text = tokenizer.decode(token_ids)
     texts = []
-    end = 0  # where the texts so far end in the whole text
-    first_token = 0  # the tokens from this one on are decoded together
-    start = 0  # where their text starts in the whole text
-    for i, token_id in enumerate(token_ids):
-        previous_end = end
-        decoded = tokenizer.decode(token_ids[first_token : i + 1])
-        is_whole = text.startswith(decoded, start)  # no character waits for its other bytes
-        if i == len(token_ids) - 1:
-            end = len(text)
-        elif is_whole:
-            end = max(end, start + len(decoded))
-        texts.append(text[previous_end:end])
-        text_alone = tokenizer.decode([token_id])
-        is_whole_alone = text_alone and REPLACEMENT_CHARACTER not in text_alone
-        if is_whole and is_whole_alone and decoded.endswith(text_alone):
-            first_token = i
-            start += len(decoded) - len(text_alone)
+    for i in range(len(token_ids)):
+        start = max(0, i - 4)
+        text_before = tokenizer.decode(token_ids[start:i])
+        text = tokenizer.decode(token_ids[start : i + 1])
+        texts.append(text[len(os.path.commonprefix([text_before, text])) :])
     return texts

@@ -65,7 +65,7 @@ def test_imports_make_no_circle():
 
 
 def test_the_plotter_imports_no_torch_and_what_training_shares_with_it_no_matplotlib():
-    code = "import sys, grpo.statistics, grpo.jsonl, grpo.diagnose; print(*sys.modules)"
+    code = "import sys, grpo.metrics, grpo.jsonl, grpo.diagnose; print(*sys.modules)"
     code += "; import plotter; print(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr

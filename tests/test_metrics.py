@@ -1,23 +1,32 @@
-"""The numbers of the logs: of an update, whose micro-batches add up, and of its completions."""
+"""The numbers of the logs, worked by hand and against scipy; of an update, that they add up."""
 
 import math
 
 import pytest
 import torch
 from conftest import completions_of, ragged_batch
+from scipy import stats
 
 import losses
 import main
 from config import LossConfig
-from grpo.metrics import iteration_metrics
+from grpo.metrics import (
+    accuracies,
+    average,
+    evaluation_metrics,
+    iteration_metrics,
+    mcnemar,
+    wilson_interval,
+)
 
 
-def metrics_of_update(model, advantages, monkeypatch):
-    """Metrics of an update of three groups of 4 completions, with one micro-batch for a group.
+@pytest.mark.parametrize("has_skipped_group", [False, True])
+def test_metrics_add_up_over_micro_batches(model, monkeypatch, has_skipped_group):
+    """Three groups of 4 completions, with (1, 6, 4, 2), (7, 5, 3, 1) and (6, 4, 2, 7) tokens.
 
-    Its losses of tokens are their positions in their completions, and its clip mask is true on
-    the first token of each. Completions have (1, 6, 4, 2), (7, 5, 3, 1) and (6, 4, 2, 7) tokens:
-    13, 16 and 19 in a group, 48 in all.
+    The losses of tokens are their positions in their completions, whose mean in n tokens is
+    (n - 1) / 2, and the clip mask is true on the first token of each. A group with advantage 0 and
+    without KL makes no pass: it counts in the loss, and not in the means over tokens.
     """
 
     def loss(advantages, policy_logps, old_logps, mask, config):
@@ -26,32 +35,28 @@ def metrics_of_update(model, advantages, monkeypatch):
 
     monkeypatch.setitem(losses.LOSSES, "grpo_clip", loss)
     config = LossConfig(group_size=4, beta=0.0)
-    completions = completions_of(ragged_batch() | {"advantages": advantages})
-    lengths = [len(completion.ids) for completion in completions]
-    assert lengths == [1, 6, 4, 2, 7, 5, 3, 1, 6, 4, 2, 7]
-    return main.accumulate_gradient(model, None, completions, config, micro_batch_tokens=40)
-
-
-def test_metrics_add_up_over_micro_batches(model, monkeypatch):
-    metrics = metrics_of_update(model, torch.linspace(1, 2, 12), monkeypatch)
-    assert metrics["is_first"] == pytest.approx(12 / 48)
-    # The mean position in a completion of n tokens is (n - 1) / 2.
-    assert metrics["loss"] == pytest.approx((48 - 12) / 2 / 12)
-
-
-def test_a_skipped_group_counts_in_the_loss_and_not_in_means_over_tokens(model, monkeypatch):
-    """The group of 16 tokens has advantage 0 throughout, and beta is 0: it makes no pass."""
     advantages = torch.linspace(1, 2, 12)
-    advantages[4:8] = 0
-    metrics = metrics_of_update(model, advantages, monkeypatch)
-    assert metrics["is_first"] == pytest.approx(8 / (13 + 19))
-    assert metrics["loss"] == pytest.approx((13 + 19 - 8) / 2 / 12)
+    num_tokens = [13, 16, 19]
+    if has_skipped_group:
+        advantages[4:8] = 0
+        num_tokens = [13, 19]
+    num_rows = 4 * len(num_tokens)
+    completions = completions_of(ragged_batch() | {"advantages": advantages})
+    metrics = main.accumulate_gradient(model, None, completions, config, micro_batch_tokens=40)
+    assert metrics["is_first"] == pytest.approx(num_rows / sum(num_tokens))
+    assert metrics["loss"] == pytest.approx((sum(num_tokens) - num_rows) / 2 / 12)
+
+
+def test_an_average_is_over_the_rows_that_have_the_number():
+    assert average([{"a": 1, "b": 4}, {"a": 2}]) == {"a": 1.5, "b": 4}
+
+
+RECORD = {"reward": 1.0, "length": 1, "finished": True}
 
 
 def group_metrics(rewards, group_size):
     """iteration_metrics of completions with these rewards."""
-    records = [{"reward": reward, "length": 1, "finished": True} for reward in rewards]
-    return iteration_metrics(records, group_size)
+    return iteration_metrics([RECORD | {"reward": reward} for reward in rewards], group_size)
 
 
 def test_spread_of_rewards_by_hand():
@@ -75,7 +80,66 @@ def test_equal_and_missing_rewards_have_no_spread():
 
 def test_distinct_word_pairs_of_a_batch_of_stories_by_hand():
     """Three stories with 2 pairs of words each, and none across stories: 3 of the 6 differ."""
-    texts = ("A red fox", "a red fox.", "A red hen")
-    rewarded = {"reward": 1.0, "length": 1, "finished": True, "rewards/distinct_2": 1.0}
-    records = [rewarded | {"completion": text} for text in texts]
-    assert iteration_metrics(records, 3)["distinct_2_batch"] == 3 / 6
+    stories = [RECORD | {"rewards/distinct_2": 1.0} for _ in range(3)]
+    for story, text in zip(stories, ("A red fox", "a red fox.", "A red hen"), strict=True):
+        story["completion"] = text
+    assert iteration_metrics(stories, 3)["distinct_2_batch"] == 3 / 6
+
+
+def test_what_is_logged_of_verdicts_by_hand():
+    """The values of a column may be numbers and text, and missing."""
+    records = []
+    for i, level in enumerate(("hard", 10, None, 2)):
+        verdicts = {"format": i < 3, "correct_strict": i == 0, "correct_flexible": i < 2}
+        records.append(RECORD | verdicts | {"level": level, "length": 10 * i, "finished": i < 3})
+    metrics = iteration_metrics(records, 2)
+    assert (metrics["accuracy"], metrics["accuracy_flexible"]) == (1 / 4, 2 / 4)
+    assert metrics["response_length_correct"] == 0
+    assert metrics["response_length_incorrect"] == (10 + 20 + 30) / 3
+    metrics = evaluation_metrics(records, 1)
+    for name in (
+        "accuracy_low",
+        "accuracy_high",
+        "accuracy_flexible_low",
+        "accuracy_flexible_high",
+    ):
+        del metrics[name]
+    assert list(metrics.items()) == [
+        ("n", 4),
+        ("accuracy", 1 / 4),
+        ("accuracy_flexible", 2 / 4),
+        ("count/format1_answer1", 1),
+        ("count/format1_answer0", 2),
+        ("count/format0_answer0", 1),
+        ("accuracy_level/2", 0),
+        ("accuracy_level/10", 0),
+        ("accuracy_level/hard", 1),
+        ("reward", 1),
+        ("response_length", 15),
+        ("truncated_fraction", 1 / 4),
+    ]
+
+
+def test_wilson_interval_agrees_with_scipy():
+    """Which has it for whole numbers only."""
+    for successes, n in ((0, 1), (1, 1), (1, 7), (439, 1319), (1319, 1319)):
+        interval = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+        low, high = wilson_interval(successes, n)
+        assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-9)
+        assert 0 <= low < high <= 1
+
+
+def test_an_interval_counts_problems_and_not_samples():
+    """Problems with 3 and 0 of 4 right samples are 0.75 of 2; pass@k is that of pass_at_k."""
+    metrics = accuracies("accuracy", [True, True, True, False] + [False] * 4, num_samples=4)
+    low, high = wilson_interval(0.75, 2)
+    expected = {"accuracy": 0.375, "accuracy_low": low, "accuracy_high": high}
+    expected |= {"pass@1": 0.375, "pass@2": 0.5, "pass@3": 0.5, "pass@4": 0.5}
+    assert metrics == pytest.approx(expected)
+
+
+def test_mcnemar_by_hand():
+    assert mcnemar(0, 0) == mcnemar(1, 0) == mcnemar(3, 3) == 1
+    p_value = 2 * (1 + 12 + 66) / 4096  # twice the chance of at most 2 heads in 12 throws
+    assert mcnemar(2, 10) == pytest.approx(p_value, rel=1e-12)
+    assert mcnemar(10, 2) == pytest.approx(p_value, rel=1e-12)
