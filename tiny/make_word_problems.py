@@ -45,23 +45,26 @@ def easier_pieces(x: int, operator: str, y: int) -> list[str]:
     if operator == "+":
         tens = tens_of(x) + tens_of(y)
         units = x % 10 + y % 10
-        pieces = [f"{tens} + {units}"]
+        expressions = [f"{tens} + {units}"]
     elif operator == "-":
         tens = tens_of(y)
         units = y % 10
-        pieces = [f"{x} - {tens} - {units}", f"{x - tens} - {units}"]
+        expressions = [f"{x} - {tens} - {units}", f"{x - tens} - {units}"]
     elif operator == "*":
         small, large = sorted((x, y))
         tens = tens_of(large) * small
         units = large % 10 * small
-        pieces = [f"{tens} + {units}"]
+        expressions = [f"{tens} + {units}"]
     else:
-        tens = tens_of(x // y)
-        units = x // y % 10
-        pieces = [f"{tens * y} / {y} + {units * y} / {y}", f"{tens} + {units}"]
-    by_one = operator in "*/" and 1 in (x, y)
-    is_easy = tens == 0 or units == 0 or by_one
-    return [] if is_easy else pieces
+        quotient = x // y
+        tens = tens_of(quotient)
+        units = quotient % 10
+        expressions = [f"{tens * y} / {y} + {units * y} / {y}", f"{tens} + {units}"]
+    if tens == 0 or units == 0:
+        return []
+    if operator in "*/" and 1 in (x, y):
+        return []
+    return expressions
 
 
 def easier_percentage(percent, y):
@@ -151,7 +154,9 @@ class Family:
         values = ",".join(str(operands[letter]) for letter in self.operands)
         checksum = zlib.crc32(f"{self.name}:{values}".encode())
         bucket = checksum % 100 // 10  # the tens digit, 0 to 9
-        return {0: "test", 1: "validation"}.get(bucket, "train")
+        if bucket == 0:
+            return "test"
+        return "validation" if bucket == 1 else "train"
 
 
 def parse_values(text):
@@ -184,6 +189,10 @@ def generate(split: str, num_problems: int, seed: int = 0, careful: float = 0.0)
     """
     problem_rng = random.Random(f"word problems/{split}/{seed}")
     style_rng = random.Random(f"careful/{split}/{seed}")
+
+    def is_careful():
+        return style_rng.random() < careful
+
     problems = []
     earlier_keys = set()
     while len(problems) < num_problems:
@@ -196,7 +205,7 @@ def generate(split: str, num_problems: int, seed: int = 0, careful: float = 0.0)
         if key in earlier_keys:
             continue
         earlier_keys.add(key)
-        lines, result = family.solve(operands, lambda: style_rng.random() < careful)
+        lines, result = family.solve(operands, is_careful)
         answer = "\n".join([*lines, f"#### {result}"])
         problems.append({"question": question, "answer": answer, "level": level})
     return problems
