@@ -160,7 +160,7 @@ def edited_copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs") / "copy"
     names = run_in(ROOT, "git", "ls-files", check=True).stdout.split()
     for name in names:
-        if name.endswith((".py", ".toml", ".jsonl")) or name.startswith("tiny/0.1m"):
+        if name.endswith((".py", ".toml", ".jsonl")) or name.startswith("tiny/0.3m"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
@@ -184,7 +184,7 @@ def test_the_examples_pass_the_lint(edited_copy):
 def test_the_examples_train(edited_copy):
     """All three at once, and the log has what they add."""
     command = (
-        "main.py --model_name tiny/0.1m --dataset_name my_data.py:sums"
+        "main.py --model_name tiny/0.3m --dataset_name my_data.py:sums"
         " --evaluator my_rewards.py:short --loss_type my_losses.py:soft"
         " --num_train_iters 2 --rollout_batch_size 16 --max_completion_length 8"
         " --learning_rate 1e-4 --output_dir output/run"

@@ -1,6 +1,5 @@
 """`make demo` installs by uv or pip, says that an index fails, and resumes what was begun."""
 
-import os
 import shutil
 import subprocess
 
