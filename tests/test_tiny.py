@@ -15,7 +15,7 @@ import utils
 from evaluator import get_evaluator
 from grpo import generation
 from rl_datasets import PROMPTS, get_dataloaders
-from tiny import make_tiny_models
+from tiny import make_tiny_models, make_word_problems
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,23 @@ def test_habits_seldom_take_the_careful_way_and_drills_often_do(stage, careful_s
     for steps, share in ((drill_steps, 0.9), (problem_steps, careful_share)):
         num_careful = sum(step.count(" = ") > 1 for step in steps)
         assert num_careful / len(steps) / 0.77 == pytest.approx(share, abs=0.05)
+
+
+def test_kinds_of_steps_by_hand():
+    """The notebook counts them; what a model writes may be anything."""
+    steps = {
+        "33 * 4 = 120 + 12 = 132": ("careful", True),
+        "33 * 4 = 132": ("direct", True),
+        "33 * 4 = 100": ("direct", False),
+        "3 * 4 = 12": ("easy", True),
+        "30% of 80 = 3 * 8 = 24": ("careful", True),
+        "1/4 of 84 = 21": ("direct", True),
+        "84 / 4 = 80 / 4 + 4 / 4 = 20 + 1 = 21": ("careful", True),
+        "5 / 0 = 0": ("easy", False),
+        "1/0 of 0 = 0": ("easy", False),
+    }
+    text = "\n".join(["And 1 + 1 = 2", *steps])
+    assert make_word_problems.checked_steps(text) == list(steps.values())
 
 
 def test_answer_styles_by_hand():
