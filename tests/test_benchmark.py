@@ -19,10 +19,10 @@ def turns(seconds, cpu_seconds, lengths):
 def test_ratios_are_taken_within_a_turn():
     """The machine becomes slower from turn to turn, for both competitors."""
     ours = turns([1.0, 2.0, 4.0], [2.0, 2.0, 2.0], [10.0, 20.0, 30.0])
-    theirs = turns([3.0, 8.0, 12.0], [4.0, 6.0, 4.0], [12.0, 14.0, 16.0])
-    # The ratios of the seconds are 3, 4 and 3, and that of the medians would be 4.
+    theirs = turns([3.0, 10.0, 14.0], [4.0, 6.0, 4.0], [12.0, 14.0, 16.0])
+    # The ratios of the seconds are 3, 5 and 3.5, and that of the medians would be 5.
     _, line = benchmark.table_rows("step", {"GRPO-Lite": ours, "TRL": theirs})
-    assert line == "| step | TRL | 14 | 8 | 3.00 (3.00 to 4.00) | 4 | 2.00 (2.00 to 3.00) |"
+    assert line == "| step | TRL | 14 | 10 | 3.50 (3.00 to 5.00) | 4 | 2.00 (2.00 to 3.00) |"
 
 
 def test_a_turn_is_the_median_of_its_intervals_without_the_first():

@@ -160,17 +160,16 @@ def test_clipped_loss_by_hand():
     torch.testing.assert_close(loss, torch.tensor([[-1.2, -0.5], [4.0, 1.6]]))
 
 
-@pytest.mark.parametrize(
-    ("response", "ground_truth", "format_reward", "reward"),
-    [
-        ("2 + 2 = 4 </think> <answer>4</answer>", "4", 1, 1),
-        ("2 + 2 = 4 </think> <answer>4</answer>", "5", 1, 0),
+def test_r1_zero_reward():
+    response = "2 + 2 = 4 </think> <answer>4</answer>"
+    for text, truth, format_reward, reward in (
+        (response, "4", 1, 1),
+        (response, "5", 1, 0),
         ("4", "4", 0, 0),
-    ],
-)
-def test_r1_zero_reward(response, ground_truth, format_reward, reward):
-    rewards = cs336.r1_zero_reward_fn(response, ground_truth)
-    assert rewards == {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
+    ):
+        rewards = cs336.r1_zero_reward_fn(text, truth)
+        expected = {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
+        assert rewards == expected
 
 
 def test_log_generations():

