@@ -78,7 +78,7 @@ def step_of_trl(args) -> dict:
 
 
 def median_step(args, command: list, standard_input: str) -> dict:
-    """The median time from one call of the reward to the next; the first two calls warm up."""
+    """Run a command whose reward notes each of its calls."""
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run(
             command,
@@ -89,12 +89,12 @@ def median_step(args, command: list, standard_input: str) -> dict:
             check=True,
         )
         calls = pandas.read_json(file.name, lines=True)
-    is_step = calls["num_completions"] == args.num_prompts * args.group_size  # no evaluation
-    return median_of_intervals(calls[is_step])
+    return median_of_intervals(calls, args.num_prompts * args.group_size)
 
 
-def median_of_intervals(calls) -> dict:
-    """{seconds, cpu_seconds, length} of an iteration, without the first."""
+def median_of_intervals(calls, num_completions: int) -> dict:
+    """The median from one call to the next, without evaluations; the first two calls warm up."""
+    calls = calls[calls["num_completions"] == num_completions]
     intervals = calls[["seconds", "cpu_seconds"]].diff().iloc[2:]
     return intervals.median().to_dict() | {"length": calls["length"].iloc[2:].median()}
 

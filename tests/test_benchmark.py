@@ -1,9 +1,11 @@
 """The benchmark's real command line at its smallest, and the numbers of its table by hand."""
 
 import sys
+from types import SimpleNamespace
 
 import pandas
 import pytest
+import torch
 from conftest import ROOT, run_script
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -26,9 +28,34 @@ def test_ratios_are_taken_within_a_turn():
 
 
 def test_a_turn_is_the_median_of_its_intervals_without_the_first():
-    calls = turns([1, 100, 104, 109, 120], [1, 50, 57, 65, 85], [1, 2, 10, 20, 60])
-    turn = benchmark.median_of_intervals(pandas.DataFrame(calls))
+    calls = turns([0, 1, 100, 104, 109, 120], [0, 1, 50, 57, 65, 85], [9, 1, 2, 10, 20, 60])
+    calls = pandas.DataFrame(calls)
+    calls["num_completions"] = [1, 8, 8, 8, 8, 8]  # the first one is of an evaluation
+    turn = benchmark.median_of_intervals(calls, num_completions=8)
     assert turn == {"seconds": 5, "cpu_seconds": 8, "length": 20}
+
+
+def test_a_turn_of_sampling_is_timed(monkeypatch):
+    monkeypatch.setattr(benchmark.time, "perf_counter", iter([1.0, 4.0]).__next__)
+    monkeypatch.setattr(benchmark.time, "process_time", iter([5.0, 7.0]).__next__)
+    turn = benchmark.timed(lambda args: [1, 3], None)
+    assert turn == {"seconds": 3, "cpu_seconds": 2, "length": 2}
+
+
+def test_a_completion_of_transformers_ends_with_its_first_eos(model, tokenizer, monkeypatch):
+    end = tokenizer.eos_token_id
+    new_ids = torch.tensor([[5, 6, end, end], [5, end, 6, end], [end] * 4, [5, 6, 7, 8]])
+
+    def generate(input_ids, attention_mask, generation_config):
+        assert generation_config.num_return_sequences == 2
+        assert generation_config.max_new_tokens == 4
+        assert generation_config.eos_token_id == [end]
+        return torch.cat([input_ids.repeat_interleave(2, dim=0), new_ids], dim=1)
+
+    monkeypatch.setattr(model, "generate", generate)
+    args = SimpleNamespace(group_size=2, max_completion_length=4)
+    lengths = benchmark.sample_with_transformers(args, model, tokenizer, ["ab", "c"])
+    assert lengths == [3, 2, 1, 4]
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_sft_step_by_hand():
     log_probs = torch.full((2, 3), -1.0, requires_grad=True)
     mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
     loss, _ = cs336.sft_microbatch_train_step(log_probs, mask, 4, 2.0)
-    assert loss.item() == pytest.approx(3 / 16)
+    assert loss.item() == pytest.approx(3 / 16) and not loss.requires_grad
     assert log_probs.grad.tolist() == [[0, -1 / 16, -1 / 16], [0, 0, -1 / 16]]
 
 
@@ -177,7 +177,7 @@ def test_log_generations():
     mask = torch.tensor([[1, 1], [1, 0]])
     reward_fn = cs336.question_only_reward_fn
     rows, lengths = cs336.log_generations(
-        ["p", "q"], ["\\boxed{1}", "x"], ["1", "2"], reward_fn, entropies, mask
+        ["p", "q"], ["\\boxed{1}", "\\boxed{1}"], ["1", "2"], reward_fn, entropies, mask
     )
     assert [row["entropy"] for row in rows] == [2, 5]
     assert [row["reward"] for row in rows] == [1, 0]
