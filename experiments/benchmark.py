@@ -18,59 +18,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
+import pandas
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
-from grpo import generation, jsonl, weights
+from grpo import generation, weights
 from rl_datasets import get_dataloaders
 
 ROOT = Path(__file__).resolve().parent.parent
 BETA = 0.04  # the weight of the KL: with it both sides of `step` compute a reference
 
 
-class Turn(NamedTuple):
-    """What a competitor needed for the work once."""
-
-    seconds: float
-    cpu_seconds: float
-    length: float  # tokens of a completion, on average
-
-
-def gold_in_text(completions, answers, **columns):
-    """The reward of `step`: 1 where the gold answer occurs in the text. It notes each call."""
-    call = [len(completions), time.perf_counter(), time.process_time()]
-    with open(os.environ["BENCHMARK_CALLS"], "a") as file:
-        file.write(json.dumps(call) + "\n")
-    return [float(gold in text) for text, gold in zip(completions, answers, strict=True)]
-
-
-def step_of_ours(args) -> Turn:
-    """The median iteration of main.py, from one call of the reward to the next."""
-    num_completions = args.num_prompts * args.group_size
+def step_of_ours(args) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        calls_file = Path(folder) / "calls.jsonl"
         flags = dict(
             model_name=args.model_name,
             dataset_name="arithmetic",
-            evaluator=f"{__file__}:gold_in_text",
+            evaluator=f"{ROOT}/experiments/trl_step.py:gold_in_text",
             output_dir=folder,
-            rollout_batch_size=num_completions,
+            rollout_batch_size=args.num_prompts * args.group_size,
             group_size=args.group_size,
             max_completion_length=args.max_completion_length,
             micro_batch_tokens=args.micro_batch_tokens,
             beta=BETA,
-            num_train_iters=args.iterations + 2,  # one warms up, and one ends the last interval
+            num_train_iters=args.iterations + 2,
             eval_size=1,
             eval_iterations=10**6,
             save_iterations=10**6,
@@ -78,22 +56,17 @@ def step_of_ours(args) -> Turn:
         command = [sys.executable, ROOT / "main.py"]
         for name, value in flags.items():
             command += [f"--{name}", str(value)]
-        environment = os.environ | {"BENCHMARK_CALLS": str(calls_file)}
-        subprocess.run(command, stdout=sys.stderr, env=environment, check=True)
-        calls = [json.loads(line) for line in calls_file.read_text().splitlines()]
-        log = jsonl.read(Path(folder) / "train_log.jsonl")
-    times = [call[1:] for call in calls if call[0] == num_completions]  # without evaluations
-    return median_turn(times[1:], [row["response_length"] for row in log[1:]])
+        return median_step(args, command, "")
 
 
-def step_of_trl(args) -> Turn:
-    """The median step of TRL on the same prompts."""
+def step_of_trl(args) -> dict:
+    """On the same prompts."""
     tokenizer = AutoTokenizer.from_pretrained(args.model_name)
     settings = dict(
         model_name=args.model_name,
-        examples=read_examples(tokenizer, args.num_prompts * (args.iterations + 1)),
+        examples=read_examples(tokenizer, args.num_prompts * (args.iterations + 2)),
         config=dict(
-            max_steps=args.iterations + 1,  # the first one warms up
+            max_steps=args.iterations + 2,
             per_device_train_batch_size=args.num_prompts * args.group_size,
             num_generations=args.group_size,
             max_completion_length=args.max_completion_length,
@@ -101,17 +74,29 @@ def step_of_trl(args) -> Turn:
         ),
     )
     command = [args.trl_python, ROOT / "experiments" / "trl_step.py"]
-    process = subprocess.run(
-        command, input=json.dumps(settings), stdout=subprocess.PIPE, text=True, check=True
-    )
-    result = json.loads(process.stdout.splitlines()[-1])
-    return median_turn(result["times"], result["lengths"])
+    return median_step(args, command, json.dumps(settings))
 
 
-def median_turn(times: list, lengths: list[float]) -> Turn:
-    """A turn from (time, CPU time) at the end of each of its iterations."""
-    seconds, cpu_seconds = np.median(np.diff(times, axis=0), axis=0)
-    return Turn(seconds, cpu_seconds, median(lengths))
+def median_step(args, command: list, standard_input: str) -> dict:
+    """Run a command whose reward notes each of its calls."""
+    with tempfile.NamedTemporaryFile() as file:
+        subprocess.run(
+            command,
+            input=standard_input,
+            text=True,
+            stdout=sys.stderr,
+            env=os.environ | {"BENCHMARK_CALLS": file.name},
+            check=True,
+        )
+        calls = pandas.read_json(file.name, lines=True)
+    return median_of_intervals(calls, args.num_prompts * args.group_size)
+
+
+def median_of_intervals(calls, num_completions: int) -> dict:
+    """The median from one call to the next, without evaluations; the first two calls warm up."""
+    calls = calls[calls["num_completions"] == num_completions]
+    intervals = calls[["seconds", "cpu_seconds"]].diff().iloc[2:]
+    return intervals.median().to_dict() | {"length": calls["length"].iloc[2:].median()}
 
 
 def read_examples(tokenizer, num_examples: int) -> list[dict]:
@@ -156,46 +141,19 @@ def sample_with_transformers(args, model, tokenizer, prompts: list[str]) -> list
     return (~is_padding).sum(1).tolist()
 
 
-def timed(sample, args, *inputs) -> Turn:
+def timed(sample, args, *inputs) -> dict:
     start = time.perf_counter()
     cpu_start = time.process_time()
     lengths = sample(args, *inputs)
-    cpu_seconds = time.process_time() - cpu_start
-    return Turn(time.perf_counter() - start, cpu_seconds, sum(lengths) / len(lengths))
+    return {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu_start,
+        "length": sum(lengths) / len(lengths),
+    }
 
 
-def table_rows(work: str, turns: dict[str, list[Turn]]) -> list[str]:
-    """A line of Markdown for each competitor: medians, and ratios to ours with their range."""
-    ours = turns["GRPO-Lite"]
-    lines = []
-    for name, theirs in turns.items():
-        cells = [work, name, f"{median(turn.length for turn in theirs):.0f}"]
-        for field in ("seconds", "cpu_seconds"):
-            values = [getattr(turn, field) for turn in theirs]
-            ratios = [value / getattr(a, field) for value, a in zip(values, ours, strict=True)]
-            cells.append(f"{median(values):.3g}")
-            cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("work", nargs="+", choices=["step", "sampling"])
-    parser.add_argument("--model_name", default="tiny/1m")
-    parser.add_argument("--num_prompts", type=int, default=16)
-    parser.add_argument("--group_size", type=int, default=8)
-    parser.add_argument("--max_completion_length", type=int, default=64)
-    parser.add_argument("--micro_batch_tokens", type=int, default=4096)
-    parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn of step")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")
-    parser.add_argument("--trl_python")
-    return parser.parse_args()
-
-
-def competitors_of(work: str, args) -> dict[str, Callable[[], Turn]]:
+def competitors_of(work: str, args) -> dict:
+    """{name: a function that does the work once, and says how long it took}."""
     if work == "step":
         competitors = {"GRPO-Lite": partial(step_of_ours, args)}
         if args.trl_python:
@@ -212,8 +170,36 @@ def competitors_of(work: str, args) -> dict[str, Callable[[], Turn]]:
     return competitors
 
 
+def table_rows(work: str, turns: dict[str, list[dict]]) -> list[str]:
+    """A line of Markdown for each competitor: medians, and ratios to ours with their range."""
+    ours = pandas.DataFrame(turns["GRPO-Lite"])
+    lines = []
+    for name, turns_of_one in turns.items():
+        theirs = pandas.DataFrame(turns_of_one)
+        ratios = theirs / ours
+        cells = [work, name, f"{theirs['length'].median():.0f}"]
+        for column in ("seconds", "cpu_seconds"):
+            ratio = ratios[column]
+            cells.append(f"{theirs[column].median():.3g}")
+            cells.append(f"{ratio.median():.2f} ({ratio.min():.2f} to {ratio.max():.2f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main():
-    args = parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("work", nargs="+", choices=["step", "sampling"])
+    parser.add_argument("--model_name", default="tiny/1m")
+    parser.add_argument("--num_prompts", type=int, default=16)
+    parser.add_argument("--group_size", type=int, default=8)
+    parser.add_argument("--max_completion_length", type=int, default=64)
+    parser.add_argument("--micro_batch_tokens", type=int, default=4096)
+    parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn of step")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")
+    parser.add_argument("--trl_python")
+    args = parser.parse_args()
     lines = [
         "| work | by | tokens | seconds | beside ours | seconds of CPU | beside ours |",
         "|---|---|---|---|---|---|---|",

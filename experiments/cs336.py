@@ -18,16 +18,14 @@ from evaluator import MathEvaluator
 from losses import LOSSES
 from utils import compute_entropy, masked_mean, masked_sum
 
-# There is one evaluator for each prompt format, kept after its first use.
-_evaluator_of = cache(MathEvaluator)
+evaluator_of = cache(MathEvaluator)  # one for each prompt format
 
 
 def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
-    """{"input_ids", "labels", "response_mask"}, (B, L) each.
+    """{"input_ids", "labels", "response_mask"}, (B, L) each, padded on the right.
 
     Labels are the ids shifted by one, and the mask is true where the label is an output token.
-    Prompts and outputs are tokenized apart, so that no token spans the border, then joined and
-    padded on the right.
+    Prompts and outputs are tokenized apart, so that no token spans the border.
     """
     prompts = tokenizer(list(prompt_strs), add_special_tokens=False)["input_ids"]
     outputs = tokenizer(list(output_strs), add_special_tokens=False)["input_ids"]
@@ -59,11 +57,7 @@ def masked_normalize(tensor, mask, normalize_constant, dim=None):
 def sft_microbatch_train_step(
     policy_log_probs, response_mask, gradient_accumulation_steps, normalize_constant=1.0
 ):
-    """Compute the gradient of the loss.
-
-    The loss of a row is minus the sum of its log-probs, divided by normalize_constant. It is
-    averaged over rows and divided by gradient_accumulation_steps.
-    """
+    """Add the gradient of minus each row's sum / normalize_constant, averaged over rows."""
     per_row = -masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=1)
     loss = per_row.mean() / gradient_accumulation_steps
     loss.backward()
@@ -79,14 +73,8 @@ def compute_group_normalized_rewards(
     normalize_by_std,
 ):
     """(advantages (N,), raw_rewards (N,), metadata); reward_fn is one like r1_zero_reward_fn."""
-    raw_rewards = torch.tensor(
-        [
-            reward_fn(response, ground_truth)["reward"]
-            for response, ground_truth in zip(
-                rollout_responses, repeated_ground_truths, strict=True
-            )
-        ]
-    )
+    pairs = zip(rollout_responses, repeated_ground_truths, strict=True)
+    raw_rewards = torch.tensor([reward_fn(*pair)["reward"] for pair in pairs])
     advantages = main.compute_group_normalized_rewards(
         raw_rewards, group_size, advantage_eps, normalize_by_std
     )
@@ -95,20 +83,13 @@ def compute_group_normalized_rewards(
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs):
     """REINFORCE's loss of each token. (B, 1), (B, L) -> (B, L)."""
-    loss, _ = compute_policy_gradient_loss(
-        policy_log_probs, "reinforce_with_baseline", advantages=raw_rewards_or_advantages
-    )
-    return loss
+    return -raw_rewards_or_advantages * policy_log_probs
 
 
 def compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange):
     """(loss of each token (B, L), masks of clipped tokens (B, L)); advantages are (B, 1)."""
     return compute_policy_gradient_loss(
-        policy_log_probs,
-        "grpo_clip",
-        advantages=advantages,
-        old_log_probs=old_log_probs,
-        cliprange=cliprange,
+        policy_log_probs, "grpo_clip", None, advantages, old_log_probs, cliprange
     )
 
 
@@ -140,18 +121,9 @@ def grpo_microbatch_train_step(
     old_log_probs=None,
     cliprange=None,
 ):
-    """Compute the gradient of the loss.
-
-    The loss is averaged over each row's tokens, then over rows, and divided by
-    gradient_accumulation_steps.
-    """
+    """Add the gradient of the loss, averaged over each row's tokens and then over rows."""
     per_token, metadata = compute_policy_gradient_loss(
-        policy_log_probs,
-        loss_type,
-        raw_rewards,
-        advantages,
-        old_log_probs,
-        cliprange,
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )
     loss = masked_mean(per_token, response_mask, dim=1).mean() / gradient_accumulation_steps
     loss.backward()
@@ -160,7 +132,7 @@ def grpo_microbatch_train_step(
 
 def _reward(prompt_name, response, ground_truth):
     """{"format_reward", "answer_reward", "reward"} of a response to a prompt of this format."""
-    evaluator = _evaluator_of(prompt_name)
+    evaluator = evaluator_of(prompt_name)
     rewards = evaluator.compute_rewards([""], [response], [ground_truth])
     format_reward, answer_reward = rewards.per_function[0].tolist()
     return {
@@ -177,8 +149,7 @@ question_only_reward_fn = partial(_reward, "question_only")
 def log_generations(prompts, responses, ground_truths, reward_fn, token_entropy, response_mask):
     """(rows, metrics): one dict for each response, and mean lengths, also by correctness.
 
-    A row has the prompt, the response, the ground truth, the rewards, the mean entropy of its
-    tokens and its length.
+    A row has what is given, the rewards, the mean entropy of its tokens and its length.
     """
     rows = []
     for i, response in enumerate(responses):

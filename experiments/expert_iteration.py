@@ -3,11 +3,9 @@
     python experiments/expert_iteration.py --model_name tiny/1m --dataset_name arithmetic
 
 Each of the --n_ei_steps steps draws --num_questions questions (D_b in the handout of CS336), and
-samples --group_size completions of each (G). It keeps the strictly correct ones, trains on them
-for --epochs epochs (E) with sft.fine_tune, and once every --eval_ei_steps it evaluates and saves.
-Logs and checkpoints have the same format as in the other scripts. The entropy at the trained tokens
-and the tokens sampled so far are logged, so that plotter.py can lay them beside those of SFT and
-GRPO. `sample_entropy` estimates the entropy at all sampled tokens, which GRPO logs as `entropy`.
+samples --group_size completions of each (G). It keeps the strictly correct ones, and trains on them
+for --epochs epochs (E) with sft.fine_tune. `entropy` is that at the trained tokens, and
+`sample_entropy` estimates that at all sampled tokens, which GRPO logs as `entropy`.
 """
 
 import sys
@@ -21,16 +19,12 @@ if __name__ == "__main__":
     parse(ExpertIterationConfig)  # --help and mistakes are answered before the slow imports
 
 import sft  # noqa: E402
-from grpo import (
-    distributed,  # noqa: E402
-    weights,  # noqa: E402
-)
+from grpo import distributed, weights  # noqa: E402
 from grpo.run import Run, run_to_the_end  # noqa: E402
 from main import get_optimizer  # noqa: E402
 
 
 def setup(config: ExpertIterationConfig) -> Run:
-    """What it works with. Raises ValueError or OSError for what the user gave wrong."""
     if distributed.world_size() > 1:
         raise ValueError("expert iteration runs as one process: start it with python")
     run = Run.load(config)
@@ -46,38 +40,36 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         questions = run.train_loader.next_batch(config.num_questions)
         completions = run.sample(questions, config.group_size, config.temperature)
         run.reward(completions)
-        num_right = sum(completion.details["correct_strict"] for completion in completions)
-        kept = []
-        for completion in completions:
-            # One that was cut has no end.
-            if completion.details["correct_strict"] and completion.finished:
-                prompt = completion.example["prompt"]
-                kept.append(sft.encode(run.tokenizer, prompt, completion.text, completion.example))
-        print(
-            f"expert iteration {ei_step} of {run.num_iterations}: {len(kept)} of"
-            f" {len(completions)} completions are right and kept"
-        )
         records = [completion.record() for completion in completions]
         run.write_transcript("rollouts", ei_step, records)
 
-        # The mean of -log p over sampled tokens is an unbiased estimate of their mean entropy.
+        num_right = 0
+        solutions = []
         logps = []
         for completion in completions:
             logps += completion.sampled_logps
+            is_right = completion.details["correct_strict"]
+            num_right += is_right
+            if is_right and completion.finished:  # one that was cut has no end
+                example = completion.example
+                encoded = sft.encode(run.tokenizer, example["prompt"], completion.text, example)
+                solutions.append(encoded)
+        print(f"expert iteration {ei_step}: {len(solutions)} of {len(completions)} are kept")
         sampled = {
             "ei_step": ei_step,
-            "kept": len(kept),
+            "kept": len(solutions),
             "accuracy": num_right / len(completions),
+            # The mean of -log p over sampled tokens is an unbiased estimate of their mean entropy.
             "sample_entropy": -sum(logps) / len(logps),
         }
         run.total_tokens += len(logps)
-        if not kept:
+        if not solutions:
             continue
         updates = sft.fine_tune(
             run.model,
-            kept,
+            solutions,
             config,
-            num_updates=max(1, config.epochs * len(kept) // config.train_batch_size),
+            num_updates=max(1, config.epochs * len(solutions) // config.train_batch_size),
             seed=config.seed + ei_step,
             optimizer=run.optimizer,
         )

@@ -3,8 +3,7 @@
     python results/figures.py               # all of them
     python results/figures.py training      # one
 
-README.md says what the tables and their columns are. A figure is as wide as a phone can show it:
-6.5 inches, with letters of ten points.
+README.md says what the tables and their columns are.
 """
 
 import argparse
@@ -32,7 +31,6 @@ SFT = "#D55E00"
 FORMAT_ONLY = "#E69F00"
 RANDOM_REWARD = "#CC79A7"
 BEFORE_TRAINING = "0.5"
-SIZES = {"0.1m": "#7ab8dc", "0.3m": "#3d97cc", "1m": GRPO, "3m": "#00304d"}
 FAMILIES = {"Qwen2.5-Math-1.5B": GRPO, "OLMo-2-1B": SFT, "another model": "#009E73"}
 SMOLLM2 = "#CC79A7"
 
@@ -49,7 +47,7 @@ measures = pd.read_csv(FOLDER / "measures.csv")
 
 
 def new_figure(num_rows, num_columns, height):
-    figure = Figure((6.5, height), layout="constrained")
+    figure = Figure((6.5, height), layout="constrained")  # as wide as a phone can show it
     axes = figure.subplots(num_rows, num_columns, squeeze=False)
     return figure, axes.flatten()
 
@@ -81,18 +79,6 @@ def draw(ax, seeds, color, linestyle="-", **style):
     ax.plot(mean, color=color, linestyle=linestyle, **style)
 
 
-def name_curve(ax, seeds, name, color, above=0):
-    """Write a name beside the end of a curve, or so many printer's points above it."""
-    x = seeds.index[-1]
-    y = seeds.iloc[-1].mean()
-    write_beside(ax, x, y, name, color, above)
-
-
-def write_beside(ax, x, y, text, color, above=0):
-    style = {"textcoords": "offset points", "color": color, "va": "center"}
-    ax.annotate(text, (x, y), (5, above), **style)
-
-
 def describe(ax, title, unit, lowest=None, highest=None):
     ax.set_title(title, loc="left")
     ax.set_ylabel(unit)
@@ -101,10 +87,10 @@ def describe(ax, title, unit, lowest=None, highest=None):
 
 def draw_training():
     figure, axes = new_figure(3, 2, 7.5)
+    accuracy, careful, reward, entropy, kl, length = axes
     draw_reward(axes, "grpo", GRPO, 4)
     draw_reward(axes, "format", FORMAT_ONLY, 2)
     draw_reward(axes, "random", RANDOM_REWARD, 1)
-    accuracy, careful, reward, entropy, kl, length = axes
     accuracy.text(100, 80, "GRPO", color=GRPO, ha="right")
     accuracy.text(100, 51, "format only", color=FORMAT_ONLY, ha="right")
     accuracy.text(100, 10, "random reward", color=RANDOM_REWARD, ha="right")
@@ -125,44 +111,40 @@ def draw_reward(axes, arm, color, maximum):
     draw(accuracy, by_seed("dynamics", arm, "accuracy", "validation"), color)
     draw(careful, by_seed("dynamics", arm, "careful_share", "validation"), color)
     percent = 100 / maximum
-    rewards = by_seed("dynamics", arm, "reward")
-    draw(reward, percent * smooth(rewards), color)
-    evaluated = by_seed("dynamics", arm, "reward", "validation")
-    means = evaluated.mean(axis="columns")
-    reward.plot(percent * means, "o", color=color, markerfacecolor="white")
+    draw(reward, percent * smooth(by_seed("dynamics", arm, "reward")), color)
+    evaluated = percent * by_seed("dynamics", arm, "reward", "validation")
+    reward.plot(evaluated.mean(axis="columns"), "o", color=color, markerfacecolor="white")
     columns = ("entropy", "kl_per_token", "response_length")
     for ax, column in zip(of_samples, columns, strict=True):
-        seeds = by_seed("dynamics", arm, column)
-        draw(ax, smooth(seeds), color)
+        draw(ax, smooth(by_seed("dynamics", arm, column)), color)
 
 
 def draw_scaling():
-    figure, (by_iteration, by_size) = new_figure(1, 2, 3.2)
-    draw_size(by_iteration, by_size, "scaling", "0.1m", "0.1m_before", "0.1m", 4)
-    draw_size(by_iteration, by_size, "scaling", "0.3m", "0.3m_before", "0.3m")
-    draw_size(by_iteration, by_size, "dynamics", "grpo", "before", "1m", -5)
-    draw_size(by_iteration, by_size, "scaling", "3m", "3m_before", "3m", 5)
+    figure, axes = new_figure(1, 2, 3.2)
+    by_iteration, by_size = axes
     describe(by_iteration, "(a) by iteration", "accuracy on validation (%)", -2, 102)
-    by_iteration.set_xlabel("iteration")
-    by_iteration.set_xlim(-3, 125)
     describe(by_size, "(b) by size", "accuracy on test (%)", -2, 102)
+    by_iteration.set_xlabel("iteration")
     by_size.set_xlabel("parameters")
     by_size.set_xscale("log")
-    by_size.set_xlim(5e4, 5e6)
+    draw_size(axes, "3m", "#00304d", "scaling", "3m", "3m_before")
+    draw_size(axes, "1m", GRPO, "dynamics", "grpo", "before")
+    draw_size(axes, "0.3m", "#3d97cc", "scaling", "0.3m", "0.3m_before")
+    draw_size(axes, "0.1m", "#7ab8dc", "scaling", "0.1m", "0.1m_before")
+    by_iteration.legend()
     by_size.text(1.7e6, 84, "after", ha="center")
     by_size.text(1.7e6, 30, "before", ha="center")
     return figure
 
 
-def draw_size(by_iteration, by_size, study, arm, before, name, above=0):
-    color = SIZES[name]
+def draw_size(axes, name, color, study, arm, arm_before):
+    by_iteration, by_size = axes
     seeds = by_seed(study, arm, "accuracy", "validation")
-    draw(by_iteration, seeds, color, marker="o")
-    name_curve(by_iteration, seeds, name, color, above)
+    draw(by_iteration, seeds, color, marker="o", label=name)
     accuracies = accuracies_on_test(study, arm)
+    start = accuracies_on_test(study, arm_before)
     parameters = test["parameters"][accuracies.index]
     by_size.plot(parameters, accuracies, "o", color=color)
-    start = accuracies_on_test(study, before)
     by_size.plot(parameters.iloc[:1], start, "o", color=color, markerfacecolor="white")
 
 
@@ -175,41 +157,41 @@ def draw_sft():
 
 def draw_solutions(ax):
     """Accuracy on test by the number of solutions, beside GRPO's."""
-    runs = test.query("study == 'sft' and best == 1")
-    # The largest set has five times the updates, so no line leads to it.
-    largest = runs.query("examples == 10_000")
-    others = runs.query("examples < 10_000")
-    careful = others[others["arm"].str.startswith("careful")]
-    direct = others[others["arm"].str.startswith("direct")]
-    ax.plot(careful["examples"], careful["accuracy"], "o", color=SFT)
-    ax.plot(direct["examples"], direct["accuracy"], "s", color=SFT)
-    ax.plot(largest["examples"], largest["accuracy"], "s", color=SFT, markerfacecolor="none")
-    careful_means = careful.groupby("examples")["accuracy"].mean()
-    direct_means = direct.groupby("examples")["accuracy"].mean()
-    ax.plot(careful_means, "-", color=SFT)
-    ax.plot(direct_means, "--", color=SFT)
+    describe(ax, "(a) SFT, by number of solutions", "accuracy on test (%)", 15, 102)
+    ax.set_xlabel("worked solutions")
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     for study, arm in (("dynamics", "grpo"), ("rates", "base")):
         seeds = accuracies_on_test(study, arm)
         ax.axhspan(seeds.min(), seeds.max(), color=GRPO, alpha=0.2, linewidth=0)
-    start = accuracies_on_test("dynamics", "before")
-    ax.axhline(start.item(), color=BEFORE_TRAINING, linestyle=":")
-    ax.set_xscale("log")
-    ax.set_xlim(7, 18_000)
-    ax.text(30, 76, "SFT on careful solutions", color=SFT)
-    ax.text(30, 44, "SFT on direct solutions", color=SFT)
+    start = accuracies_on_test("dynamics", "before").item()
+    ax.axhline(start, color=BEFORE_TRAINING, linestyle=":")
+    draw_kind(ax, "careful", "o", "-")
+    draw_kind(ax, "direct", "s", "--")
     ax.text(8_500, 52, "10,000 direct, five times the updates", color=SFT, ha="right")
     ax.text(17_000, 95, "GRPO, the demo", color=GRPO, ha="right")
     ax.text(17_000, 84, "GRPO, the baseline", color=GRPO, ha="right")
     ax.text(17_000, 26, "before training", color=BEFORE_TRAINING, ha="right")
-    describe(ax, "(a) SFT, by number of solutions", "accuracy on test (%)", 15, 102)
-    ax.set_xlabel("worked solutions")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.legend(loc=(0.1, 0.6))
+
+
+def draw_kind(ax, kind, marker, linestyle):
+    """SFT on careful or on direct solutions: a dot for each seed, and a line through the means."""
+    runs = test.query("study == 'sft' and best == 1")
+    runs = runs[runs["arm"].str.startswith(kind)]
+    ax.plot(runs["examples"], runs["accuracy"], marker, color=SFT, markerfacecolor="none")
+    # The largest set has five times the updates, so no line leads to it.
+    means = runs.query("examples < 10_000").groupby("examples")["accuracy"].mean()
+    ax.plot(means, linestyle, color=SFT, label=f"SFT on {kind} solutions")
 
 
 def draw_worth(ax):
     """The baseline of GRPO by iteration, and at which of them it has the accuracy of SFT."""
-    grpo = by_seed("exchange", "grpo", "accuracy", "validation")
-    draw(ax, grpo, GRPO, linewidth=2)
+    title = "(b) GRPO, by iteration, and where SFT ends"
+    describe(ax, title, "accuracy on validation (%)", 15, 102)
+    ax.set_xlabel("iteration of GRPO")
+    ax.set_xlim(0, 60)
+    draw(ax, by_seed("exchange", "grpo", "accuracy", "validation"), GRPO, linewidth=2)
     ax.text(32, 51, "GRPO, the baseline", color=GRPO)
     draw_end_of_sft(ax, "direct10", "")
     draw_end_of_sft(ax, "direct100", "")
@@ -218,11 +200,6 @@ def draw_worth(ax):
     draw_end_of_sft(ax, "careful10", "10 careful")
     draw_end_of_sft(ax, "careful100", "100 careful")
     draw_end_of_sft(ax, "careful1000", "1,000 careful")
-    describe(
-        ax, "(b) GRPO, by iteration, and where SFT ends", "accuracy on validation (%)", 15, 102
-    )
-    ax.set_xlabel("iteration of GRPO")
-    ax.set_xlim(0, 60)
 
 
 def draw_end_of_sft(ax, arm, name):
@@ -235,28 +212,23 @@ def draw_end_of_sft(ax, arm, name):
         ax.plot(worth.value, accuracy, "o", color=SFT, markersize=6)
         if worth.high < 60:
             name += f": {worth.value:.0f} ({worth.low:.0f} to {worth.high:.0f})"
-    write_beside(ax, 60, accuracy, name, SFT)
+    ax.text(61, accuracy, name, color=SFT, va="center")
 
 
 def draw_judge():
     figure, axes = new_figure(3, 1, 7)
-    draw_penalty(axes, "beta0.04", "beta 0.04", GRPO, "-")
-    draw_penalty(axes, "beta0.4", "beta 0.4", HEAVY_PENALTY, "--")
     diversity, reward, kl = axes
+    for ax, column in zip(axes, ("distinct_2_batch", "reward", "kl_per_token"), strict=True):
+        light = smooth(by_seed("judge", "beta0.04", column))
+        heavy = smooth(by_seed("judge", "beta0.4", column))
+        draw(ax, light, GRPO, label="beta 0.04")
+        draw(ax, heavy, HEAVY_PENALTY, "--", label="beta 0.4")
+    diversity.legend(loc="lower left")
     describe(diversity, "(a) distinct word pairs in a batch", "%", 0, 102)
     describe(reward, "(b) the judge's reward", "nats per token")
     describe(kl, "(c) KL divergence", "nats per token", 0)
     kl.set_xlabel("iteration")
     return figure
-
-
-def draw_penalty(axes, arm, name, color, linestyle):
-    columns = ("distinct_2_batch", "reward", "kl_per_token")
-    for ax, column in zip(axes, columns, strict=True):
-        seeds = smooth(by_seed("judge", arm, column))
-        draw(ax, seeds, color, linestyle)
-        name_curve(ax, seeds, name, color)
-        ax.set_xlim(0, 72)
 
 
 def draw_choices():
@@ -274,65 +246,61 @@ def draw_rates(ax):
     over_the_run = runs.pivot_table("accuracy", index="rate", columns="seed")
     last = runs.query("step == 60")
     at_the_end = last.pivot_table("accuracy", index="rate", columns="seed")
-    draw(ax, at_the_end, GRPO, "--", marker="o", markerfacecolor="white")
-    draw(ax, over_the_run, GRPO, marker="o")
-    name_curve(ax, at_the_end, "at iteration 60", GRPO, 6)
-    name_curve(ax, over_the_run, "averaged", GRPO, -6)
+    draw(ax, at_the_end, GRPO, "--", marker="o", label="at iteration 60")
+    draw(ax, over_the_run, GRPO, marker="s", label="averaged")
     describe(ax, "(a) the baseline by learning rate", "accuracy on validation (%)")
+    ax.legend(loc="lower right")
     ax.set_xscale("log")
-    ax.set_xlim(9e-5, 7.5e-4)
     ax.set_xticks([1e-4, 2e-4, 4e-4], ["1e-4", "2e-4", "4e-4"])
-    ax.set_xlabel("learning rate")
     ax.set_xticks([], minor=True)
+    ax.set_xlabel("learning rate")
 
 
 def draw_forest(ax):
     """A row for each choice, the best one on top."""
+    ax.set_title("(b) each choice at its best rate", loc="left")
+    ax.set_xlabel("difference averaged over the run (points)")
     rows = choices.query("study == 'choices' and measure == 'averaged over the run'")
     rows = rows.sort_values("mean").reset_index()
     names = rows["choice"] + " minus " + rows["reference"]
     names = names.str.removesuffix(" minus the baseline")
+    ax.set_yticks(rows.index, names)
     is_significant = rows["verdict"] == "significant"
     colors = is_significant.map({True: "0.1", False: "0.5"})
     fills = is_significant.map({True: "0.1", False: "white"})
     ax.hlines(rows.index, rows["low"], rows["high"], colors)
     ax.scatter(rows["mean"], rows.index, 25, fills, edgecolors=colors, zorder=3)
     ax.axvline(0, color="0.4", linewidth=0.8)
-    ax.set_yticks(rows.index, names)
     ax.grid(visible=False, axis="y")
-    ax.set_title("(b) each choice at its best rate", loc="left")
-    ax.set_xlabel("difference averaged over the run (points)")
 
 
 def draw_real_model():
     figure, axes = new_figure(4, 1, 9)
-    draw_smollm2(axes, "grpo", "GRPO at 2e-5", GRPO, "-", -6)
-    draw_smollm2(axes, "slow", "GRPO at 5e-6", GRPO, "--", 0)
-    draw_smollm2(axes, "format", "format only", FORMAT_ONLY, "-", 0)
     greedy, samples, length, entropy = axes
+    draw_smollm2(axes, "slow", GRPO, "--", "GRPO at 5e-6")
+    draw_smollm2(axes, "grpo", GRPO, "-", "GRPO at 2e-5")
+    draw_smollm2(axes, "format", FORMAT_ONLY, "-", "format only")
     describe(greedy, "(a) greedy answers, on validation", "accuracy (%)", 0, 36)
     describe(samples, "(b) samples in training", "accuracy (%)", 0, 36)
     describe(length, "(c) length of samples", "tokens", 0, 40)
     describe(entropy, "(d) entropy of samples", "nats per token", 0)
     entropy.set_xlabel("iteration")
+    greedy.legend(loc="lower right")
     return figure
 
 
-def draw_smollm2(axes, arm, name, color, linestyle, above):
+def draw_smollm2(axes, arm, color, linestyle, name):
     greedy, samples, length, entropy = axes
     accuracies = by_seed("real", arm, "accuracy", "validation")
-    draw(greedy, accuracies, color, linestyle)
-    name_curve(greedy, accuracies, name, color, above)
-    draw(samples, mean_of_last_ten("real", arm, "accuracy"), color, linestyle)
-    draw(length, mean_of_last_ten("real", arm, "response_length"), color, linestyle)
+    draw(greedy, accuracies, color, linestyle, label=name)
+    draw(samples, mean_of_last_ten(arm, "accuracy"), color, linestyle)
+    draw(length, mean_of_last_ten(arm, "response_length"), color, linestyle)
     if arm != "format":  # too few of its groups have different rewards
-        draw(entropy, mean_of_last_ten("real", arm, "entropy"), color, linestyle)
-    for ax in axes:
-        ax.set_xlim(0, 300)
+        draw(entropy, mean_of_last_ten(arm, "entropy"), color, linestyle)
 
 
-def mean_of_last_ten(study, arm, column):
-    windows = by_seed(study, arm, column).rolling(10)
+def mean_of_last_ten(arm, column):
+    windows = by_seed("real", arm, column).rolling(10)
     return windows.mean().iloc[9:]
 
 
@@ -345,12 +313,6 @@ def draw_carries_over():
     questions = decided["question"].unique()
     for row, question in enumerate(questions):
         draw_question(ax, row, question, decided[decided["question"] == question])
-    for family, color in FAMILIES.items():
-        ax.plot([], [], "o", color=color, label=f"a project with {family}")
-    ax.plot([], [], "o", color="0.4", markerfacecolor="none", label="open: a run collapsed")
-    ax.plot([], [], color="black", linewidth=2.5, label="median of the projects")
-    ax.plot([], [], "-D", color="0.3", label="our toy world, with its interval")
-    ax.plot([], [], "-s", color=SMOLLM2, label="SmolLM2-135M")
     ax.axvline(0, color="0.4", linewidth=0.8)
     ax.set_xscale("symlog", linthresh=10, linscale=0.9)
     ticks = [-80, -20, -5, 0, 5, 20]
@@ -360,6 +322,12 @@ def draw_carries_over():
     ax.set_xlabel("b is better   <   a - b in points of accuracy   >   a is better")
     ax.set_yticks([])
     ax.set_ylim(len(questions) - 0.5, -0.6)
+    for family, color in FAMILIES.items():
+        ax.plot([], [], "o", color=color, label=f"a project with {family}")
+    ax.plot([], [], "o", color="0.4", markerfacecolor="none", label="open: a run collapsed")
+    ax.plot([], [], color="black", linewidth=2.5, label="median of the projects")
+    ax.plot([], [], "-D", color="0.3", label="our toy world, with its interval")
+    ax.plot([], [], "-s", color=SMOLLM2, label="SmolLM2-135M")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -392,25 +360,23 @@ def draw_question(ax, row, question, projects):
     ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
 
 
-FIGURES = {
-    "training": draw_training,
-    "scaling": draw_scaling,
-    "sft": draw_sft,
-    "judge": draw_judge,
-    "choices": draw_choices,
-    "real_model": draw_real_model,
-    "carries_over": draw_carries_over,
-}
-
-
 def main():
     parser = argparse.ArgumentParser(description="Draw the figures of analysis.md.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FIGURES))
+    figures = {
+        "training": draw_training,
+        "scaling": draw_scaling,
+        "sft": draw_sft,
+        "judge": draw_judge,
+        "choices": draw_choices,
+        "real_model": draw_real_model,
+        "carries_over": draw_carries_over,
+    }
+    parser.add_argument("name", nargs="?", choices=figures, help="one of them alone")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the PNG files go")
     args = parser.parse_args()
     matplotlib.rcParams.update(STYLE)
-    for name in args.names or FIGURES:
-        figure = FIGURES[name]()
+    for name in [args.name] if args.name else figures:
+        figure = figures[name]()
         figure.savefig(args.folder / f"{name}.png", metadata={"Software": None})
 
 

@@ -1,7 +1,6 @@
 """The handout's signatures over the project's parts, against numbers worked by hand."""
 
 import inspect
-import subprocess
 import sys
 
 import pytest
@@ -12,83 +11,32 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 import cs336
 
-# The parameters of each function, in the handout's order.
-SIGNATURES = {
-    "tokenize_prompt_and_output": ["prompt_strs", "output_strs", "tokenizer"],
-    "compute_entropy": ["logits"],
-    "get_response_log_probs": ["model", "input_ids", "labels", "return_token_entropy"],
-    "masked_normalize": ["tensor", "mask", "normalize_constant", "dim"],
-    "sft_microbatch_train_step": [
-        "policy_log_probs",
-        "response_mask",
-        "gradient_accumulation_steps",
-        "normalize_constant",
-    ],
-    "compute_group_normalized_rewards": [
-        "reward_fn",
-        "rollout_responses",
-        "repeated_ground_truths",
-        "group_size",
-        "advantage_eps",
-        "normalize_by_std",
-    ],
-    "compute_naive_policy_gradient_loss": ["raw_rewards_or_advantages", "policy_log_probs"],
-    "compute_grpo_clip_loss": ["advantages", "policy_log_probs", "old_log_probs", "cliprange"],
-    "compute_policy_gradient_loss": [
-        "policy_log_probs",
-        "loss_type",
-        "raw_rewards",
-        "advantages",
-        "old_log_probs",
-        "cliprange",
-    ],
-    "masked_mean": ["tensor", "mask", "dim"],
-    "grpo_microbatch_train_step": [
-        "policy_log_probs",
-        "response_mask",
-        "gradient_accumulation_steps",
-        "loss_type",
-        "raw_rewards",
-        "advantages",
-        "old_log_probs",
-        "cliprange",
-    ],
-}
+# Each function of the handout with its parameters, in order.
+SIGNATURES = """
+tokenize_prompt_and_output prompt_strs output_strs tokenizer
+compute_entropy logits
+get_response_log_probs model input_ids labels return_token_entropy
+masked_normalize tensor mask normalize_constant dim
+sft_microbatch_train_step policy_log_probs response_mask gradient_accumulation_steps
+    normalize_constant
+compute_group_normalized_rewards reward_fn rollout_responses repeated_ground_truths group_size
+    advantage_eps normalize_by_std
+compute_naive_policy_gradient_loss raw_rewards_or_advantages policy_log_probs
+compute_grpo_clip_loss advantages policy_log_probs old_log_probs cliprange
+compute_policy_gradient_loss policy_log_probs loss_type raw_rewards advantages old_log_probs
+    cliprange
+masked_mean tensor mask dim
+grpo_microbatch_train_step policy_log_probs response_mask gradient_accumulation_steps loss_type
+    raw_rewards advantages old_log_probs cliprange
+"""
 
 
-def handout_arguments(tokenizer):
-    """One value for every parameter of SIGNATURES; rows of 3 tokens."""
-    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    log_probs = torch.tensor([[-1.0, -2.0, -3.0], [-2.0, -1.0, -0.5]])
-    return dict(
-        prompt_strs=["ab", "c"],
-        output_strs=["d", "ef"],
-        tokenizer=tokenizer,
-        logits=torch.eye(4).unsqueeze(0),
-        model=random_model(),
-        input_ids=ids,
-        labels=ids + 1,
-        return_token_entropy=True,
-        tensor=log_probs,
-        mask=torch.tensor([[1, 1, 0], [0, 1, 1]]),
-        normalize_constant=7.0,
-        dim=1,
-        policy_log_probs=log_probs,
-        response_mask=torch.tensor([[1, 1, 0], [0, 1, 1]]),
-        gradient_accumulation_steps=2,
-        reward_fn=lambda response, truth: {"reward": float(response == truth)},
-        rollout_responses=list("abcc"),
-        repeated_ground_truths=list("aacc"),
-        group_size=2,
-        advantage_eps=1e-6,
-        normalize_by_std=True,
-        raw_rewards_or_advantages=torch.tensor([[1.0], [-2.0]]),
-        raw_rewards=torch.tensor([[3.0], [0.0]]),
-        advantages=torch.tensor([[1.0], [-2.0]]),
-        old_log_probs=log_probs + 0.3,
-        cliprange=0.2,
-        loss_type="grpo_clip",
-    )
+def test_the_course_calls_by_the_handouts_keywords_or_order():
+    """14 calls once ended in a TypeError."""
+    for line in SIGNATURES.replace("\n    ", " ").strip().splitlines():
+        name, *parameters = line.split()
+        signature = inspect.signature(getattr(cs336, name))
+        assert list(signature.parameters)[: len(parameters)] == parameters, name
 
 
 def test_tokenize_prompt_and_output_by_hand():
@@ -104,28 +52,16 @@ def test_tokenize_prompt_and_output_by_hand():
     assert batch["response_mask"].tolist() == [[False, True, False], [True, True, True]]
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_by_keyword_and_by_position(name, tokenizer):
-    """The course's tests use the handout's keywords: 14 calls once ended in a TypeError."""
-    function = getattr(cs336, name)
-    parameters = SIGNATURES[name]
-    assert list(inspect.signature(function).parameters)[: len(parameters)] == parameters
-    values = handout_arguments(tokenizer)
-    values["policy_log_probs"].requires_grad = name.endswith("train_step")
-    arguments = {parameter: values[parameter] for parameter in parameters}
-    assert str(function(**arguments)) == str(function(*arguments.values()))
-
-
 def test_handout_defaults():
     """What the handout lets one leave out, and what it then means."""
     tensor = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     mask = torch.tensor([[1, 0], [1, 1]])
     assert cs336.masked_mean(tensor=tensor, mask=mask).item() == pytest.approx(8 / 3)
     assert cs336.masked_normalize(tensor=tensor, mask=mask, normalize_constant=2.0).item() == 4
-    loss, _ = cs336.compute_policy_gradient_loss(
-        tensor, "no_baseline", raw_rewards=torch.tensor([[2.0], [1.0]])
-    )
+    rewards = torch.tensor([[2.0], [1.0]])
+    loss, _ = cs336.compute_policy_gradient_loss(tensor, "no_baseline", raw_rewards=rewards)
     assert loss.tolist() == [[-2, -4], [-3, -4]]
+    assert torch.equal(cs336.compute_naive_policy_gradient_loss(rewards, tensor), loss)
 
 
 def test_response_log_probs_and_entropy_by_hand():
@@ -148,7 +84,7 @@ def test_sft_step_by_hand():
     log_probs = torch.full((2, 3), -1.0, requires_grad=True)
     mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
     loss, _ = cs336.sft_microbatch_train_step(log_probs, mask, 4, 2.0)
-    assert loss.item() == pytest.approx(3 / 16)
+    assert loss.item() == pytest.approx(3 / 16) and not loss.requires_grad
     assert log_probs.grad.tolist() == [[0, -1 / 16, -1 / 16], [0, 0, -1 / 16]]
 
 
@@ -159,7 +95,7 @@ def test_group_normalized_rewards_from_a_reward_function():
 
     advantages, raw_rewards, metadata = cs336.compute_group_normalized_rewards(
         reward_fn,
-        ["a", "b", "a", "a"],
+        list("abaa"),
         ["truth"] * 4,
         group_size=2,
         advantage_eps=0.0,
@@ -197,7 +133,7 @@ def test_handout_example_of_length_normalization():
 def test_grpo_step_by_hand(loss_type, weights, expected_loss):
     """Two on-policy rows, of one and two response tokens, in 2 accumulation steps.
 
-    weights: what multiplies each row's log-probs in the gradient, its reward or its advantage.
+    weights: each row's reward or advantage.
     """
     log_probs = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
     loss, _ = cs336.grpo_microbatch_train_step(
@@ -212,46 +148,36 @@ def test_grpo_step_by_hand(loss_type, weights, expected_loss):
     )
     assert log_probs.grad[0].tolist() == pytest.approx([-weights[0] / 4, 0])
     assert log_probs.grad[1].tolist() == pytest.approx([-weights[1] / 8, -weights[1] / 8])
-    assert loss.item() == pytest.approx(expected_loss)
+    assert loss.item() == pytest.approx(expected_loss) and not loss.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("response", "ground_truth", "format_reward", "reward"),
-    [
-        ("2 + 2 = 4 </think> <answer>4</answer>", "4", 1, 1),
-        ("2 + 2 = 4 </think> <answer>4</answer>", "5", 1, 0),
+def test_clipped_loss_by_hand():
+    """Ratios 2 and 0.5, of which the clip at 0.2 stops one for each sign of the advantage."""
+    old_log_probs = torch.zeros(2, 2)
+    log_probs = torch.tensor([2.0, 0.5]).log().expand(2, 2)
+    advantages = torch.tensor([[1.0], [-2.0]])
+    loss, _ = cs336.compute_grpo_clip_loss(advantages, log_probs, old_log_probs, 0.2)
+    torch.testing.assert_close(loss, torch.tensor([[-1.2, -0.5], [4.0, 1.6]]))
+
+
+def test_r1_zero_reward():
+    response = "2 + 2 = 4 </think> <answer>4</answer>"
+    for text, truth, format_reward, reward in (
+        (response, "4", 1, 1),
+        (response, "5", 1, 0),
         ("4", "4", 0, 0),
-    ],
-)
-def test_r1_zero_reward(response, ground_truth, format_reward, reward):
-    rewards = cs336.r1_zero_reward_fn(response, ground_truth)
-    assert rewards == {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
-
-
-def test_question_only_reward():
-    assert cs336.question_only_reward_fn("so \\boxed{4}", "4")["reward"] == 1
-
-
-def test_one_grading_process_for_all_responses_to_a_prompt(monkeypatch):
-    """Each call once started a grading process of its own: 1.46 s a response."""
-
-    def rewards():
-        reward_functions = [cs336.r1_zero_reward_fn, cs336.question_only_reward_fn]
-        return [reward_fn("\\boxed{4}", "4") for reward_fn in reward_functions]
-
-    first_rewards = rewards()
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("another process"))
-    assert rewards() == first_rewards
+    ):
+        rewards = cs336.r1_zero_reward_fn(text, truth)
+        expected = {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
+        assert rewards == expected
 
 
 def test_log_generations():
+    entropies = torch.tensor([[1.0, 3.0], [5.0, 9.0]])
+    mask = torch.tensor([[1, 1], [1, 0]])
+    reward_fn = cs336.question_only_reward_fn
     rows, lengths = cs336.log_generations(
-        ["p", "q"],
-        ["\\boxed{1}", "x"],
-        ["1", "2"],
-        cs336.question_only_reward_fn,
-        torch.tensor([[1.0, 3.0], [5.0, 9.0]]),  # entropies of the tokens
-        torch.tensor([[1, 1], [1, 0]]),  # the response mask
+        ["p", "q"], ["\\boxed{1}", "\\boxed{1}"], ["1", "2"], reward_fn, entropies, mask
     )
     assert [row["entropy"] for row in rows] == [2, 5]
     assert [row["reward"] for row in rows] == [1, 0]

@@ -59,10 +59,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
 
 @pytest.mark.slow
 def test_every_command_of_the_cs336_page_runs(tmp_path, monkeypatch, capsys):
-    """They run in this process, with a tiny model, two problems and small sizes.
-
-    Of a flag that is given twice the last one counts.
-    """
+    """In this process, with a tiny model, two problems and small sizes after the flags."""
     rows = [{"problem": "1 + 1?", "solution": "It is \\boxed{2}."}] * 2
     for split in ("train", "test"):
         jsonl.write(tmp_path / "data" / f"{split}.jsonl", rows)

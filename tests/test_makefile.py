@@ -1,78 +1,74 @@
-"""`make demo` installs by uv or pip, and keeps demos that are not finished where they are."""
+"""`make demo` installs by uv or pip, says that an index fails, and resumes what was begun."""
 
-import os
 import shutil
 import subprocess
 
 import pytest
 from conftest import ROOT
 
-# Every program of these tests prints its arguments.
+# Every program of these tests prints its name and arguments.
 PROGRAM = """#!/bin/sh
 echo $(basename $0) $*
 """
-UV = """#!/bin/sh
-case "$1" in
-venv) mkdir -p .venv/bin; cp python .venv/bin/python;;
-*) echo uv $*; exit $UV_STATUS;;
+MAKES_VENV = """#!/bin/sh
+case "$*" in
+venv*|"-m venv"*) mkdir -p .venv/bin; cp program .venv/bin/python;;
+*) echo $(basename $0) $*; exit $STATUS;;
 esac
 """
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
-    """make(target, **environment): the result of a target where nothing is installed."""
+def make(tmp_path):
+    """make(target, installer, status): the result where nothing is installed but uv or pip."""
     for name in ("Makefile", "requirements.txt", "pyproject.toml", ".ci/requirements.lock"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    for name, text in (("python", PROGRAM), ("uv", UV)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "make", "echo", "basename", "mkdir", "cp", "touch"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
 
-    def run(target, **environment):
-        environment = dict(os.environ, **environment)
+    def run(target, installer="uv", status=0):
+        for path, text in (("program", PROGRAM), (f"bin/{installer}", MAKES_VENV)):
+            (tmp_path / path).write_text(text)
+            (tmp_path / path).chmod(0o755)
+        environment = {"PATH": f"{tmp_path}/bin", "STATUS": str(status)}
+        command = ["make", "--silent", target]
         return subprocess.run(
-            ["make", "--silent", target], capture_output=True, text=True, env=environment
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
 
     return run
 
 
-def test_what_is_installed(make):
-    result = make(".venv/installed-dev", UV_STATUS="0")
-    assert result.returncode == 0, result.stderr
-    assert (
-        result.stdout.split()
-        == (
-            "uv pip install --torch-backend=auto --python .venv/bin/python -c .ci/requirements.lock"
-            " -r requirements.txt --group dev"
-        ).split()
-    )
+REQUIREMENTS = "-r requirements.txt --group dev -c .ci/requirements.lock"
 
 
-def test_an_index_that_cannot_be_reached_is_said_in_a_line(make):
-    result = make(".venv/installed", UV_STATUS="1")
+def test_uv_or_else_pip_installs(make):
+    uv, training, plots = make("demo").stdout.splitlines()
+    command = f"uv pip install --torch-backend=auto --python .venv/bin/python {REQUIREMENTS}"
+    assert uv == command
+    assert training.startswith("python main.py ") and not training.endswith("--resume")
+    assert plots == "python plotter.py --log_dir output/demo"
+
+
+def test_pip_installs_where_there_is_no_uv(make):
+    result = make(".venv/installed", installer="python3")
+    assert result.stdout.splitlines() == [
+        "python -m pip install --quiet --upgrade pip>=25.1",
+        f"python -m pip install {REQUIREMENTS}",
+    ]
+
+
+def test_an_index_that_cannot_be_reached_is_said_in_a_line(make, tmp_path):
+    result = make("demo", status=1)
     assert result.returncode != 0
     assert "error: the packages could not be installed" in result.stderr
+    assert "main.py" not in result.stdout and not (tmp_path / ".venv/installed").exists()
 
 
-def test_only_a_finished_demo_is_moved(make, tmp_path):
-    """One that had been plotted while it ran was moved from under it."""
-    demo = tmp_path / "output" / "demo"
-    demo.mkdir(parents=True)
-    (demo / "args.json").write_text("{}")
-    (demo / "training_plots.pdf").write_text("")
-    lines = make("demo", UV_STATUS="0").stdout.splitlines()
-    assert any("main.py" in line and line.endswith("--resume") for line in lines)
-    assert (demo / "args.json").exists()
-    (demo / "args.json").write_text("of the first")
-
-    (tmp_path / "python").write_text(f"{PROGRAM}mkdir -p output/demo")
-    shutil.copy(tmp_path / "python", tmp_path / ".venv" / "bin")
-    lines = make("demo", UV_STATUS="0").stdout.splitlines()
-    assert lines[0].startswith("the last demo is now in output/demo-")
-    assert not any(line.endswith("--resume") for line in lines)
-    (moved,) = (tmp_path / "output").glob("demo-*")
-    assert (moved / "args.json").read_text() == "of the first"
+def test_a_demo_that_was_begun_is_resumed(make, tmp_path):
+    (tmp_path / "output" / "demo").mkdir(parents=True)
+    (tmp_path / "output" / "demo" / "args.json").write_text("{}")
+    _, training, _ = make("demo").stdout.splitlines()
+    assert training.endswith("--resume")

@@ -24,14 +24,14 @@ from conftest import ROOT, logs_of, run_script
 pytestmark = pytest.mark.slow
 
 RUNNER = ROOT / "tests" / "run_on_pretended_cuda.py"
-MODEL_AND_DATA = "--model_name tiny/0.1m --dataset_name arithmetic --device cuda --eval_size 16"
+MODEL_AND_DATA = "--model_name tiny/0.3m --dataset_name arithmetic --device cuda --eval_size 16"
 NUM_ITERATIONS = 4
 # Each iteration has two batches of sampling and two updates.
 TRAINING = f"""{MODEL_AND_DATA} --num_train_iters {NUM_ITERATIONS} --rollout_batch_size 16
     --group_size 4 --train_batch_size 8 --max_completion_length 48 --max_concurrent_sequences 8
     --learning_rate 1e-3 --eval_iterations 1"""
-# Of tiny/0.1m: keys and values of each layer and head, in bfloat16.
-BYTES_PER_TOKEN = 2 * 2 * 2 * 24 * 2
+# Of tiny/0.3m: keys and values of each layer and head, in bfloat16.
+BYTES_PER_TOKEN = 2 * 4 * 2 * 32 * 2
 
 
 @pytest.fixture(scope="session")

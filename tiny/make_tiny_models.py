@@ -1,24 +1,17 @@
-"""Make the demo models: a tokenizer, and Qwen2 models of several sizes trained on word problems.
-
-All sizes share one recipe: the same tokenizer, examples, order, updates and schedule. Training
-stops while the models are still improving, and the examples mix several styles of answer. So a
-model starts imperfect both in arithmetic and in format, and reinforcement learning has something
-to do.
+"""Make the demo models: Qwen2 models of several sizes, trained on word problems.
 
     python tiny/make_tiny_models.py                 # makes all sizes
     python tiny/make_tiny_models.py --sizes 1m      # makes one of them
-    python tiny/make_tiny_models.py --sizes 1m --careful_shares 0 0.05 --output_dir output/rare
-                                                    # models that use the careful way less often
-    python main.py --eval_only --model_name tiny/1m --dataset_name arithmetic --eval_split test
+
+All sizes share one recipe: the same tokenizer, examples, order, updates and schedule. Training
+stops while the models are still improving, and the examples mix several styles of answer, which
+leaves reinforcement learning something to do in arithmetic and in format.
 """
 
 import argparse
-import copy
-import json
 import random
 import re
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,7 +30,6 @@ from utils import seed_everything  # noqa: E402
 # {name of the size: (hidden size, layers, attention heads)}
 SIZES = {"0.1m": (48, 2, 2), "0.3m": (64, 4, 2), "1m": (128, 4, 4), "3m": (192, 5, 6)}
 
-VOCAB_SIZE = 512
 PAD = "<|endoftext|>"
 START = "<|im_start|>"
 END = "<|im_end|>"
@@ -56,9 +48,7 @@ class Stage:
     num_updates: int
     config: FineTuningConfig
     answer_shares: dict  # level -> share of each answer style; see write_completion
-    # Share of the problems' steps that are written carefully, with an intermediate step:
-    # `33 * 4 = 120 + 12 = 132` (make_word_problems.py).
-    careful_share: float
+    careful_share: float  # of the problems' steps, as make_word_problems.py writes them
 
 
 COMMON = dict(train_batch_size=32, micro_batch_tokens=2048)
@@ -71,7 +61,6 @@ SUBJECT = Stage(
 )
 # Greedy decoding gives the most frequent style. In the second stage it is the format on level 1,
 # bare steps on level 2, and an answer at once on levels 3 and 4, where that is mostly wrong.
-# Careful steps are learnt well in the first stage and seldom used in the second.
 HABITS = Stage(
     num_updates=250,
     config=FineTuningConfig(learning_rate=6e-4, warmup_steps=10, **COMMON),
@@ -81,19 +70,17 @@ HABITS = Stage(
         3: {"format": 0.28, "steps": 0.1, "at once": 0.62},
         4: {"format": 0.28, "steps": 0.1, "at once": 0.62},
     },
-    careful_share=0.12,
+    careful_share=0.12,  # so what was learnt in the first stage is seldom used
 )
 # Half of the examples are drills: the solutions of several problems, without a question. They
-# teach arithmetic at a fraction of the tokens. Without drills the model would unlearn careful steps
-# in the stage HABITS.
+# teach arithmetic at a fraction of the tokens, and keep HABITS from unlearning careful steps.
 DRILL_SHARE = 0.5
 DRILL_PROMPT = "Drill:\n"
 PROBLEMS_PER_DRILL = 4
 DRILL_CAREFUL_SHARE = 0.9  # share of the drills' steps that are written carefully
 # The other half are problems, with these prompt formats.
 PROMPT_SHARES = {"reasoning_answer": 0.6, "r1_zero": 0.2, "question_only": 0.2}
-# The share of answers in the prompt's format that have it exactly. The rest lack the closing tag or
-# go on after it.
+# Of the answers in the prompt's format. The rest lack the closing tag or go on after it.
 EXACT_SHARE = 0.8
 
 
@@ -108,22 +95,12 @@ def make_tokenizer():
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=512,
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # The prompts are rendered before there is a vocabulary; only the chat template is needed.
-    chat_renderer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE
-    )
-    special_token = re.compile("|".join(re.escape(token) for token in (PAD, START, END)))
-    training_texts = []
-    for example in make_examples(chat_renderer, 10_000, HABITS, seed=0):
-        training_texts += special_token.split(example["prompt"] + example["completion"])
-    tokenizer.train_from_iterator(training_texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    settings = dict(
         pad_token=PAD,
         eos_token=END,
         extra_special_tokens=[START],
@@ -131,10 +108,18 @@ def make_tokenizer():
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
+    # The prompts are rendered before there is a vocabulary; only the chat template is needed.
+    chat_renderer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **settings)
+    training_texts = []
+    for example in make_examples(chat_renderer, 10_000, HABITS, seed=0):
+        text = example["prompt"] + example["completion"]
+        training_texts += re.split(r"<\|\w+\|>", text)  # without the special tokens
+    tokenizer.train_from_iterator(training_texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
 def make_examples(tokenizer, num_examples, stage, seed):
-    """Training examples of a stage: drills, and problems with drawn prompt formats and answers."""
+    """Drills, and problems with drawn prompt formats and answers."""
     rng = random.Random(f"tiny/{seed}")
     is_drill = [rng.random() < DRILL_SHARE for _ in range(num_examples)]
     num_drills = sum(is_drill)
@@ -154,26 +139,17 @@ def make_examples(tokenizer, num_examples, stage, seed):
 
 
 def make_problem_example(rng, tokenizer, row, stage):
-    """The training example of one problem, in a drawn prompt format and answer style."""
     problem = gsm8k_example(row)
-    prompt = PROMPTS[draw(rng, PROMPT_SHARES)]
-    style = draw(rng, stage.answer_shares[row["level"]])
+    (prompt_name,) = rng.choices(list(PROMPT_SHARES), PROMPT_SHARES.values())
+    prompt = PROMPTS[prompt_name]
+    style_shares = stage.answer_shares[row["level"]]
+    (style,) = rng.choices(list(style_shares), style_shares.values())
     completion = write_completion(rng, style, prompt, problem["solution"], problem["answer"])
     return {"prompt": prompt.render(tokenizer, problem["question"]), "completion": completion}
 
 
-def draw(rng, shares):
-    """One of the keys, each as often as its share says."""
-    return rng.choices(list(shares), shares.values())[0]
-
-
 def write_completion(rng, style, prompt, solution, answer):
-    """A completion in one of three styles.
-
-    format: the solution in the prompt's format, now and then with a slip.
-    steps: the bare steps and the answer, without the format.
-    at once: the answer without steps.
-    """
+    """An answer at once, the bare steps, or the prompt's format, now and then with a slip."""
     if style == "at once":
         return f"The answer is {answer}."
     if style == "steps":
@@ -212,87 +188,10 @@ def make_model(size, tokenizer):
     return model
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        default=list(SIZES),
-        choices=list(SIZES),
-        help="sizes to make (default: all)",
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path(__file__).resolve().parent,
-        help="folder in which each size gets a folder (default: the folder of this script)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of the weights, the examples and their order (default: 0)",
-    )
-    parser.add_argument(
-        "--subject_careful_share",
-        type=share,
-        metavar="SHARE",
-        default=SUBJECT.careful_share,
-        help="share of the steps in the problems of the first stage that are careful; with 0 only "
-        f"the drills show careful steps there (default: {SUBJECT.careful_share})",
-    )
-    parser.add_argument(
-        "--careful_shares",
-        nargs="+",
-        type=share,
-        metavar="SHARE",
-        default=[HABITS.careful_share],
-        help="shares of the steps in the problems of the second stage that are careful; with "
-        "several shares, the first stage is trained once, and each model gets a folder such as "
-        f"1m_careful0.05 (default: {HABITS.careful_share})",
-    )
-    args = parser.parse_args()
-
-    # Several threads would sum in another order, and the weights would depend on their number.
-    torch.set_num_threads(1)
-    tokenizer = make_tokenizer()
-    subject = replace(SUBJECT, careful_share=args.subject_careful_share)
-    subject_examples = examples_of_stage(tokenizer, subject, args.seed)
-    for size in args.sizes:
-        start = time.perf_counter()
-        seed_everything(args.seed)
-        subject_model = make_model(size, tokenizer)
-        updates = train_stage(subject_model, tokenizer, subject, subject_examples, args.seed)
-        subject_log = list(updates)
-        for careful_share in args.careful_shares:
-            stage = replace(HABITS, careful_share=careful_share)
-            examples = examples_of_stage(tokenizer, stage, args.seed + 1)
-            model = copy.deepcopy(subject_model)
-            log = [*subject_log, *train_stage(model, tokenizer, stage, examples, args.seed)]
-            is_one_of_several = len(args.careful_shares) > 1
-            name = f"{size}_careful{careful_share:g}" if is_one_of_several else size
-            save(model, tokenizer, log, args.output_dir / name)
-            seconds = time.perf_counter() - start
-            print(f"{name}: {model.num_parameters():,} parameters, {seconds:.0f} s")
-
-
-def share(text):
-    """A flag's value between 0 and 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
-
-
-def examples_of_stage(tokenizer, stage, seed):
-    num_examples = stage.num_updates * stage.config.train_batch_size
-    return make_examples(tokenizer, num_examples, stage, seed)
-
-
-def train_stage(model, tokenizer, stage, examples, seed):
+def train_stage(model, tokenizer, stage, seed):
     """Train the model in place. Yields a row of the log for each update."""
+    num_examples = stage.num_updates * stage.config.train_batch_size
+    examples = make_examples(tokenizer, num_examples, stage, seed)
     solutions = [
         sft.encode(tokenizer, example["prompt"], example["completion"], example)
         for example in examples
@@ -304,16 +203,30 @@ def train_stage(model, tokenizer, stage, examples, seed):
         num_updates=stage.num_updates,
         loss=replace(sft.SFT_LOSS, length_normalization="token_mean"),
         final_factor=0.1,
-        seed=seed,
+        seed=0,
     )
 
 
-def save(model, tokenizer, log, folder):
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # The test of this script makes a model again, and expects these losses.
-    first_losses = [round(row["loss"], 5) for row in log[:20]]
-    (folder / "losses.json").write_text(f"{json.dumps(first_losses)}\n", encoding="utf-8")
+def main():
+    parser = argparse.ArgumentParser(
+        description="Make the demo models, in minutes to an hour each."
+    )
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--output_dir", type=Path, default=Path(__file__).resolve().parent)
+    args = parser.parse_args()
+
+    # Several threads would sum in another order, and the weights would depend on their number.
+    torch.set_num_threads(1)
+    tokenizer = make_tokenizer()
+    for size in args.sizes:
+        seed_everything(0)
+        model = make_model(size, tokenizer)
+        for seed, stage in enumerate((SUBJECT, HABITS)):
+            for row in train_stage(model, tokenizer, stage, seed):
+                loss = row["loss"]
+        model.save_pretrained(args.output_dir / size)
+        tokenizer.save_pretrained(args.output_dir / size)
+        print(f"{size}: {model.num_parameters():,} parameters, loss {loss:.3f}")
 
 
 if __name__ == "__main__":
