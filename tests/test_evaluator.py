@@ -1,13 +1,10 @@
 """GSM8K rewards case by case, stories, and reward functions of the user's own."""
 
-import itertools
 import math
 import random
-import re
 import sys
 from fractions import Fraction
 
-import numpy
 import pytest
 import torch
 from conftest import assert_same_run, run_flags, run_script
@@ -22,7 +19,6 @@ from evaluator import (
     RewardEvaluator,
     Rewards,
     get_evaluator,
-    last_boxed,
     last_number,
     to_number,
     try_functions,
@@ -35,11 +31,9 @@ from grpo import jsonl
 NUMBERS = {
     "1,000": 1000,
     "$18.00": 18,
-    "-5": -5,
     "−5": -5,
     "-$5": -5,
     "$-5": -5,
-    "3.5": Fraction(7, 2),
     "50%": 50,
     ".5": Fraction(1, 2),
     "0012": 12,
@@ -51,28 +45,22 @@ NUMBERS = {
 }
 NO_NUMBERS = ["", "-", "$", "1,00", "1,0000", "10,00,000", "1.2.3", "72 eggs", "1e5", "７２", "½"]
 NO_NUMBERS += ["9{,}50", "5-", "(5)", "x72", "72k", "9" * 51, "1,", "."]
+LAST_NUMBERS = {
+    "10-5=5": "5",
+    "it is 10-5": "5",
+    "(3)-5": "5",
+    "that is -5.": "-5",
+    "1,000, or so": "1,000",
+    "$5 and 50% more": "50%",
+    r"so 12{,}345{,}678": "12,345,678",
+    "no number": None,
+}
 
 
 def test_numbers():
-    for text, value in NUMBERS.items():
+    for text, value in (NUMBERS | dict.fromkeys(NO_NUMBERS)).items():
         assert to_number(text) == value, text
-    for text in NO_NUMBERS:
-        assert to_number(text) is None, text
-
-
-def test_the_last_number():
-    numbers = {
-        "10-5=5": "5",
-        "it is 10-5": "5",
-        "(3)-5": "5",
-        "that is -5.": "-5",
-        "1,000, or so": "1,000",
-        "$5 and 50% more": "50%",
-        r"so 12{,}345{,}678": "12,345,678",
-        "no number": None,
-        "5" + "x" * 10_000: "5",
-    }
-    for text, number in numbers.items():
+    for text, number in LAST_NUMBERS.items():
         assert last_number(text) == number, text
 
 
@@ -126,21 +114,14 @@ def test_any_text_is_scored_within_bounds(text):
     assert rewards.details[0]["correct_flexible"] or not rewards.details[0]["correct_strict"]
 
 
-def test_the_last_balanced_box():
-    assert last_boxed(r"\boxed{1} \boxed{\frac{2}{3}} {") == r"\frac{2}{3}"
-    assert last_boxed(r"\boxed{1} and \boxed{2") == "1"
-    assert last_boxed(r"\boxed{\boxed{1}}") == "1"
-    assert last_boxed(r"\boxed{\{1\}}") == r"\{1\}"
-    assert last_boxed(r"\fbox{3}, $\boxed 5$") == "5"
-    assert last_boxed(r"\boxed{1") is None
-
-
 def test_a_gold_answer_that_is_no_number_is_told_with_its_place():
-    GSM8kEvaluator().check_gold([{"id": "gsm8k/train/0", "answer": "1,000"}])
-    with pytest.raises(ValueError, match=r"gsm8k/train/0: the gold answer 'many' .*evaluator math"):
-        GSM8kEvaluator().check_gold([{"id": "gsm8k/train/0", "answer": "many"}])
-    with pytest.raises(ValueError, match="not r1_zero: use --evaluator math"):
-        get_evaluator("gsm8k", prompt="r1_zero")
+    evaluator = get_evaluator("gsm8k,creative", judge=FixedJudge())
+    evaluator.check_gold([{"id": "gsm8k/train/0", "answer": "1,000"}])
+    with pytest.raises(ValueError, match=r"gsm8k/train/0: 'many' is no number: use .*math"):
+        evaluator.check_gold([{"id": "gsm8k/train/0", "answer": "many"}])
+    for name, prompt in ("gsm8k", "r1_zero"), ("math", "story"):
+        with pytest.raises(ValueError, match=f"not {prompt}: use --evaluator math"):
+            get_evaluator(name, prompt=prompt)
 
 
 # --- Stories --------------------------------------------------------------------------------------
@@ -162,27 +143,19 @@ class FixedJudge:
 
 
 def test_what_is_no_story():
-    stories = [
-        STORY,
-        "Sure enough, " + STORY,
-        "Of course, " + STORY,
-        '"Sure!" ' + STORY,
-        "I cannot help thinking that " + STORY,
-        "Here's the thing about lighthouses: " + STORY,
-        "Answer: none came, although " + STORY,
-        "Certainly nobody saw it. " + STORY,
-    ]
-    assert [why_no_story(text) for text in stories] == [None] * len(stories)
-    no_stories = {
-        "": "fewer than ten words",
+    opens_like_a_reply = "opens like a reply"
+    for text, reason in {
+        STORY: None,
+        "Of course, " + STORY: None,
+        '"Sure!" ' + STORY: None,
+        "Here's the thing about lighthouses: " + STORY: None,
+        "Answer: none came, although " + STORY: None,
         "one two three four five six seven eight nine": "fewer than ten words",
         LOOP: "repeats itself",
-        "Sure! " + STORY: "opens like a reply",
-        "Of course! " + STORY: "opens like a reply",
-        "Title: The Lamp. " + STORY: "opens like a reply",
-        "Here is a story of a lamp and its keeper, as you asked:\n": "opens like a reply",
-    }
-    for text, reason in no_stories.items():
+        "Of course! " + STORY: opens_like_a_reply,
+        "Title: The Lamp. " + STORY: opens_like_a_reply,
+        "Here is a story of a lamp and its keeper, as you asked:\n": opens_like_a_reply,
+    }.items():
         assert why_no_story(text) == reason, text
 
 
@@ -198,12 +171,7 @@ def test_the_judge_is_asked_about_stories_alone():
     assert totals[:3] == [0, 1 + len(STORY) % 5, 0]
     assert math.isnan(totals[3])
     assert [detail["rewards/is_story"] for detail in details] == [0, 1, 0, 1]
-    assert [detail["no_story"] for detail in details] == [
-        "repeats itself",
-        None,
-        "fewer than ten words",
-        None,
-    ]
+    assert [detail["no_story"] is None for detail in details] == [False, True, False, True]
     # LOOP has 8 words, so its 40 words have 39 pairs, of which 8 are distinct.
     assert details[0]["rewards/distinct_2"] == pytest.approx(8 / 39)
     assert not any("correct_strict" in detail for detail in details)
@@ -225,15 +193,14 @@ EXAMPLES = [
 TEXTS = [f"{R}<answer>1</answer>", "two"]
 
 
-FILE_NUMBERS = itertools.count()
-
-
 @pytest.fixture
-def rewards_file(tmp_path):
-    """Writes a file of functions, whose module has a name of its own, and gives its path."""
+def rewards_file(tmp_path, monkeypatch):
+    """Writes a file of functions and gives its path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
 
     def write(text):
-        path = tmp_path / f"rewards_{next(FILE_NUMBERS)}.py"
+        path = tmp_path / "my_rewards.py"
         path.write_text(text)
         return path
 
@@ -249,57 +216,44 @@ def test_a_function_gets_what_it_asks_for_by_name(rewards_file):
     """The forms in which reward functions are written for TRL."""
     path = rewards_file(
         """
+import asyncio
 seen = {}
 def everything(prompts, completions, **kwargs):
     seen.update(kwargs, prompts=prompts, completions=completions)
     return [len(c) for c in completions]
-def bare(completions):
-    return [0.5 for c in completions]
 def by_columns(level, answer, completion_ids, depth=3):
     return [x + 10 * int(y) + 100 * len(z) for x, y, z in zip(level, answer, completion_ids)]
 class Caller:
     def __call__(self, completions, **kwargs):
-        return (float("ab" in c) for c in completions)
+        return (float("tw" in c) for c in completions)
 caller = Caller()
+async def first(completions, answers, **kwargs):
+    await asyncio.sleep(0)
+    answers.clear()
+    return [1.0, None]
+def second(completions):
+    return [float("nan"), None]
+def third(answers):
+    return [float(answer) for answer in answers]
 """
     )
     totals, details = score(path, "everything")
     assert totals == [len(text) for text in TEXTS]
     assert details[1] == {"rewards/everything": 3.0}
-    seen = sys.modules[path.stem].seen
+    seen = sys.modules["my_rewards"].seen
     assert seen["prompts"] == ["What is 0 + 1?", "What is 1 + 1?"]
     assert seen["completions"] == TEXTS  # and not the column of this name
     assert seen["answers"] == seen["answer"] == ["1", "2"]
     assert seen["level"] == [0, 1]
     assert seen["id"] == ["gsm8k/train/0", "gsm8k/train/1"]
     assert "row" not in seen
-    assert score(path, "bare")[0] == [0.5, 0.5]
     assert score(path, "by_columns")[0] == [310.0, 121.0]
-    assert score(path, "caller")[0] == [0.0, 0.0]
-
-
-def test_none_is_left_out_of_a_sum_and_async_functions_are_awaited(rewards_file):
-    """As of TRL's functions for several tasks, each of which knows only its own."""
-    path = rewards_file(
-        """
-import asyncio, torch
-async def first(completions, **kwargs):
-    await asyncio.sleep(0)
-    return [1.0, None]
-def second(completions, answers, **kwargs):
-    answers.clear()
-    return torch.tensor([float("nan"), float("nan")])
-def third(completions, answers, **kwargs):
-    return [float(answer) for answer in answers]
-listed = [first, second]
-weighted = {first: 2, second: 5, third: 0.5}
-"""
-    )
-    totals, details = score(path, "listed")
-    assert totals[0] == 1.0
+    assert score(path, "caller")[0] == [0.0, 1.0]
+    # None is left out of a sum, and no reward at all is no number.
+    assert score(path, f"first,{path}:second,{path}:third")[0] == [2.0, 2.0]
+    totals, details = score(path, f"first,{path}:second")
+    assert totals[0] == details[0]["rewards/first"] == 1.0
     assert math.isnan(totals[1])
-    assert details[0]["rewards/first"] == 1.0
-    assert score(path, "weighted")[0] == [2.5, 1.0]
 
 
 def test_a_missing_score_of_a_judge_is_not_left_out(rewards_file, monkeypatch):
@@ -343,105 +297,56 @@ def test_a_reward_leaves_the_random_state_and_draws_anew(rewards_file):
     """A reward that seeds torch once made every iteration sample the same completions."""
     path = rewards_file(
         """
-import random, numpy, torch
-def seeding(completions, **kwargs):
-    torch.manual_seed(42), random.seed(42), numpy.random.seed(42)
-    return [0.0, 0.0]
-def drawn(completions, **kwargs):
-    return [random.random() + numpy.random.rand(), torch.rand(()).item()]
+import random, torch
+def drawn(completions):
+    values = [random.random(), torch.rand(()).item()]
+    torch.manual_seed(42), random.seed(42)
+    return values
 """
     )
-
-    def draws():
-        return random.random(), numpy.random.rand(), torch.rand(3).tolist()
-
-    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
-    expected = draws()
-    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
-    score(path, "seeding")
-    assert draws() == expected
-    assert score(path, "drawn") == score(path, "drawn")  # so a resumed run repeats it
+    torch.manual_seed(0), random.seed(0)
+    expected = random.random(), torch.rand(3).tolist()
+    torch.manual_seed(0), random.seed(0)
     first = score(path, "drawn")[0]
+    assert (random.random(), torch.rand(3).tolist()) == expected
+    assert score(path, "drawn")[0] == first  # so a resumed run repeats it
     other = score(path, "drawn", texts=["one", "two"])[0]
     assert first[0] != other[0]
     assert first[1] != other[1]
 
 
-MESSAGES = "is written for messages"
-REFUSED = {
-    "return [c[0]['content'] for c in completions]": MESSAGES,
-    "return [len(p[-1]['content']) for p in prompts]": MESSAGES,
-    # Many functions catch what goes wrong, and would give 0 to everything.
-    "try:\n        c = completions[0][0]['content']\n    except TypeError:\n        c = ''\n"
-    "    return [float(len(c))] * 2": MESSAGES,
-    "return [kwargs['ground_truth']] * 2": r"KeyError\('ground_truth'\) in line 2 of .*rewards_",
-    "return 1.0": "'float' object is not iterable",
-    "return [1.0]": "must return 2 finite numbers",
-    "return [[1.0], [2.0]]": "float",
-    "return [1.0, float('inf')]": "must return 2 finite numbers",
-}
-
-
-@pytest.mark.parametrize("body", REFUSED)
-def test_a_function_is_tried_on_two_texts(body, rewards_file):
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [c[0]['content'] for c in completions]", "line 2 of .* texts, not messages"),
+        (
+            "return [kwargs['ground_truth']] * 2",
+            r"KeyError\('ground_truth'\) in line 2 of .*my_rew",
+        ),
+        ("return [1.0]", "must return 2 finite numbers"),
+        ("return [1.0, float('inf')]", "must return 2 finite numbers"),
+    ],
+)
+def test_a_function_is_tried_on_two_texts(body, message, rewards_file):
     path = rewards_file(f"def f(prompts, completions, **kwargs):\n    {body}\n")
-    with pytest.raises(ValueError, match=f"evaluator {path}:f .*") as caught:
+    with pytest.raises(ValueError, match=f"evaluator {path}:f .*{message}") as caught:
         try_functions(f"gsm8k,{path}:f", EXAMPLES)
-    assert re.search(REFUSED[body], str(caught.value))
     assert "\n" not in str(caught.value)
-
-
-def test_a_function_that_reads_both_forms_is_let_through(rewards_file):
-    path = rewards_file(
-        "def f(completions, **kwargs):\n    texts = [c if isinstance(c, str) else c[0]['content']"
-        " for c in completions]\n    return [float(t[:2].isdigit()) for t in texts]\n"
-        "def level(level):\n    return level\n"
-        "def unknown(ground_truth, **kwargs):\n    return ground_truth\n"
-    )
-    try_functions(f"math,{path}:f,{path}:level", EXAMPLES)
-    with pytest.raises(ValueError, match="asks for 'ground_truth', which is not among answer, ans"):
-        try_functions(f"{path}:unknown", EXAMPLES)
-
-
-def test_names_that_lead_nowhere(rewards_file, tmp_path):
-    path = rewards_file("number = 5\ndef f(completions):\n    return [1.0]\n")
-    broken = tmp_path / "broken_rewards.py"
-    broken.write_text("import missing_module_of_mine\n")
-    shadow = tmp_path / "json.py"
-    shadow.write_text("def f(completions):\n    return [1.0]\n")
-    for names, message in {
-        "judge": "use one of gsm8k, math, creative",
-        f"{path}:g": "g must be a function",
-        f"{path}:number": "number must be a function",
-        "absent.py:f": "there is no file absent.py",
-        f"{broken}:f": "fails with ModuleNotFoundError",
-        f"{shadow}:f": "has the name of another module",
-        f"{path}:f,{path}:f": "two rewards have one name",
-        "creative": "needs a judge",
-    }.items():
-        with pytest.raises(ValueError, match=message) as caught:
-            get_evaluator(names)
-        assert "\n" not in str(caught.value)
 
 
 # --- In a run -------------------------------------------------------------------------------------
 
 FILE = """
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 import sibling_of_rewards
 
-@dataclass
-class Grade:
-    value: float
-
 def grade(text):
-    return Grade(len(text) + sibling_of_rewards.BONUS)
+    return len(text) + sibling_of_rewards.BONUS
 
 def pooled(completions, answers, **columns):
     with ProcessPoolExecutor(1) as pool:
-        return [result.value for result in pool.map(grade, completions)]
+        return list(pool.map(grade, completions))
 
 num_calls = 0
 
@@ -455,7 +360,7 @@ def failing(completions, **columns):
 """
 
 
-def test_a_file_with_a_process_pool_dataclasses_and_a_sibling(model_folder, tmp_path):
+def test_a_file_with_a_process_pool_and_a_sibling(model_folder, tmp_path):
     (tmp_path / "sibling_of_rewards.py").write_text("BONUS = 1.5\n")
     (tmp_path / "pooled_rewards.py").write_text(FILE)
     flags = run_flags(model_folder, tmp_path / "run", num_train_iters=1)
@@ -464,7 +369,6 @@ def test_a_file_with_a_process_pool_dataclasses_and_a_sibling(model_folder, tmp_
     assert process.returncode == 0, process.stderr
     (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert row["rewards/pooled"] > 1.5
-    assert row["missing_rewards"] == 0
     assert "accuracy" in row
     assert row["reward"] == pytest.approx(
         sum(value for name, value in row.items() if name.startswith("rewards/")), rel=1e-5
@@ -473,8 +377,8 @@ def test_a_file_with_a_process_pool_dataclasses_and_a_sibling(model_folder, tmp_
 
 @pytest.mark.parametrize(
     ("fails_at", "saved_step"),
-    [(2, 0), (3, 0), (4, 1), (5, 2), (6, 2)],
-    ids=["first evaluation", "iteration 1", "iteration 2", "evaluation", "iteration 3"],
+    [(2, 0), (4, 1), (5, 2)],
+    ids=["first evaluation", "iteration 2", "evaluation"],
 )
 def test_a_reward_that_fails_ends_the_run_and_loses_nothing(
     fails_at, saved_step, model_folder, tmp_path, capsys
