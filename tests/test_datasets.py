@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import sys
 
 import datasets
@@ -16,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 import rl_datasets
 from grpo import jsonl
 from rl_datasets import DATASETS, PROMPTS, SYSTEM_PROMPT, get_dataloaders
-from tiny.make_word_problems import NAMES, THINGS, generate
+from tiny.make_word_problems import generate
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -318,17 +317,12 @@ def test_an_epoch_is_a_permutation_that_depends_on_the_seed_alone(folder):
     assert stream(1, (40,)) == numbers != stream(2, (40,))
     # An order that changes would change what a resumed run trains on.
     assert [int(name[-1]) for name in epochs[0]] == [8, 5, 9, 0, 4, 2, 3, 1, 7, 6]
-
-
-@pytest.mark.parametrize("consumed", [0, 4, 10, 13])
-def test_resuming_continues_exactly(folder, consumed):
-    loader, _ = load(folder, seed=3)
-    loader.next_batch(consumed)
-    state = json.loads(json.dumps(loader.state_dict()))
-    expected = ids(loader.next_batch(24))
-    resumed, _ = load(folder, seed=3)
-    resumed.load_state_dict(state)
-    assert ids(resumed.next_batch(24)) == expected
+    for consumed in (0, 4, 10, 13):  # a run that is resumed there
+        loader, _ = load(folder, seed=1)
+        loader.next_batch(consumed)
+        resumed, _ = load(folder, seed=1)
+        resumed.load_state_dict(loader.state_dict())
+        assert ids(resumed.next_batch(24)) == numbers[consumed : consumed + 24]
 
 
 def test_the_evaluation_subset_is_fixed(folder):
@@ -345,36 +339,18 @@ def test_the_evaluation_subset_is_fixed(folder):
 # --- The word problems ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def problems():
-    """The committed rows of each split."""
-    splits = ("train", "validation", "test")
-    return {split: [example["row"] for example in ARITHMETIC.read(split)] for split in splits}
-
-
 def checksum(rows):
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def test_the_files_never_change(problems):
+def test_the_files_never_change():
     """Other problems make earlier accuracies incomparable. The generator gives the same ones."""
-    assert {split: checksum(rows) for split, rows in problems.items()} == {
-        "train": "162fba2df58aa26b",
-        "validation": "260e706f3ff4b099",
-        "test": "f1b76ffc156c03ce",
-    }
-    for split, rows in problems.items():
+    for split, expected in (
+        ("train", "162fba2df58aa26b"),
+        ("validation", "260e706f3ff4b099"),
+        ("test", "f1b76ffc156c03ce"),
+    ):
+        rows = [example["row"] for example in ARITHMETIC.read(split)]
+        assert checksum(rows) == expected
         assert generate(split, 400) == rows[:400]
     assert checksum(generate("train", 400, seed=1, careful=0.3)) == "dc972ff3c62e2c64"
-
-
-def test_splits_share_no_operands_within_a_template(problems):
-    """For any seed, too. Otherwise a test problem could be solved from memory."""
-    seen = {}
-    for split, rows in problems.items():
-        questions = [row["question"] for row in rows + generate(split, 300, seed=1)]
-        without_words = [re.sub("|".join(NAMES + THINGS), "_", question) for question in questions]
-        seen[split] = set(without_words)
-        assert len({row["question"] for row in rows}) == len(rows)
-    assert not seen["train"] & seen["validation"]
-    assert not (seen["train"] | seen["validation"]) & seen["test"]

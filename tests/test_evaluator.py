@@ -1,17 +1,17 @@
 """GSM8K rewards case by case, stories, and reward functions of the user's own."""
 
 import math
+import pickle
 import random
+import re
 import sys
 from fractions import Fraction
 
 import pytest
 import torch
-from conftest import assert_same_run, run_flags, run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
-import main
 from evaluator import (
     EVALUATORS,
     CreativeWritingEvaluator,
@@ -24,44 +24,33 @@ from evaluator import (
     try_functions,
     why_no_story,
 )
-from grpo import jsonl
 
 # --- Numbers and the five rewards -----------------------------------------------------------------
 
-NUMBERS = {
-    "1,000": 1000,
-    "$18.00": 18,
-    "−5": -5,
-    "-$5": -5,
-    "$-5": -5,
-    "50%": 50,
-    ".5": Fraction(1, 2),
-    "0012": 12,
-    "1,234,567.25": Fraction(4938269, 4),
-    "9" * 50: 10**50 - 1,
-    "9{,}500": 9500,
-    r"9\,500": 9500,
-    r"9,\!500": 9500,
-}
-NO_NUMBERS = ["", "-", "$", "1,00", "1,0000", "10,00,000", "1.2.3", "72 eggs", "1e5", "７２", "½"]
-NO_NUMBERS += ["9{,}50", "5-", "(5)", "x72", "72k", "9" * 51, "1,", "."]
-LAST_NUMBERS = {
-    "10-5=5": "5",
-    "it is 10-5": "5",
-    "(3)-5": "5",
-    "that is -5.": "-5",
-    "1,000, or so": "1,000",
-    "$5 and 50% more": "50%",
-    r"so 12{,}345{,}678": "12,345,678",
-    "no number": None,
-}
+NUMBERS = r"""
+    1,000 = 1000    $18.00 = 18    −5 = -5    -$5 = -5    $-5 = -5    50% = 50    .5 = 1/2
+    0012 = 12    1,234,567.25 = 4938269/4    9{,}500 = 9500    9\,500 = 9500    9,\!500 = 9500
+"""
+NO_NUMBERS = "- $ 1,00 1,0000 10,00,000 1.2.3 1e5 ７２ ½ 9{,}50 5- (5) x72 72k 1, .".split()
+LAST_NUMBERS = r"""
+    10-5=5 | 5    it is 10-5 | 5    (3)-5 | 5    that is -5. | -5    1,000, or so | 1,000
+    $5 and 50% more | 50%    so 12{,}345{,}678 | 12,345,678
+"""
+
+
+def pairs(table, separator):
+    return [pair.split(separator) for pair in re.split(r"\n| {4}", table) if pair]
 
 
 def test_numbers():
-    for text, value in (NUMBERS | dict.fromkeys(NO_NUMBERS)).items():
-        assert to_number(text) == value, text
-    for text, number in LAST_NUMBERS.items():
+    for text, value in pairs(NUMBERS, " = "):
+        assert to_number(text) == Fraction(value), text
+    for text in ["", "72 eggs", "9" * 51, *NO_NUMBERS]:
+        assert to_number(text) is None, text
+    assert to_number("9" * 50) == 10**50 - 1
+    for text, number in pairs(LAST_NUMBERS, " | "):
         assert last_number(text) == number, text
+    assert last_number("no number") is None
 
 
 R = "<reasoning>a</reasoning>"
@@ -75,13 +64,7 @@ TABLE = r"""
     2 0 0.5 0.5 0.5    | 1 1 | 72 | R<answer>**72**</answer>
     2 0 0.5 0.5 0.5    | 1 1 | -5 | R<answer>$-5$</answer>
     2 0 0.5 0.5 0.5    | 1 1 | 9500 | R<answer>\boxed{9{,}500}</answer>
-    2 0 0.5 0.5 0.5    | 1 1 | 18 | R<answer>\$18</answer>
-    2 0.5 0.5 0.5 0.5  | 1 1 | 9500 | R<answer>9\,500</answer>
-    0 0 0.5 0.5 0.5    | 0 0 | 500 | R<answer>9{,}500.</answer>
     0 0 0.5 0.5 0.5    | 0 1 | 72 | R<answer>72 eggs</answer>
-    0 0 0.5 0.5 0.5    | 0 1 | 72 | R<answer>71 or 72</answer>
-    0 0 0.5 0.5 0.5    | 0 0 | 100 | R<answer>1,00</answer>
-    0 0 0.5 0.5 0.5    | 0 0 | 72 | R<answer></answer>
     2 0.5 0 0.5 0.5    | 0 1 | 72 | So: R<answer>72</answer>
     2 0.5 0 0.5 0.5    | 0 1 | 72 | R<answer>72</answer> Done.
     2 0.5 0 0.5 0.5    | 0 1 | 72 | R so <answer>72</answer>
@@ -89,21 +72,20 @@ TABLE = r"""
     0 0 0 0 0.25       | 0 1 | 72 | R<answer>71</answer><answer>72</answer>
     0 0 0 0 0.5        | 0 1 | 72 | <answer><reasoning>72</answer></reasoning>
     0 0 0 0 0.375      | 0 1 | 72 | R<answer>72
-    0 0 0 0 0          | 0 1 | 5 | 10-5=5
     0 0 0 0 0          | 0 0 | 72 |
     0 0 0 0 0          | 0 0 | many | no number
 """
 
 
-@pytest.mark.parametrize("row", TABLE.strip().splitlines())
-def test_the_five_rewards_and_two_verdicts(row):
-    rewards, verdicts, gold, completion = [part.strip(" ") for part in row.split("|", 3)]
-    completion = completion.replace(r"\n", "\n").replace("R", R)
-    got, details = GSM8kEvaluator().reward(completion, gold)
-    assert got == [float(reward) for reward in rewards.split()]
-    got_verdicts = [details["correct_strict"], details["correct_flexible"]]
-    assert got_verdicts == [verdict == "1" for verdict in verdicts.split()]
-    assert details["format"] == (got[2] > 0)
+def test_the_five_rewards_and_two_verdicts():
+    for row in TABLE.strip().splitlines():
+        rewards, verdicts, gold, completion = [column.strip(" ") for column in row.split("|", 3)]
+        completion = completion.replace(r"\n", "\n").replace("R", R)
+        got, details = GSM8kEvaluator().reward(completion, gold)
+        assert got == [float(reward) for reward in rewards.split()], row
+        got_verdicts = [details["correct_strict"], details["correct_flexible"]]
+        assert got_verdicts == [verdict == "1" for verdict in verdicts.split()], row
+        assert details["format"] == (got[2] > 0)
 
 
 @given(st.text(alphabet="<>/aensworig0123456789.,-$% \n{}\\boxed", max_size=80))
@@ -131,14 +113,11 @@ LOOP = "The lamp was dark and the keeper slept. " * 5
 
 
 class FixedJudge:
-    """Scores the stories that it is shown by their length, but for those that say nothing."""
-
-    def __init__(self):
-        self.stories = []
+    """Gives every story 4, but for those that say nothing."""
 
     def score(self, prompts, stories):
-        self.stories += list(zip(prompts, stories, strict=True))
-        scores = [math.nan if "nothing" in story else 1 + len(story) % 5 for story in stories]
+        self.asked = [*zip(prompts, stories, strict=True)]
+        scores = [math.nan if "nothing" in story else 4.0 for story in stories]
         return scores, [{"grades": {}} for _ in stories]
 
 
@@ -167,14 +146,12 @@ def test_the_judge_is_asked_about_stories_alone():
     texts = [LOOP, f" {STORY}\n", "", missing]
     examples = [{"question": f"line {i}", "answer": ""} for i in range(4)]
     totals, details = evaluator.score(examples, texts)
-    assert judge.stories == [("line 1", STORY), ("line 3", missing)]
-    assert totals[:3] == [0, 1 + len(STORY) % 5, 0]
+    assert judge.asked == [("line 1", STORY), ("line 3", missing)]
+    assert totals[:3] == [0, 4, 0]
     assert math.isnan(totals[3])
     assert [detail["rewards/is_story"] for detail in details] == [0, 1, 0, 1]
-    assert [detail["no_story"] is None for detail in details] == [False, True, False, True]
     # LOOP has 8 words, so its 40 words have 39 pairs, of which 8 are distinct.
     assert details[0]["rewards/distinct_2"] == pytest.approx(8 / 39)
-    assert not any("correct_strict" in detail for detail in details)
 
 
 # --- Functions of one's own -----------------------------------------------------------------------
@@ -195,13 +172,14 @@ TEXTS = [f"{R}<answer>1</answer>", "two"]
 
 @pytest.fixture
 def rewards_file(tmp_path, monkeypatch):
-    """Writes a file of functions and gives its path."""
+    """Writes a file of functions, beside another, and gives its path."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    (tmp_path / "beside_rewards.py").touch()
 
     def write(text):
         path = tmp_path / "my_rewards.py"
-        path.write_text(text)
+        path.write_text("import beside_rewards\n" + text)
         return path
 
     return write
@@ -240,7 +218,9 @@ def third(answers):
     totals, details = score(path, "everything")
     assert totals == [len(text) for text in TEXTS]
     assert details[1] == {"rewards/everything": 3.0}
-    seen = sys.modules["my_rewards"].seen
+    module = sys.modules["my_rewards"]
+    assert pickle.loads(pickle.dumps(module.third)) is module.third, "as a process pool needs it"
+    seen = module.seen
     assert seen["prompts"] == ["What is 0 + 1?", "What is 1 + 1?"]
     assert seen["completions"] == TEXTS  # and not the column of this name
     assert seen["answers"] == seen["answer"] == ["1", "2"]
@@ -284,8 +264,6 @@ def test_verdicts_are_always_those_of_the_data_set(rewards_file):
     _, details = score(path, "short", own="gsm8k", texts=texts, prompt="r1_zero")
     assert [detail["correct_strict"] for detail in details] == [True, False]
     assert isinstance(get_evaluator("gsm8k", own="gsm8k"), GSM8kEvaluator)
-    # The judge of stories gives none, and is not needed for a function.
-    assert "correct_strict" not in score(path, "short", own="creative")[1][0]
     # Both add up, each with its own rewards.
     totals, details = get_evaluator(f"gsm8k,{path}:short", "gsm8k").score(EXAMPLES, TEXTS)
     assert totals == [5.0, 2.0]
@@ -315,88 +293,15 @@ def drawn(completions):
     assert first[1] != other[1]
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("return [c[0]['content'] for c in completions]", "line 2 of .* texts, not messages"),
-        (
-            "return [kwargs['ground_truth']] * 2",
-            r"KeyError\('ground_truth'\) in line 2 of .*my_rew",
-        ),
-        ("return [1.0]", "must return 2 finite numbers"),
-        ("return [1.0, float('inf')]", "must return 2 finite numbers"),
-    ],
-)
-def test_a_function_is_tried_on_two_texts(body, message, rewards_file):
-    path = rewards_file(f"def f(prompts, completions, **kwargs):\n    {body}\n")
-    with pytest.raises(ValueError, match=f"evaluator {path}:f .*{message}") as caught:
-        try_functions(f"gsm8k,{path}:f", EXAMPLES)
-    assert "\n" not in str(caught.value)
-
-
-# --- In a run -------------------------------------------------------------------------------------
-
-FILE = """
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-import sibling_of_rewards
-
-def grade(text):
-    return len(text) + sibling_of_rewards.BONUS
-
-def pooled(completions, answers, **columns):
-    with ProcessPoolExecutor(1) as pool:
-        return list(pool.map(grade, completions))
-
-num_calls = 0
-
-def failing(completions, **columns):
-    global num_calls
-    num_calls += 1
-    # The first call is the trial, the second one evaluates the model.
-    if num_calls == FAILS_AT and not (Path(__file__).parent / "mended").exists():
-        raise ZeroDivisionError("a bug of mine")
-    return [1 / (1 + len(text)) for text in completions]
-"""
-
-
-def test_a_file_with_a_process_pool_and_a_sibling(model_folder, tmp_path):
-    (tmp_path / "sibling_of_rewards.py").write_text("BONUS = 1.5\n")
-    (tmp_path / "pooled_rewards.py").write_text(FILE)
-    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=1)
-    rewards = f"gsm8k,{tmp_path / 'pooled_rewards.py'}:pooled"
-    process = run_script("main.py", *flags, "--evaluator", rewards)
-    assert process.returncode == 0, process.stderr
-    (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    assert row["rewards/pooled"] > 1.5
-    assert "accuracy" in row
-    assert row["reward"] == pytest.approx(
-        sum(value for name, value in row.items() if name.startswith("rewards/")), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    ("fails_at", "saved_step"),
-    [(2, 0), (4, 1), (5, 2)],
-    ids=["first evaluation", "iteration 2", "evaluation"],
-)
-def test_a_reward_that_fails_ends_the_run_and_loses_nothing(
-    fails_at, saved_step, model_folder, tmp_path, capsys
-):
-    """The run is saved as it was before, and goes on bit for bit like one that never failed."""
-    (tmp_path / "sibling_of_rewards.py").write_text("BONUS = 1.5\n")
-    path = tmp_path / f"failing_rewards_{fails_at}.py"
-    path.write_text(FILE.replace("FAILS_AT", str(fails_at)))
-    flags = dict(evaluator=f"{path}:failing", save_iterations=10, eval_temperature=1.0)
-    failed = run_flags(model_folder, tmp_path / "failed", **flags)
-    assert main.main(failed) == 1
-    errors = capsys.readouterr().err
-    assert f'File "{path}", line' in errors
-    assert "ZeroDivisionError: a bug of mine" in errors
-    checkpoints = [folder.name for folder in (tmp_path / "failed" / "checkpoints").iterdir()]
-    assert checkpoints == [f"step_{saved_step:06d}"]
-
-    (tmp_path / "mended").touch()
-    assert main.main([*failed, "--resume"]) == 0
-    assert main.main(run_flags(model_folder, tmp_path / "whole", **flags)) == 0
-    assert_same_run(tmp_path / "failed", tmp_path / "whole")
+def test_a_function_is_tried_on_two_texts(rewards_file):
+    for body, message in {
+        "return [c[0]['content'] for c in completions]": "line 3 of .* texts, not messages",
+        "return [kwargs['truth']] * 2": r"KeyError\('truth'\) in line 3 of .*my_rewards.py",
+        "return [1.0]": "must return 2 finite numbers",
+        "return [1.0, float('inf')]": "must return 2 finite numbers",
+    }.items():
+        sys.modules.pop("my_rewards", None)
+        path = rewards_file(f"def f(completions, **kwargs):\n    {body}\n")
+        with pytest.raises(ValueError, match=f"evaluator {path}:f .*{message}") as caught:
+            try_functions(f"gsm8k,{path}:f", EXAMPLES)
+        assert "\n" not in str(caught.value)
