@@ -6,9 +6,9 @@ r"""Rewards: how completions are scored. A reward is a function in a file of you
 `--evaluator my_rewards.py:short` trains on it, and `--evaluator gsm8k,my_rewards.py:short` on the
 sum of both. FunctionEvaluator says what a function gets; one written for TRL works as it is.
 
-Where an answer can be right, there are two verdicts beside the rewards. The strict one asks for the
-right answer in the required format, the flexible one for the right answer anywhere: much of what
-training seems to gain is only format. They always come from the data set's own evaluator.
+Where an answer can be right, there are two verdicts beside the rewards, always from the data set's
+own evaluator. The strict one asks for the right answer in the required format, the flexible one for
+the right answer anywhere: much of what training seems to gain is only format.
 
 Shapes: N completions, R rewards of each.
 """
@@ -366,9 +366,8 @@ class FunctionEvaluator(RewardEvaluator):
 
     It gets N values of what it asks for by name, or everything if it ends in **columns: `prompts`
     (the questions alone), `completions` (texts), `answers` (the gold answers, also `answer`), every
-    column of the data by its own name, and `completion_ids`. It returns N numbers. None is a reward
-    that does not apply: the total leaves it out, and without any reward a completion is not trained
-    on.
+    column of the data, and `completion_ids`. It returns N numbers. None is a reward that does not
+    apply: the total leaves it out, and a completion without any reward is not trained on.
     """
 
     def __init__(self, function: Callable):
@@ -442,8 +441,10 @@ def get_evaluator(names: str, own: str | None = None, **context) -> RewardEvalua
     evaluators = []
     for name in names.split(","):
         found = find(name)
-        is_class = isinstance(found, type)
-        evaluators.append(found(**context) if is_class else FunctionEvaluator(found))
+        if isinstance(found, type):
+            evaluators.append(found(**context))
+        else:
+            evaluators.append(FunctionEvaluator(found))
     if own == "gsm8k" and context.get("prompt", "reasoning_answer") != "reasoning_answer":
         own = "math"  # which reads the other formats, and numbers too
     verdicts = None

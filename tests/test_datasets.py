@@ -207,6 +207,7 @@ def test_the_files_of_a_split(tmp_path):
     """Training problems were once evaluated as the test split."""
     for names, split, chosen in (
         ("test.jsonl test.parquet test-a.jsonl tests.jsonl", "test", "test.jsonl"),
+        ("test-0-of-2.jsonl test-1-of-2.jsonl", "test", "test-0-of-2.jsonl test-1-of-2.jsonl"),
         ("math500.jsonl", "test", "math500.jsonl"),
         ("math500.jsonl", "train", ""),
         ("train.jsonl", "test", ""),
@@ -217,14 +218,6 @@ def test_the_files_of_a_split(tmp_path):
         for name in names.split():
             (folder / name).touch()
         assert [path.name for path in rl_datasets.find_files(folder, split)] == chosen.split()
-
-
-def test_shards_are_read_one_after_the_other(tmp_path):
-    rows = gsm8k_rows(5)
-    pandas.DataFrame(rows[:3]).to_parquet(tmp_path / "test-00000-of-00002.parquet")
-    pandas.DataFrame(rows[3:]).to_parquet(tmp_path / "test-00001-of-00002.parquet")
-    assert [example["row"] for example in DATASETS["gsm8k"].read("test", tmp_path)] == rows
-    assert DATASETS["gsm8k"].read("train", tmp_path) == []
 
 
 def test_the_hub_is_asked_for_the_official_splits(monkeypatch):

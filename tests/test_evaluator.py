@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator import (
-    EVALUATORS,
     CreativeWritingEvaluator,
     GSM8kEvaluator,
-    RewardEvaluator,
-    Rewards,
     get_evaluator,
     last_number,
     to_number,
@@ -236,21 +233,14 @@ def third(answers):
     assert math.isnan(totals[1])
 
 
-def test_a_missing_score_of_a_judge_is_not_left_out(rewards_file, monkeypatch):
+def test_a_missing_score_of_a_judge_is_not_left_out(rewards_file):
     """Without it a story would have less than others of its group, as if it were worse."""
-
-    class Missing(RewardEvaluator):
-        reward_names = ("a", "b")
-        reward_weights = (1.0, 0.0)
-
-        def compute_rewards(self, prompts, completions, answers, **columns):
-            return Rewards(torch.tensor([[1.0, 2.0], [math.nan, 2.0]]), [{}, {}])
-
     path = rewards_file("def one(completions, **kwargs):\n    return [1.0, 1.0]\n")
-    monkeypatch.setitem(EVALUATORS, "missing", Missing)
-    totals, _ = get_evaluator(f"missing,{path}:one").score(EXAMPLES, TEXTS)
-    assert totals[0] == 2.0
+    evaluator = get_evaluator(f"creative,{path}:one", "creative", judge=FixedJudge())
+    totals, details = evaluator.score(EXAMPLES, [STORY, STORY + " There was nothing."])
+    assert totals[0] == 5.0
     assert math.isnan(totals[1])
+    assert "correct_strict" not in details[0]
 
 
 def test_verdicts_are_always_those_of_the_data_set(rewards_file):
