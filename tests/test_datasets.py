@@ -109,7 +109,11 @@ def test_a_plain_prompt_has_the_bos_that_its_tokenizer_adds():
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<end> $A", special_tokens=[("<end>", tokenizer.bos_token_id)]
     )
-    assert PROMPTS["question_only"].render(tokenizer, "2?") == "<end>2?\n"
+    prompt = PROMPTS["question_only"]
+    assert prompt.render(tokenizer, "2?") == "<end>2?\n"
+    options = {"prompt": prompt, "max_prompt_length": 9, "seed": 0}
+    loader = rl_datasets.DataLoader([{"question": "2?"}], tokenizer, **options)
+    assert loader.longest_prompt == 4, "it is there once"
 
 
 @pytest.mark.parametrize("system", ["{{ raise_exception('no system role') }}", "{# dropped #}"])
@@ -227,16 +231,16 @@ def test_the_hub_is_asked_for_the_official_splits(monkeypatch):
         requests.append((*name, split))
         return gsm8k_rows(2) if "gsm8k" in name[0] else [{"problem": name[-1], "answer": "4"}]
 
+    subjects = ["algebra", "geometry", "precalculus"]
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["algebra", "geometry"])
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: subjects)
     load(None, "gsm8k")
-    assert [example["question"] for example in load(None, "math")[0]] == ["algebra", "geometry"]
+    assert [example["question"] for example in load(None, "math")[0]] == subjects
     assert set(requests) == {
         ("openai/gsm8k", "main", "train"),
         ("openai/gsm8k", "main", "test"),
         ("HuggingFaceH4/MATH-500", "test"),
-        ("EleutherAI/hendrycks_math", "algebra", "train"),
-        ("EleutherAI/hendrycks_math", "geometry", "train"),
+        *(("EleutherAI/hendrycks_math", subject, "train") for subject in subjects),
     }
 
 

@@ -259,6 +259,8 @@ def test_verdicts_are_always_those_of_the_data_set(rewards_file):
     assert totals == [5.0, 2.0]
     assert details[0]["rewards/correctness"] == 2.0
     assert details[0]["correct_strict"]
+    with pytest.raises(ValueError, match="two rewards have one name"):
+        get_evaluator(f"{path}:short,{path}:short")
 
 
 def test_a_reward_leaves_the_random_state_and_draws_anew(rewards_file):

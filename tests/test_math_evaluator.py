@@ -151,7 +151,7 @@ def test_hostile_input_is_wrong_and_takes_little_memory():
     for answer in HOSTILE:
         assert not are_equal("7", answer)
         assert not are_equal("x+1", answer)
-    for gold, answer in ("", ""), ("5", ""), (" ", "$$"):
+    for gold, answer in ("", ""), ("5", ""), (" ", "$$"), (str(2**53 + 1), str(2**53)):
         assert not are_equal(gold, answer)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before < 500_000  # kB
 
