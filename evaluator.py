@@ -6,10 +6,9 @@ r"""Rewards: how completions are scored. A reward is a function in a file of you
 `--evaluator my_rewards.py:short` trains on it, and `--evaluator gsm8k,my_rewards.py:short` on the
 sum of both. FunctionEvaluator says what a function gets; one written for TRL works as it is.
 
-Where an answer can be right, there are two verdicts beside the rewards. The strict one asks for the
-right answer in the required format, the flexible one for the right answer anywhere: much of what
-training seems to gain is only format. They come from the data set's own evaluator, whatever
-rewards.
+Where an answer can be right, there are two verdicts beside the rewards, always from the data set's
+own evaluator. The strict one asks for the right answer in the required format, the flexible one for
+the right answer anywhere: much of what training seems to gain is only format.
 
 Shapes: N completions, R rewards of each.
 """
@@ -67,7 +66,7 @@ class RewardEvaluator(ABC):
     def total(self, rewards: Rewards) -> Tensor:
         """(N,): the weighted sum of each completion's rewards; NaN where one is missing."""
         weights = self.reward_weights or (1.0,) * len(self.reward_names)
-        weighted = rewards.per_function.float() * torch.tensor(weights)
+        weighted = rewards.per_function * torch.tensor(weights)
         is_optional = torch.tensor([name in self.optional for name in self.reward_names])
         is_left_out = weighted.isnan() & is_optional
         totals = weighted.masked_fill(is_left_out, 0.0).sum(1)
@@ -79,32 +78,23 @@ class RewardEvaluator(ABC):
         Random numbers have a seed of their own here, which depends on the completions: a reward
         that sets the random state does not change what is sampled next.
         """
-        answers = [example["answer"] for example in examples]
-        columns = columns_of(examples) | columns
+        rows = [example | example.get("row", {}) for example in examples]
+        names = set().union(*rows) - {"row"}
+        columns = {name: [row.get(name) for row in rows] for name in names} | columns
         columns["prompts"] = [example["question"] for example in examples]
         columns["completions"] = completions
-        columns["answers"] = answers
-        columns["answer"] = answers
+        columns["answers"] = columns["answer"] = [example["answer"] for example in examples]
         with utils.isolated_seed(zlib.crc32("".join(completions).encode("utf-8", "replace"))):
             rewards = self.compute_rewards(**columns)
-        shape = (len(completions), len(self.reward_names))
-        assert rewards.per_function.shape == shape, f"{rewards.per_function.shape}, not {shape}"
-        names = [f"rewards/{name}" for name in self.reward_names]
-        details = []
+        assert rewards.per_function.shape == (len(completions), len(self.reward_names))
         for detail, values in zip(rewards.details, rewards.per_function.tolist(), strict=True):
-            details.append(detail | dict(zip(names, values, strict=True)))
-        return self.total(rewards).tolist(), details
+            for name, value in zip(self.reward_names, values, strict=True):
+                detail[f"rewards/{name}"] = value
+        return self.total(rewards).tolist(), rewards.details
 
     def check_gold(self, examples: list[dict]) -> None:
         """Raise ValueError for a gold answer that cannot be read. By default any can."""
         return
-
-
-def columns_of(examples: list[dict]) -> dict[str, list]:
-    """{name: N values}: the columns of the data set (`row`) and those that were made of them."""
-    rows = [example | example.get("row", {}) for example in examples]
-    names = set().union(*rows) - {"row"}
-    return {name: [row.get(name) for row in rows] for name in names}
 
 
 # --- Answers that are right or wrong --------------------------------------------------------------
@@ -113,15 +103,22 @@ def columns_of(examples: list[dict]) -> dict[str, list]:
 class AnswerEvaluator(RewardEvaluator):
     """Scores each completion by itself, with verdicts."""
 
+    formats: tuple[str, ...]  # the prompt formats whose answers it reads, its default first
+
+    def __init__(self, prompt: str | None = None, **context):
+        self.prompt = prompt or self.formats[0]
+        if self.prompt not in self.formats:
+            formats = " and ".join(self.formats)
+            raise ValueError(f"--evaluator reads {formats}, not {prompt}: use --evaluator math")
+
     @abstractmethod
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:
         """The R rewards of one completion, and its details with the verdicts."""
 
     def compute_rewards(self, prompts, completions, answers, **columns):
         scored = [self.reward(*pair) for pair in zip(completions, answers, strict=True)]
-        rewards = torch.tensor([values for values, _ in scored], dtype=torch.float32)
-        details = [detail for _, detail in scored]
-        return Rewards(rewards.view(len(scored), len(self.reward_names)), details)
+        rewards = torch.tensor([values for values, _ in scored])
+        return Rewards(rewards, [detail for _, detail in scored])
 
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
@@ -149,7 +146,6 @@ def tagged_answer(text: str) -> str | None:
     return content.strip() if closing_tag else None
 
 
-MAX_NUMBER_LENGTH = 50  # characters; a longer number is not read
 DASHES = "-‐‑‒–—―−⁻₋➖﹘﹣－"  # all of which people write for a minus
 # A number that is well written, with a sign, a currency, or both in any order. 1,00 is not one.
 NUMBER = re.compile(
@@ -165,8 +161,8 @@ LATEX_COMMA = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!])(?=[0-9])")  # 9{,}500, 9
 
 def to_number(text: str) -> Fraction | None:
     """The exact value of `-1,234.50` or the like, also with a $ or %; None of anything else."""
-    text = LATEX_COMMA.sub(",", text[: 2 * MAX_NUMBER_LENGTH])
-    if len(text) > MAX_NUMBER_LENGTH or not NUMBER.fullmatch(text):
+    text = LATEX_COMMA.sub(",", text)
+    if len(text) > 50 or not NUMBER.fullmatch(text):
         return None
     return Fraction(re.sub(f"[{DASHES}]", "-", re.sub("[,$€£%]", "", text)))
 
@@ -179,12 +175,8 @@ def without_markup(text: str) -> str:
 
 def last_number(text: str) -> str | None:
     """The last number of a text as it is written there; None if there is no number."""
-    last_digit = max(text.rfind(digit) for digit in "0123456789")
-    if last_digit < 0:
-        return None
-    # A number that begins before this window is still too long to be read. A % may follow it.
-    window = text[max(0, last_digit - 4 * MAX_NUMBER_LENGTH) : last_digit + 2]
-    return ANY_NUMBER.findall(LATEX_COMMA.sub(",", window))[-1]
+    numbers = ANY_NUMBER.findall(LATEX_COMMA.sub(",", text))
+    return numbers[-1] if numbers else None
 
 
 class GSM8kEvaluator(AnswerEvaluator):
@@ -196,28 +188,19 @@ class GSM8kEvaluator(AnswerEvaluator):
     soft_format    0.5    Each tag occurs once and in order, with any text around and between them.
     tag_count      0.125  For each of the four tags that occurs exactly once.
 
-    Numbers are compared exactly. Accepted for 72 are `72`, `72.0`, `$72`, `72%` and, but for
-    number_format, `72.`, `**72**`, `$72$` and `\boxed{72}`; not `72 eggs`, `x = 72` or `72k`. Any
-    dash before a number is a minus. The strict verdict is strict_format and correctness. The
-    flexible verdict asks whether the last number of the text equals the gold answer.
+    Numbers are compared exactly. `$72`, `72.0` and `72%` are 72, and so are `72.`, `**72**`, `$72$`
+    and `\boxed{72}`, but for number_format; `72 eggs` and `x = 72` are not. The strict verdict is
+    strict_format and correctness, the flexible one that the last number of the text is right.
     """
 
     reward_names = ("correctness", "number_format", "strict_format", "soft_format", "tag_count")
-
-    def __init__(self, prompt: str = "reasoning_answer", **context):
-        if prompt != "reasoning_answer":
-            raise ValueError(
-                f"the evaluator gsm8k reads the prompt format reasoning_answer, not {prompt}: use"
-                " --evaluator math"
-            )
+    formats = ("reasoning_answer",)
 
     def check_gold(self, examples):
         for example in examples:
-            if to_number(example["answer"].strip()) is None:
-                raise ValueError(
-                    f"{example.get('file_and_row') or example['id']}: the gold answer"
-                    f" {example['answer']!r} is not a number: use --evaluator math"
-                )
+            gold = example["answer"]
+            if to_number(gold.strip()) is None:
+                raise ValueError(f"{example['id']}: {gold!r} is no number: use --evaluator math")
 
     def reward(self, completion, gold):
         target = to_number(gold.strip())
@@ -243,9 +226,10 @@ class GSM8kEvaluator(AnswerEvaluator):
 
 # --- Mathematics ----------------------------------------------------------------------------------
 
-# Powers and factorials that take gigabytes.
-BOMB = re.compile(r"\^\{?-?\d{4}|\^[^^]*\^[^^]*\^|\^\{[^{}]*\^|\*\*.*\*\*|\d{4}\)?!|binom.*\d{5}")
-APPROXIMATION = re.compile(r"\\approx|≈")
+# Powers and factorials that take gigabytes, and approximations.
+REFUSED = re.compile(
+    r"\^\{?-?\d{4}|\^[^^]*\^[^^]*\^|\^\{[^{}]*\^|\*\*.*\*\*|\d{4}\)?!|binom.*\d{5}|\\approx|≈"
+)
 INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:e|eq|t)(?![a-zA-Z])")
 
 
@@ -268,8 +252,7 @@ def are_equal(gold: str, answer: str) -> bool:
     numbers = (to_number(gold), to_number(answer))
     if None not in numbers:
         return numbers[0] == numbers[1]
-    is_refused = BOMB.search(answer) or APPROXIMATION.search(answer)
-    if is_refused or not 0 < len(answer) <= 300:
+    if REFUSED.search(answer) or not 0 < len(answer) <= 300:
         return False
     is_range = INEQUALITY.search(answer) or re.search(r"[(\[]", answer)
     if INEQUALITY.search(gold) and not is_range:
@@ -286,40 +269,32 @@ class MathEvaluator(AnswerEvaluator):
     format  1 if the completion has the format. It is only logged.
         r1_zero           `</think> <answer>`, and `</answer>` after it. The answer is what follows
                           the last `<answer>`; if that holds a \boxed{}, the content of the last.
-        question_only     The text holds a balanced \boxed{}, of which the last is the answer.
+        question_only     A balanced \boxed{}, of which the last is the answer.
         reasoning_answer  The strict format of GSM8kEvaluator; the answer is found as for r1_zero.
-    answer  1 if the completion has the format, and its answer equals the gold answer.
+    answer  1 if the completion has the format, and its answer is right: the strict verdict.
 
-    The strict verdict is the answer reward. For the flexible one, the answer of a completion
-    without the format is what the last \boxed{} holds, otherwise what follows the last <answer>,
-    otherwise the last number.
+    Without the format, the flexible verdict is about the last \boxed{}, otherwise what follows the
+    last <answer>, otherwise the last number.
     """
 
     reward_names = ("format", "answer")
     reward_weights = (0.0, 1.0)
-
-    def __init__(self, prompt: str = "r1_zero", **context):
-        if prompt not in ("r1_zero", "question_only", "reasoning_answer"):
-            raise ValueError(
-                "the evaluator math reads the prompt formats r1_zero, question_only and"
-                f" reasoning_answer, not {prompt}"
-            )
-        self.prompt = prompt
+    formats = ("r1_zero", "question_only", "reasoning_answer")
 
     def reward(self, completion, gold):
         boxed = last_boxed(completion)
         _, opening_tag, rest = completion.rpartition("<answer>")
         tagged, closing_tag, _ = rest.partition("</answer>")
+        answer = None
         if self.prompt == "question_only":
             has_format = boxed is not None
             answer = boxed
+        elif self.prompt == "r1_zero":
+            has_format = "</answer>" in completion.partition("</think> <answer>")[2]
         else:
             has_format = strict_format(completion)
-            if self.prompt == "r1_zero":
-                has_format = "</answer>" in completion.partition("</think> <answer>")[2]
-            answer = None
-            if has_format and closing_tag:
-                answer = last_boxed(tagged) or tagged.strip()
+        if has_format and closing_tag and answer is None:
+            answer = last_boxed(tagged) or tagged.strip()
         is_answered = answer is not None
         if answer is None:
             answer = boxed
@@ -351,10 +326,6 @@ class CreativeWritingEvaluator(RewardEvaluator):
     reward_weights = (1.0, 0.0, 0.0)
 
     def __init__(self, judge=None, config=None, frozen=None, **context):
-        """Take a judge, or make the one that the settings name.
-
-        frozen: gives the (frozen model, tokenizer) of the run.
-        """
         if judge is None and not hasattr(config, "judge_model"):
             raise ValueError("the evaluator creative needs a judge, which only main.py has")
         from grpo.judges import get_judge  # no other evaluator needs it
@@ -395,31 +366,22 @@ class FunctionEvaluator(RewardEvaluator):
 
     It gets N values of what it asks for by name, or everything if it ends in **columns: `prompts`
     (the questions alone), `completions` (texts), `answers` (the gold answers, also `answer`), every
-    column of the data by its own name, and `completion_ids`. It returns N numbers. None is a reward
-    that does not apply: the total leaves it out, and without any reward a completion is not trained
-    on.
+    column of the data, and `completion_ids`. It returns N numbers. None is a reward that does not
+    apply: the total leaves it out, and a completion without any reward is not trained on.
     """
 
-    def __init__(self, function: Callable, weight: float, path: str):
-        name = getattr(function, "__name__", type(function).__name__)
+    def __init__(self, function: Callable):
         self.function = function
-        self.source = f"{path}:{name}"
-        self.reward_names = self.optional = (name,)
-        self.reward_weights = (float(weight),)
+        self.reward_names = (getattr(function, "__name__", type(function).__name__),)
+        self.optional = self.reward_names
 
     def compute_rewards(self, **columns):
-        parameters = inspect.signature(self.function).parameters.values()
-        for p in parameters:
-            is_needed = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-            if is_needed and p.name not in columns:
-                raise TypeError(
-                    f"it asks for {p.name!r}, which is not among {', '.join(sorted(columns))}"
-                )
-        takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
-        names = columns if takes_all else {p.name for p in parameters} & columns.keys()
         num_completions = len(columns["completions"])
+        parameters = inspect.signature(self.function).parameters
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+            columns = {name: columns[name] for name in parameters if name in columns}
         # Copies, since what a function changes is not for the next one.
-        returned = self.function(**{name: list(columns[name]) for name in names})
+        returned = self.function(**{name: list(values) for name, values in columns.items()})
         if inspect.iscoroutine(returned):
             returned = asyncio.run(returned)
         values = [math.nan if value is None else float(value) for value in returned]
@@ -434,26 +396,24 @@ class SumOfRewards(RewardEvaluator):
     verdicts: the data set's own evaluator, of which only the verdicts are wanted; or None.
     """
 
-    def __init__(self, parts: list[RewardEvaluator], verdicts: AnswerEvaluator | None):
-        self.parts = parts
+    def __init__(self, evaluators: list[RewardEvaluator], verdicts: AnswerEvaluator | None):
+        self.evaluators = evaluators
         self.verdicts = verdicts
-        for part in parts:
-            names = part.reward_names
-            self.reward_names += names
-            self.reward_weights += part.reward_weights or (1.0,) * len(names)
-            self.optional += part.optional
+        self.reward_names = ()
+        self.reward_weights = ()
+        for evaluator in evaluators:
+            self.reward_names += evaluator.reward_names
+            self.reward_weights += evaluator.reward_weights or (1.0,) * len(evaluator.reward_names)
+            self.optional += evaluator.optional
         if len(set(self.reward_names)) < len(self.reward_names):
             raise ValueError(f"--evaluator: two rewards have one name ({self.reward_names})")
 
-    reward_names = ()
-    reward_weights = ()
-
     def check_gold(self, examples):
-        for part in self.parts:
-            part.check_gold(examples)
+        for evaluator in self.evaluators:
+            evaluator.check_gold(examples)
 
     def compute_rewards(self, **columns):
-        scored = [part.compute_rewards(**columns) for part in self.parts]
+        scored = [evaluator.compute_rewards(**columns) for evaluator in self.evaluators]
         details = [{} for _ in columns["completions"]]
         if self.verdicts is not None:
             details = self.verdicts.compute_rewards(**columns).details
@@ -474,82 +434,55 @@ EVALUATORS = {
 def get_evaluator(names: str, own: str | None = None, **context) -> RewardEvaluator:
     """The evaluator of these names, such as "gsm8k" or "gsm8k,my_rewards.py:short".
 
-    Args:
-        own: the name of the data set's own evaluator, which gives the verdicts if no other does.
-        context: prompt, the name of the prompt format; config, the settings of main.py; frozen, a
-            function that gives the (frozen model, tokenizer) of the run.
-
-    Raises ValueError, in one line, for names that lead nowhere or do not fit the context.
+    own: the name of the data set's own evaluator, which gives the verdicts if no other does.
+    context: what evaluators need of a run: prompt (the name of the format), config, and frozen,
+        which gives its (frozen model, tokenizer).
     """
-    parts = []
-    for found in map(find, names.split(",")):
-        parts += found if isinstance(found, list) else [found(**context)]
+    evaluators = []
+    for name in names.split(","):
+        found = find(name)
+        if isinstance(found, type):
+            evaluators.append(found(**context))
+        else:
+            evaluators.append(FunctionEvaluator(found))
     if own == "gsm8k" and context.get("prompt", "reasoning_answer") != "reasoning_answer":
         own = "math"  # which reads the other formats, and numbers too
     verdicts = None
-    gives_verdicts = any(isinstance(part, AnswerEvaluator) for part in parts)
+    gives_verdicts = any(isinstance(evaluator, AnswerEvaluator) for evaluator in evaluators)
     if not gives_verdicts and issubclass(EVALUATORS.get(own, object), AnswerEvaluator):
         verdicts = EVALUATORS[own](**context)
-    return parts[0] if len(parts) == 1 and not verdicts else SumOfRewards(parts, verdicts)
+    if len(evaluators) == 1 and verdicts is None:
+        return evaluators[0]
+    return SumOfRewards(evaluators, verdicts)
 
 
-def find(name: str) -> type[RewardEvaluator] | list[FunctionEvaluator]:
-    """The class of this name, or the class or the functions that FILE.py:NAME holds.
-
-    Raises ValueError, in one line, for a name that leads nowhere.
-    """
-    path, colon, attribute = name.rpartition(":")
+def find(name: str) -> type[RewardEvaluator] | Callable:
+    """The evaluator of this name, or the class or function in FILE.py:NAME."""
     if name in EVALUATORS:
         return EVALUATORS[name]
-    if not colon:
-        raise ValueError(
-            f"--evaluator {name} is not known; use one of {', '.join(EVALUATORS)}, or a function"
-            " of your own: my_rewards.py:reward"
-        )
-    found = getattr(utils.import_file(path), attribute, None)
-    if isinstance(found, type) and issubclass(found, RewardEvaluator):
-        return found
-    functions = found if isinstance(found, list | dict) else [found]
-    weights = found if isinstance(found, dict) else dict.fromkeys(functions, 1.0)
-    if not weights or not all(callable(function) for function in weights):
-        raise ValueError(
-            f"--evaluator {name}: {attribute} must be a function, a list of functions, a dict"
-            f" {{function: weight}} or a subclass of RewardEvaluator, not {found!r:.80}"
-        )
-    return [FunctionEvaluator(function, weight, path) for function, weight in weights.items()]
-
-
-class Text(str):
-    """A text that notices when it is read as a message: text["content"]."""
-
-    was_read_as_message = False
-
-    def __getitem__(self, key):
-        Text.was_read_as_message |= isinstance(key, str)
-        return Text(super().__getitem__(key))
+    if ":" not in name:
+        names = ", ".join(EVALUATORS)
+        raise ValueError(f"--evaluator {name}: use one of {names}, or my_rewards.py:FUNCTION")
+    return utils.import_from_file(name, "--evaluator")
 
 
 def try_functions(names: str, examples: list[dict]) -> None:
     """Call each reward function among these names once, with completions of two examples.
 
-    Raises ValueError, in one line, for one that fails, and for one that reads texts as messages:
-    many functions then give a reward of 0 to everything.
+    Raises ValueError, in one line, for one that fails, as those written for messages do.
     """
-    examples = [example | {"question": Text(example["question"])} for example in examples]
     gold = examples[0]["answer"]
-    right = Text(f"<reasoning>\nSo it is {gold}.\n</reasoning>\n<answer>\n{gold}\n</answer>")
-    for found in map(find, names.split(",")):
-        for part in found if isinstance(found, list) else ():
-            Text.was_read_as_message = False
-            why = None
-            try:
-                part.score(examples, [right, Text("I do not know.")], completion_ids=[[1, 2], [1]])
-            except Exception as error:  # whatever the user's code raises
-                line = traceback.extract_tb(error.__traceback__)[-1]
-                why = f"fails: {error}"
-                if line.filename != __file__:
-                    why = f"fails with {error!r} in line {line.lineno} of {line.filename}"
-            if Text.was_read_as_message:
-                why = 'is written for messages, text[0]["content"], and is given texts'
-            if why is not None:
-                raise ValueError(f"--evaluator {part.source} {why}")
+    right = f"<reasoning>\nSo it is {gold}.\n</reasoning>\n<answer>\n{gold}\n</answer>"
+    completions = [right, "I do not know."]
+    for name in names.split(","):
+        found = find(name)
+        if isinstance(found, type):
+            continue
+        try:
+            FunctionEvaluator(found).score(examples, completions, completion_ids=[[1, 2], [1]])
+        except Exception as error:  # whatever the user's code raises
+            line = traceback.extract_tb(error.__traceback__)[-1]
+            raise ValueError(
+                f"--evaluator {name} fails with {error!r} in line {line.lineno} of {line.filename};"
+                " prompts and completions are texts, not messages"
+            ) from error

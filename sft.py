@@ -31,7 +31,6 @@ from grpo import distributed, jsonl, weights
 from grpo.rollout import Completion
 from grpo.run import Run, run_to_the_end
 from main import accumulate_gradient, get_optimizer, take_step
-from rl_datasets import render_prompts
 
 # What main.compute_loss makes of it.
 SFT_LOSS = LossConfig(loss_type="reinforce_with_baseline", beta=0.0, group_size=1)
@@ -156,7 +155,7 @@ def read_solutions(config: SFTConfig, run: Run) -> list[Completion]:
     eval_ids = {example["id"] for example in run.eval_loader}  # held out of the training split
     rows = [row for row in rows if row.get("id") not in eval_ids]
     rows = [row for row in rows if row.get("correct", True) and row["completion"].strip()]
-    prompts = render_prompts(prompt, run.tokenizer, rows)
+    prompts = [prompt.render(run.tokenizer, row["question"]) for row in rows]
     solutions = [
         encode(run.tokenizer, text, row["completion"], row)
         for text, row in zip(prompts, rows, strict=True)

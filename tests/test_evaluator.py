@@ -1,79 +1,53 @@
 """GSM8K rewards case by case, stories, and reward functions of the user's own."""
 
-import itertools
 import math
+import pickle
 import random
 import re
 import sys
 from fractions import Fraction
 
-import numpy
 import pytest
 import torch
-from conftest import assert_same_run, run_flags, run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
-import main
 from evaluator import (
-    EVALUATORS,
     CreativeWritingEvaluator,
     GSM8kEvaluator,
-    RewardEvaluator,
-    Rewards,
     get_evaluator,
-    last_boxed,
     last_number,
     to_number,
     try_functions,
     why_no_story,
 )
-from grpo import jsonl
 
 # --- Numbers and the five rewards -----------------------------------------------------------------
 
-NUMBERS = {
-    "1,000": 1000,
-    "$18.00": 18,
-    "-5": -5,
-    "−5": -5,
-    "-$5": -5,
-    "$-5": -5,
-    "3.5": Fraction(7, 2),
-    "50%": 50,
-    ".5": Fraction(1, 2),
-    "0012": 12,
-    "1,234,567.25": Fraction(4938269, 4),
-    "9" * 50: 10**50 - 1,
-    "9{,}500": 9500,
-    r"9\,500": 9500,
-    r"9,\!500": 9500,
-}
-NO_NUMBERS = ["", "-", "$", "1,00", "1,0000", "10,00,000", "1.2.3", "72 eggs", "1e5", "７２", "½"]
-NO_NUMBERS += ["9{,}50", "5-", "(5)", "x72", "72k", "9" * 51, "1,", "."]
+NUMBERS = r"""
+    1,000 = 1000    $18.00 = 18    −5 = -5    -$5 = -5    $-5 = -5    50% = 50    .5 = 1/2
+    0012 = 12    1,234,567.25 = 4938269/4    9{,}500 = 9500    9\,500 = 9500    9,\!500 = 9500
+"""
+NO_NUMBERS = "- $ 1,00 1,0000 10,00,000 1.2.3 1e5 ７２ ½ 9{,}50 5- (5) x72 72k 1, .".split()
+LAST_NUMBERS = r"""
+    10-5=5 | 5    it is 10-5 | 5    (3)-5 | 5    that is -5. | -5    1,000, or so | 1,000
+    $5 and 50% more | 50%    so 12{,}345{,}678 | 12,345,678
+"""
+
+
+def pairs(table, separator):
+    return [pair.split(separator) for pair in re.split(r"\n| {4}", table) if pair]
 
 
 def test_numbers():
-    for text, value in NUMBERS.items():
-        assert to_number(text) == value, text
-    for text in NO_NUMBERS:
+    for text, value in pairs(NUMBERS, " = "):
+        assert to_number(text) == Fraction(value), text
+    for text in ["", "72 eggs", "9" * 51, *NO_NUMBERS]:
         assert to_number(text) is None, text
-
-
-def test_the_last_number():
-    numbers = {
-        "10-5=5": "5",
-        "it is 10-5": "5",
-        "(3)-5": "5",
-        "that is -5.": "-5",
-        "1,000, or so": "1,000",
-        "$5 and 50% more": "50%",
-        r"so 12{,}345{,}678": "12,345,678",
-        "no number": None,
-        "5" + "x" * 10_000: "5",
-    }
-    for text, number in numbers.items():
+    assert to_number("9" * 50) == 10**50 - 1
+    for text, number in pairs(LAST_NUMBERS, " | "):
         assert last_number(text) == number, text
+    assert last_number("no number") is None
 
 
 R = "<reasoning>a</reasoning>"
@@ -87,13 +61,7 @@ TABLE = r"""
     2 0 0.5 0.5 0.5    | 1 1 | 72 | R<answer>**72**</answer>
     2 0 0.5 0.5 0.5    | 1 1 | -5 | R<answer>$-5$</answer>
     2 0 0.5 0.5 0.5    | 1 1 | 9500 | R<answer>\boxed{9{,}500}</answer>
-    2 0 0.5 0.5 0.5    | 1 1 | 18 | R<answer>\$18</answer>
-    2 0.5 0.5 0.5 0.5  | 1 1 | 9500 | R<answer>9\,500</answer>
-    0 0 0.5 0.5 0.5    | 0 0 | 500 | R<answer>9{,}500.</answer>
     0 0 0.5 0.5 0.5    | 0 1 | 72 | R<answer>72 eggs</answer>
-    0 0 0.5 0.5 0.5    | 0 1 | 72 | R<answer>71 or 72</answer>
-    0 0 0.5 0.5 0.5    | 0 0 | 100 | R<answer>1,00</answer>
-    0 0 0.5 0.5 0.5    | 0 0 | 72 | R<answer></answer>
     2 0.5 0 0.5 0.5    | 0 1 | 72 | So: R<answer>72</answer>
     2 0.5 0 0.5 0.5    | 0 1 | 72 | R<answer>72</answer> Done.
     2 0.5 0 0.5 0.5    | 0 1 | 72 | R so <answer>72</answer>
@@ -101,21 +69,20 @@ TABLE = r"""
     0 0 0 0 0.25       | 0 1 | 72 | R<answer>71</answer><answer>72</answer>
     0 0 0 0 0.5        | 0 1 | 72 | <answer><reasoning>72</answer></reasoning>
     0 0 0 0 0.375      | 0 1 | 72 | R<answer>72
-    0 0 0 0 0          | 0 1 | 5 | 10-5=5
     0 0 0 0 0          | 0 0 | 72 |
     0 0 0 0 0          | 0 0 | many | no number
 """
 
 
-@pytest.mark.parametrize("row", TABLE.strip().splitlines())
-def test_the_five_rewards_and_two_verdicts(row):
-    rewards, verdicts, gold, completion = [part.strip(" ") for part in row.split("|", 3)]
-    completion = completion.replace(r"\n", "\n").replace("R", R)
-    got, details = GSM8kEvaluator().reward(completion, gold)
-    assert got == [float(reward) for reward in rewards.split()]
-    got_verdicts = [details["correct_strict"], details["correct_flexible"]]
-    assert got_verdicts == [verdict == "1" for verdict in verdicts.split()]
-    assert details["format"] == (got[2] > 0)
+def test_the_five_rewards_and_two_verdicts():
+    for row in TABLE.strip().splitlines():
+        rewards, verdicts, gold, completion = [column.strip(" ") for column in row.split("|", 3)]
+        completion = completion.replace(r"\n", "\n").replace("R", R)
+        got, details = GSM8kEvaluator().reward(completion, gold)
+        assert got == [float(reward) for reward in rewards.split()], row
+        got_verdicts = [details["correct_strict"], details["correct_flexible"]]
+        assert got_verdicts == [verdict == "1" for verdict in verdicts.split()], row
+        assert details["format"] == (got[2] > 0)
 
 
 @given(st.text(alphabet="<>/aensworig0123456789.,-$% \n{}\\boxed", max_size=80))
@@ -126,21 +93,14 @@ def test_any_text_is_scored_within_bounds(text):
     assert rewards.details[0]["correct_flexible"] or not rewards.details[0]["correct_strict"]
 
 
-def test_the_last_balanced_box():
-    assert last_boxed(r"\boxed{1} \boxed{\frac{2}{3}} {") == r"\frac{2}{3}"
-    assert last_boxed(r"\boxed{1} and \boxed{2") == "1"
-    assert last_boxed(r"\boxed{\boxed{1}}") == "1"
-    assert last_boxed(r"\boxed{\{1\}}") == r"\{1\}"
-    assert last_boxed(r"\fbox{3}, $\boxed 5$") == "5"
-    assert last_boxed(r"\boxed{1") is None
-
-
 def test_a_gold_answer_that_is_no_number_is_told_with_its_place():
-    GSM8kEvaluator().check_gold([{"id": "gsm8k/train/0", "answer": "1,000"}])
-    with pytest.raises(ValueError, match=r"gsm8k/train/0: the gold answer 'many' .*evaluator math"):
-        GSM8kEvaluator().check_gold([{"id": "gsm8k/train/0", "answer": "many"}])
-    with pytest.raises(ValueError, match="not r1_zero: use --evaluator math"):
-        get_evaluator("gsm8k", prompt="r1_zero")
+    evaluator = get_evaluator("gsm8k,creative", judge=FixedJudge())
+    evaluator.check_gold([{"id": "gsm8k/train/0", "answer": "1,000"}])
+    with pytest.raises(ValueError, match=r"gsm8k/train/0: 'many' is no number: use .*math"):
+        evaluator.check_gold([{"id": "gsm8k/train/0", "answer": "many"}])
+    for name, prompt in ("gsm8k", "r1_zero"), ("math", "story"):
+        with pytest.raises(ValueError, match=f"not {prompt}: use --evaluator math"):
+            get_evaluator(name, prompt=prompt)
 
 
 # --- Stories --------------------------------------------------------------------------------------
@@ -150,39 +110,28 @@ LOOP = "The lamp was dark and the keeper slept. " * 5
 
 
 class FixedJudge:
-    """Scores the stories that it is shown by their length, but for those that say nothing."""
-
-    def __init__(self):
-        self.stories = []
+    """Gives every story 4, but for those that say nothing."""
 
     def score(self, prompts, stories):
-        self.stories += list(zip(prompts, stories, strict=True))
-        scores = [math.nan if "nothing" in story else 1 + len(story) % 5 for story in stories]
+        self.asked = [*zip(prompts, stories, strict=True)]
+        scores = [math.nan if "nothing" in story else 4.0 for story in stories]
         return scores, [{"grades": {}} for _ in stories]
 
 
 def test_what_is_no_story():
-    stories = [
-        STORY,
-        "Sure enough, " + STORY,
-        "Of course, " + STORY,
-        '"Sure!" ' + STORY,
-        "I cannot help thinking that " + STORY,
-        "Here's the thing about lighthouses: " + STORY,
-        "Answer: none came, although " + STORY,
-        "Certainly nobody saw it. " + STORY,
-    ]
-    assert [why_no_story(text) for text in stories] == [None] * len(stories)
-    no_stories = {
-        "": "fewer than ten words",
+    opens_like_a_reply = "opens like a reply"
+    for text, reason in {
+        STORY: None,
+        "Of course, " + STORY: None,
+        '"Sure!" ' + STORY: None,
+        "Here's the thing about lighthouses: " + STORY: None,
+        "Answer: none came, although " + STORY: None,
         "one two three four five six seven eight nine": "fewer than ten words",
         LOOP: "repeats itself",
-        "Sure! " + STORY: "opens like a reply",
-        "Of course! " + STORY: "opens like a reply",
-        "Title: The Lamp. " + STORY: "opens like a reply",
-        "Here is a story of a lamp and its keeper, as you asked:\n": "opens like a reply",
-    }
-    for text, reason in no_stories.items():
+        "Of course! " + STORY: opens_like_a_reply,
+        "Title: The Lamp. " + STORY: opens_like_a_reply,
+        "Here is a story of a lamp and its keeper, as you asked:\n": opens_like_a_reply,
+    }.items():
         assert why_no_story(text) == reason, text
 
 
@@ -194,19 +143,12 @@ def test_the_judge_is_asked_about_stories_alone():
     texts = [LOOP, f" {STORY}\n", "", missing]
     examples = [{"question": f"line {i}", "answer": ""} for i in range(4)]
     totals, details = evaluator.score(examples, texts)
-    assert judge.stories == [("line 1", STORY), ("line 3", missing)]
-    assert totals[:3] == [0, 1 + len(STORY) % 5, 0]
+    assert judge.asked == [("line 1", STORY), ("line 3", missing)]
+    assert totals[:3] == [0, 4, 0]
     assert math.isnan(totals[3])
     assert [detail["rewards/is_story"] for detail in details] == [0, 1, 0, 1]
-    assert [detail["no_story"] for detail in details] == [
-        "repeats itself",
-        None,
-        "fewer than ten words",
-        None,
-    ]
     # LOOP has 8 words, so its 40 words have 39 pairs, of which 8 are distinct.
     assert details[0]["rewards/distinct_2"] == pytest.approx(8 / 39)
-    assert not any("correct_strict" in detail for detail in details)
 
 
 # --- Functions of one's own -----------------------------------------------------------------------
@@ -225,16 +167,16 @@ EXAMPLES = [
 TEXTS = [f"{R}<answer>1</answer>", "two"]
 
 
-FILE_NUMBERS = itertools.count()
-
-
 @pytest.fixture
-def rewards_file(tmp_path):
-    """Writes a file of functions, whose module has a name of its own, and gives its path."""
+def rewards_file(tmp_path, monkeypatch):
+    """Writes a file of functions, beside another, and gives its path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    (tmp_path / "beside_rewards.py").touch()
 
     def write(text):
-        path = tmp_path / f"rewards_{next(FILE_NUMBERS)}.py"
-        path.write_text(text)
+        path = tmp_path / "my_rewards.py"
+        path.write_text("import beside_rewards\n" + text)
         return path
 
     return write
@@ -249,74 +191,56 @@ def test_a_function_gets_what_it_asks_for_by_name(rewards_file):
     """The forms in which reward functions are written for TRL."""
     path = rewards_file(
         """
+import asyncio
 seen = {}
 def everything(prompts, completions, **kwargs):
     seen.update(kwargs, prompts=prompts, completions=completions)
     return [len(c) for c in completions]
-def bare(completions):
-    return [0.5 for c in completions]
 def by_columns(level, answer, completion_ids, depth=3):
     return [x + 10 * int(y) + 100 * len(z) for x, y, z in zip(level, answer, completion_ids)]
 class Caller:
     def __call__(self, completions, **kwargs):
-        return (float("ab" in c) for c in completions)
+        return (float("tw" in c) for c in completions)
 caller = Caller()
+async def first(completions, answers, **kwargs):
+    await asyncio.sleep(0)
+    answers.clear()
+    return [1.0, None]
+def second(completions):
+    return [float("nan"), None]
+def third(answers):
+    return [float(answer) for answer in answers]
 """
     )
     totals, details = score(path, "everything")
     assert totals == [len(text) for text in TEXTS]
     assert details[1] == {"rewards/everything": 3.0}
-    seen = sys.modules[path.stem].seen
+    module = sys.modules["my_rewards"]
+    assert pickle.loads(pickle.dumps(module.third)) is module.third, "as a process pool needs it"
+    seen = module.seen
     assert seen["prompts"] == ["What is 0 + 1?", "What is 1 + 1?"]
     assert seen["completions"] == TEXTS  # and not the column of this name
     assert seen["answers"] == seen["answer"] == ["1", "2"]
     assert seen["level"] == [0, 1]
     assert seen["id"] == ["gsm8k/train/0", "gsm8k/train/1"]
     assert "row" not in seen
-    assert score(path, "bare")[0] == [0.5, 0.5]
     assert score(path, "by_columns")[0] == [310.0, 121.0]
-    assert score(path, "caller")[0] == [0.0, 0.0]
-
-
-def test_none_is_left_out_of_a_sum_and_async_functions_are_awaited(rewards_file):
-    """As of TRL's functions for several tasks, each of which knows only its own."""
-    path = rewards_file(
-        """
-import asyncio, torch
-async def first(completions, **kwargs):
-    await asyncio.sleep(0)
-    return [1.0, None]
-def second(completions, answers, **kwargs):
-    answers.clear()
-    return torch.tensor([float("nan"), float("nan")])
-def third(completions, answers, **kwargs):
-    return [float(answer) for answer in answers]
-listed = [first, second]
-weighted = {first: 2, second: 5, third: 0.5}
-"""
-    )
-    totals, details = score(path, "listed")
-    assert totals[0] == 1.0
+    assert score(path, "caller")[0] == [0.0, 1.0]
+    # None is left out of a sum, and no reward at all is no number.
+    assert score(path, f"first,{path}:second,{path}:third")[0] == [2.0, 2.0]
+    totals, details = score(path, f"first,{path}:second")
+    assert totals[0] == details[0]["rewards/first"] == 1.0
     assert math.isnan(totals[1])
-    assert details[0]["rewards/first"] == 1.0
-    assert score(path, "weighted")[0] == [2.5, 1.0]
 
 
-def test_a_missing_score_of_a_judge_is_not_left_out(rewards_file, monkeypatch):
+def test_a_missing_score_of_a_judge_is_not_left_out(rewards_file):
     """Without it a story would have less than others of its group, as if it were worse."""
-
-    class Missing(RewardEvaluator):
-        reward_names = ("a", "b")
-        reward_weights = (1.0, 0.0)
-
-        def compute_rewards(self, prompts, completions, answers, **columns):
-            return Rewards(torch.tensor([[1.0, 2.0], [math.nan, 2.0]]), [{}, {}])
-
     path = rewards_file("def one(completions, **kwargs):\n    return [1.0, 1.0]\n")
-    monkeypatch.setitem(EVALUATORS, "missing", Missing)
-    totals, _ = get_evaluator(f"missing,{path}:one").score(EXAMPLES, TEXTS)
-    assert totals[0] == 2.0
+    evaluator = get_evaluator(f"creative,{path}:one", "creative", judge=FixedJudge())
+    totals, details = evaluator.score(EXAMPLES, [STORY, STORY + " There was nothing."])
+    assert totals[0] == 5.0
     assert math.isnan(totals[1])
+    assert "correct_strict" not in details[0]
 
 
 def test_verdicts_are_always_those_of_the_data_set(rewards_file):
@@ -330,169 +254,46 @@ def test_verdicts_are_always_those_of_the_data_set(rewards_file):
     _, details = score(path, "short", own="gsm8k", texts=texts, prompt="r1_zero")
     assert [detail["correct_strict"] for detail in details] == [True, False]
     assert isinstance(get_evaluator("gsm8k", own="gsm8k"), GSM8kEvaluator)
-    # The judge of stories gives none, and is not needed for a function.
-    assert "correct_strict" not in score(path, "short", own="creative")[1][0]
     # Both add up, each with its own rewards.
     totals, details = get_evaluator(f"gsm8k,{path}:short", "gsm8k").score(EXAMPLES, TEXTS)
     assert totals == [5.0, 2.0]
     assert details[0]["rewards/correctness"] == 2.0
     assert details[0]["correct_strict"]
+    with pytest.raises(ValueError, match="two rewards have one name"):
+        get_evaluator(f"{path}:short,{path}:short")
 
 
 def test_a_reward_leaves_the_random_state_and_draws_anew(rewards_file):
     """A reward that seeds torch once made every iteration sample the same completions."""
     path = rewards_file(
         """
-import random, numpy, torch
-def seeding(completions, **kwargs):
-    torch.manual_seed(42), random.seed(42), numpy.random.seed(42)
-    return [0.0, 0.0]
-def drawn(completions, **kwargs):
-    return [random.random() + numpy.random.rand(), torch.rand(()).item()]
+import random, torch
+def drawn(completions):
+    values = [random.random(), torch.rand(()).item()]
+    torch.manual_seed(42), random.seed(42)
+    return values
 """
     )
-
-    def draws():
-        return random.random(), numpy.random.rand(), torch.rand(3).tolist()
-
-    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
-    expected = draws()
-    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
-    score(path, "seeding")
-    assert draws() == expected
-    assert score(path, "drawn") == score(path, "drawn")  # so a resumed run repeats it
+    torch.manual_seed(0), random.seed(0)
+    expected = random.random(), torch.rand(3).tolist()
+    torch.manual_seed(0), random.seed(0)
     first = score(path, "drawn")[0]
+    assert (random.random(), torch.rand(3).tolist()) == expected
+    assert score(path, "drawn")[0] == first  # so a resumed run repeats it
     other = score(path, "drawn", texts=["one", "two"])[0]
     assert first[0] != other[0]
     assert first[1] != other[1]
 
 
-MESSAGES = "is written for messages"
-REFUSED = {
-    "return [c[0]['content'] for c in completions]": MESSAGES,
-    "return [len(p[-1]['content']) for p in prompts]": MESSAGES,
-    # Many functions catch what goes wrong, and would give 0 to everything.
-    "try:\n        c = completions[0][0]['content']\n    except TypeError:\n        c = ''\n"
-    "    return [float(len(c))] * 2": MESSAGES,
-    "return [kwargs['ground_truth']] * 2": r"KeyError\('ground_truth'\) in line 2 of .*rewards_",
-    "return 1.0": "'float' object is not iterable",
-    "return [1.0]": "must return 2 finite numbers",
-    "return [[1.0], [2.0]]": "float",
-    "return [1.0, float('inf')]": "must return 2 finite numbers",
-}
-
-
-@pytest.mark.parametrize("body", REFUSED)
-def test_a_function_is_tried_on_two_texts(body, rewards_file):
-    path = rewards_file(f"def f(prompts, completions, **kwargs):\n    {body}\n")
-    with pytest.raises(ValueError, match=f"evaluator {path}:f .*") as caught:
-        try_functions(f"gsm8k,{path}:f", EXAMPLES)
-    assert re.search(REFUSED[body], str(caught.value))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_function_that_reads_both_forms_is_let_through(rewards_file):
-    path = rewards_file(
-        "def f(completions, **kwargs):\n    texts = [c if isinstance(c, str) else c[0]['content']"
-        " for c in completions]\n    return [float(t[:2].isdigit()) for t in texts]\n"
-        "def level(level):\n    return level\n"
-        "def unknown(ground_truth, **kwargs):\n    return ground_truth\n"
-    )
-    try_functions(f"math,{path}:f,{path}:level", EXAMPLES)
-    with pytest.raises(ValueError, match="asks for 'ground_truth', which is not among answer, ans"):
-        try_functions(f"{path}:unknown", EXAMPLES)
-
-
-def test_names_that_lead_nowhere(rewards_file, tmp_path):
-    path = rewards_file("number = 5\ndef f(completions):\n    return [1.0]\n")
-    broken = tmp_path / "broken_rewards.py"
-    broken.write_text("import missing_module_of_mine\n")
-    shadow = tmp_path / "json.py"
-    shadow.write_text("def f(completions):\n    return [1.0]\n")
-    for names, message in {
-        "judge": "use one of gsm8k, math, creative",
-        f"{path}:g": "g must be a function",
-        f"{path}:number": "number must be a function",
-        "absent.py:f": "there is no file absent.py",
-        f"{broken}:f": "fails with ModuleNotFoundError",
-        f"{shadow}:f": "has the name of another module",
-        f"{path}:f,{path}:f": "two rewards have one name",
-        "creative": "needs a judge",
+def test_a_function_is_tried_on_two_texts(rewards_file):
+    for body, message in {
+        "return [c[0]['content'] for c in completions]": "line 3 of .* texts, not messages",
+        "return [kwargs['truth']] * 2": r"KeyError\('truth'\) in line 3 of .*my_rewards.py",
+        "return [1.0]": "must return 2 finite numbers",
+        "return [1.0, float('inf')]": "must return 2 finite numbers",
     }.items():
-        with pytest.raises(ValueError, match=message) as caught:
-            get_evaluator(names)
+        sys.modules.pop("my_rewards", None)
+        path = rewards_file(f"def f(completions, **kwargs):\n    {body}\n")
+        with pytest.raises(ValueError, match=f"evaluator {path}:f .*{message}") as caught:
+            try_functions(f"gsm8k,{path}:f", EXAMPLES)
         assert "\n" not in str(caught.value)
-
-
-# --- In a run -------------------------------------------------------------------------------------
-
-FILE = """
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-import sibling_of_rewards
-
-@dataclass
-class Grade:
-    value: float
-
-def grade(text):
-    return Grade(len(text) + sibling_of_rewards.BONUS)
-
-def pooled(completions, answers, **columns):
-    with ProcessPoolExecutor(1) as pool:
-        return [result.value for result in pool.map(grade, completions)]
-
-num_calls = 0
-
-def failing(completions, **columns):
-    global num_calls
-    num_calls += 1
-    # The first call is the trial, the second one evaluates the model.
-    if num_calls == FAILS_AT and not (Path(__file__).parent / "mended").exists():
-        raise ZeroDivisionError("a bug of mine")
-    return [1 / (1 + len(text)) for text in completions]
-"""
-
-
-def test_a_file_with_a_process_pool_dataclasses_and_a_sibling(model_folder, tmp_path):
-    (tmp_path / "sibling_of_rewards.py").write_text("BONUS = 1.5\n")
-    (tmp_path / "pooled_rewards.py").write_text(FILE)
-    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=1)
-    rewards = f"gsm8k,{tmp_path / 'pooled_rewards.py'}:pooled"
-    process = run_script("main.py", *flags, "--evaluator", rewards)
-    assert process.returncode == 0, process.stderr
-    (row,) = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    assert row["rewards/pooled"] > 1.5
-    assert row["missing_rewards"] == 0
-    assert "accuracy" in row
-    assert row["reward"] == pytest.approx(
-        sum(value for name, value in row.items() if name.startswith("rewards/")), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    ("fails_at", "saved_step"),
-    [(2, 0), (3, 0), (4, 1), (5, 2), (6, 2)],
-    ids=["first evaluation", "iteration 1", "iteration 2", "evaluation", "iteration 3"],
-)
-def test_a_reward_that_fails_ends_the_run_and_loses_nothing(
-    fails_at, saved_step, model_folder, tmp_path, capsys
-):
-    """The run is saved as it was before, and goes on bit for bit like one that never failed."""
-    (tmp_path / "sibling_of_rewards.py").write_text("BONUS = 1.5\n")
-    path = tmp_path / f"failing_rewards_{fails_at}.py"
-    path.write_text(FILE.replace("FAILS_AT", str(fails_at)))
-    flags = dict(evaluator=f"{path}:failing", save_iterations=10, eval_temperature=1.0)
-    failed = run_flags(model_folder, tmp_path / "failed", **flags)
-    assert main.main(failed) == 1
-    errors = capsys.readouterr().err
-    assert f'File "{path}", line' in errors
-    assert "ZeroDivisionError: a bug of mine" in errors
-    checkpoints = [folder.name for folder in (tmp_path / "failed" / "checkpoints").iterdir()]
-    assert checkpoints == [f"step_{saved_step:06d}"]
-
-    (tmp_path / "mended").touch()
-    assert main.main([*failed, "--resume"]) == 0
-    assert main.main(run_flags(model_folder, tmp_path / "whole", **flags)) == 0
-    assert_same_run(tmp_path / "failed", tmp_path / "whole")
