@@ -6,6 +6,7 @@ An example is a dict of `id` (data set, split and index, such as "gsm8k/train/0"
 has it, for reward functions). `level` and `subject`, where there are any, divide the accuracies.
 """
 
+import glob
 import random
 import re
 from collections.abc import Callable, Iterable
@@ -58,7 +59,13 @@ def render_chat(tokenizer, messages: list[dict]) -> str:
 
     Where that takes no system role, the system's text opens the user's turn.
     """
-    options = {"tokenize": False, "add_generation_prompt": True}
+    # Some templates write today's date, and a run that is resumed tomorrow has the same prompts.
+    fixed_date = "{% macro strftime_now(format) %}01 Jan 2025{% endmacro +%}"
+    options = {
+        "chat_template": fixed_date + tokenizer.get_chat_template(),
+        "tokenize": False,
+        "add_generation_prompt": True,
+    }
     try:
         rendered = tokenizer.apply_chat_template(messages, **options)
     except TemplateError:
@@ -189,6 +196,10 @@ def find_files(folder: str | Path, split: str) -> list[Path]:
     files = sorted(path for path in Path(folder).iterdir() if path.suffix in (".jsonl", ".parquet"))
     one_file = [path for path in files if path.stem == split]
     shards = [path for path in files if path.stem.startswith(f"{split}-")]
+    for path in shards:
+        num_shards = path.stem.partition("-of-")[2]
+        if num_shards.isdecimal() and int(num_shards) != len(shards):
+            raise ValueError(f"{folder} does not have all shards of {split}")
     is_alone = len(files) == 1 and not files[0].stem.startswith(("train", "validation"))
     if split == "test" and is_alone:
         return files
@@ -203,7 +214,7 @@ def read_folder(folder: str | Path, split: str) -> list[dict]:
             rows += jsonl.read(path)
         else:
             rows += datasets.load_dataset(
-                "parquet", data_files=str(path), split="train", streaming=True
+                "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
             )
     if not rows and split != "train":
         raise ValueError(f"{folder} has no rows in {split}.jsonl or {split}.parquet")
@@ -243,8 +254,12 @@ class DataSet:
         if dataset_path is None:
             with utils.isolated_seed(0):  # a function of the user's may draw or seed
                 rows = list(self.read_rows(split))
-        else:
+        elif self.name in DATASETS:
             rows = read_folder(dataset_path, split)
+        else:
+            raise ValueError(
+                "--dataset_name FILE.py:NAME has rows of its own, not --dataset_path's"
+            )
         return [
             {"id": f"{self.name}/{split}/{i}"} | self.make_example(row) | {"row": row}
             for i, row in enumerate(rows)
@@ -303,12 +318,14 @@ class DataLoader:
         self.seed = seed
         self.examples = []
         self.longest_prompt = 0  # in tokens
-        for example in examples:
-            text = prompt.render(tokenizer, example["question"])
-            num_tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-            if num_tokens <= max_prompt_length:
+        prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
+        token_ids = []
+        if prompts:  # the tokenizer refuses an empty list, and is much faster with all of them
+            token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+        for example, text, ids in zip(examples, prompts, token_ids, strict=True):
+            if len(ids) <= max_prompt_length:
                 self.examples.append(example | {"prompt": text})
-                self.longest_prompt = max(self.longest_prompt, num_tokens)
+                self.longest_prompt = max(self.longest_prompt, len(ids))
         self.dropped = len(examples) - len(self.examples)  # whose prompts are too long
         self.load_state_dict({"epoch": 0, "position": 0})
 
