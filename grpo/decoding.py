@@ -35,11 +35,7 @@ class Decoder:
     def start(
         self, model: PreTrainedModel, prompts: list[list[int]], prompt_of_row: Tensor
     ) -> Tensor:
-        """Run N prompts once, and begin R sequences after them.
-
-        Args:
-            prompts: N lists of token ids.
-            prompt_of_row: (R,) which of the prompts each sequence continues.
+        """Run N prompts once, and begin R sequences; prompt_of_row (R,) says after which of them.
 
         Returns:
             (R, H) the last hidden states.
@@ -87,11 +83,7 @@ class Decoder:
     def step(
         self, model: PreTrainedModel, token: Tensor, uniforms: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Run the last token (R,) of each sequence, and draw the next one with uniforms (R,).
-
-        Returns:
-            token ids and their log-probs, (R,) each.
-        """
+        """Run each sequence's last token, and draw the next: its id and log-prob; all (R,)."""
         if self.num_used_columns == self.size[1]:
             self._add_columns()
         next_token, logp = self._run(model, token, uniforms, temperature)
@@ -119,10 +111,9 @@ class Decoder:
 def run_prompts(
     model: PreTrainedModel, prompts: list[list[int]]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Run N prompts once.
+    """Run N prompts once, in chunks, which bounds the memory.
 
-    What all of them begin with, such as a system prompt, runs only once. The prompts of an
-    evaluation are many, so they run in chunks, which bounds the memory.
+    What all of them begin with, such as a system prompt, runs only once.
 
     Returns:
         the keys and values of each layer, (N, heads, P, D) each, padded on the left, and the last
@@ -172,10 +163,7 @@ def run_prompts(
 
 
 class KVLayer(DynamicLayer):
-    """One layer's keys and values, (R, heads, S, D) each; a step writes one column of them.
-
-    They are contiguous, since matrix products on a CPU are twice as slow on views that are not.
-    """
+    """One layer's keys and values, (R, heads, S, D) each; a step writes one column of them."""
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor):
         super().__init__()
@@ -184,11 +172,8 @@ class KVLayer(DynamicLayer):
         self.column = column
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new token's keys and values, (R, heads, 1, D) each; transformers calls this.
-
-        Under autocast keys are float32, because the rotary factors are, but values are bfloat16.
-        The prompt's cache holds both in float32.
-        """
+        """Write the new token's keys and values, (R, heads, 1, D) each; transformers calls this."""
+        # Under autocast the new values are bfloat16, and all the others float32.
         self.keys.index_copy_(2, self.column, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.column, value_states.to(self.values.dtype))
         return self.keys, self.values
@@ -204,15 +189,14 @@ class KVLayer(DynamicLayer):
 def draw(
     model: PreTrainedModel, hidden: Tensor, uniforms: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each sequence from its last hidden state (R, H).
+    """Draw a token for each sequence from its last hidden state (R, H): ids and log-probs, (R,).
 
-    Returns:
-        token ids, the most probable ones with temperature 0, and their log-probs, (R,) each.
+    With temperature 0 it is the most probable token, and its log-prob that of temperature 1.
     """
     output_layer = model.get_output_embeddings()
-    logits = utils.compute_logits(hidden, output_layer.weight, output_layer.bias)  # (R, V)
-    if temperature not in (0, 1):  # a division by 1 would copy the logits in vain
-        logits = logits / temperature
+    logits = utils.compute_logits(
+        hidden, output_layer.weight, output_layer.bias, temperature or 1.0
+    )  # (R, V)
     probs = logits.softmax(-1)
     token = draw_tokens(probs, uniforms) if temperature else probs.argmax(-1)
     token_probs = probs.gather(1, token.unsqueeze(1)).squeeze(1)
@@ -261,8 +245,8 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
 def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
     """(R, 1, 1, S): what is added to the scores of one query token, 0 or minus infinity.
 
-    transformers' mask function would copy a value from the GPU to Python, so this one replaces it
-    for one query token. For several query tokens it calls transformers' function.
+    transformers' own mask function, which serves for several query tokens, would copy a value from
+    the GPU to Python.
 
     Args:
         attention_mask: (R, S) bool, False on padding and on columns that are still free.

@@ -7,14 +7,12 @@ import pytest
 import torch
 from conftest import VOCAB, random_model, sampling_gaps, small_tokenizer
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma3TextConfig,
     GraniteConfig,
     MixtralConfig,
-    PreTrainedTokenizerFast,
 )
 
 import llms
@@ -164,34 +162,9 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
         assert cut_text in "".join(tokens[:length])
 
 
-def test_a_stop_string_may_end_in_the_space_that_begins_a_token(monkeypatch):
-    """Tokenizers of SentencePiece drop a space at the beginning of a text.
-
-    A token was decoded alone, so that it seemed to have no space, and the tokens after the stop
-    string were trained.
-    """
-    vocabulary = {"<pad>": 0, "<eos>": 1, "▁Question:": 2, "▁who": 3, "▁else": 4, "▁a": 5}
-    sentence_piece = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    sentence_piece.pre_tokenizer = pre_tokenizers.Metaspace()
-    sentence_piece.decoder = decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=sentence_piece, eos_token="<eos>", pad_token="<pad>", unk_token="<pad>"
-    )
-    assert tokenizer.decode([3]) == "who"
-    model = random_model()
-    script = [5, 2, 3, 4, 1]
-    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
-    (completion,) = generation.generate(
-        model, tokenizer, ["a"], max_completion_length=9, stop_strings=("Question: ",)
-    )
-    assert completion.ids == [5, 2, 3]
-    assert completion.text == "a Question: "
-    assert completion.finished
-
-
 def test_a_prompt_without_tokens_is_refused(model, tokenizer):
     """Nothing predicts the first token of a completion then."""
-    with pytest.raises(ValueError, match="prompt 1 is '', which has no tokens"):
+    with pytest.raises(ValueError, match="a prompt has no tokens"):
         generation.generate(model, tokenizer, ["a", ""], max_completion_length=4)
 
 
@@ -202,7 +175,7 @@ def scripted_logits(script):
     """
     script_ids = chain(script, repeat(0))
 
-    def compute_logits(states, weight, bias):
+    def compute_logits(states, weight, bias, temperature):
         logits = torch.full((len(states), 48), -1e4)
         logits[:, next(script_ids)] = 0
         return logits
@@ -273,10 +246,11 @@ def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
     assert completion.text == "a<end>b"
 
 
-def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
+def test_a_reference_with_layers_in_bfloat16_has_the_same_logps(monkeypatch):
     """Autocast rounds the same weights in every pass. All others must stay float32."""
     model = random_model(attention_dropout=0.0)
-    reference = weights._frozen_copy(model, weights.weights_that_autocast_rounds(model))
+    monkeypatch.setattr(utils, "has_autocast", lambda device: True)
+    reference = weights.get_base_model(model)
     assert not any(weight.requires_grad for weight in reference.parameters())
     rounded = [name for name, weight in reference.named_parameters() if weight.dtype != torch.float]
     assert len(rounded) == 2 * (4 + 3 + 3)  # layers; projections and biases of attention, the MLP
@@ -427,15 +401,6 @@ def test_a_lost_expert_is_refused(tmp_path):
         llms.get_llm_tokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize("setting", [{"output_attentions": True}, {"return_dict": False}])
-def test_a_config_may_ask_for_another_kind_of_output(setting, tmp_path):
-    """One such model failed at its first checkpoint, and the other was refused."""
-    save(random_model(), tmp_path)
-    change_config(tmp_path, **setting)
-    model, _ = llms.get_llm_tokenizer(str(tmp_path))
-    model.save_pretrained(tmp_path / "again")
-
-
 def test_a_vocabulary_may_have_gaps(tmp_path):
     """Tokens with an id beyond the number of tokens seemed to complete no stop string."""
     folder = tmp_path / "model"
@@ -444,8 +409,6 @@ def test_a_vocabulary_may_have_gaps(tmp_path):
     content = json.loads(file.read_text())
     content["model"]["vocab"][">"] = VOCAB + 10
     file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"ids go up to {VOCAB + 10}, the model's only to"):
-        llms.get_llm_tokenizer(str(folder))
     random_model(vocab_size=VOCAB + 20).save_pretrained(folder)
     model, tokenizer = llms.get_llm_tokenizer(str(folder))
     end_finder = generation.EndFinder(model, tokenizer, ("</answer>",))
@@ -490,12 +453,12 @@ def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(
     [
         ("<eos>", "<eos>"),
         (" <end>\n<eos>", "<end>"),
-        ("\n", ""),
-        ("</turn>\n", "</turn>"),
+        ("\n", None),
+        ("</turn>\n", None),
     ],
 )
 def test_the_end_of_a_turn_in_the_chat_template(after_reply, end, tokenizer):
-    assert llms.end_of_turn(tokenizer) == "", "it has no template"
+    assert llms.end_of_turn(tokenizer) is None, "it has no template"
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}" + after_reply + "{% endfor %}"
     )
@@ -513,7 +476,3 @@ def test_a_completion_ends_where_the_chat_template_ends_a_turn(tmp_path, tokeniz
     assert "completions end with <end>" in capsys.readouterr().out
     assert generation.eos_token_ids(model, loaded_tokenizer) == [eos, end]
     assert sft.encode(loaded_tokenizer, "a", "b", {}).ids[-1] == end
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}</turn>{% endfor %}"
-    tokenizer.save_pretrained(tmp_path)
-    llms.get_llm_tokenizer(str(tmp_path))
-    assert "ends a turn with '</turn>', which is no special token" in capsys.readouterr().out

@@ -119,7 +119,6 @@ def test_rows_are_in_order_and_have_the_ends_and_log_probs_of_the_policy(
     model = random_model(5)  # not the one in the folder: the weights are the policy's
     sampler = load(model, model_folder)
     torch.manual_seed(0)
-    counts = []
     completions = vllm.generate(
         sampler,
         tokenizer,
@@ -128,9 +127,7 @@ def test_rows_are_in_order_and_have_the_ends_and_log_probs_of_the_policy(
         max_completion_length=30,
         temperature=0.7,
         stop_strings=("</answer>", "q"),
-        progress=counts.append,
     )
-    assert counts == [24]
     expected_prompts = tokenizer(PROMPTS, add_special_tokens=False)["input_ids"]
     for row, completion in enumerate(completions):
         assert completion.prompt_ids == expected_prompts[row // 8]
@@ -201,7 +198,7 @@ def test_greedy_decoding_has_the_log_probs_at_temperature_1(
 def test_no_prompts_and_a_prompt_without_tokens(stand_in, model_folder, model, tokenizer):
     sampler = load(model, model_folder)
     assert vllm.generate(sampler, tokenizer, [], num_samples=4) == []
-    with pytest.raises(ValueError, match="prompt 1 is '', which has no tokens"):
+    with pytest.raises(ValueError, match="a prompt has no tokens"):
         vllm.generate(sampler, tokenizer, ["a", ""], max_completion_length=4)
 
 
