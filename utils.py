@@ -66,42 +66,25 @@ def get_per_token_logps(
         (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of
         (B, C).
     """
-    if distributed.is_sharded(model):
-        compute = model.per_token_logps  # FSDP2 gathers the weights for it (llms.shard)
-    else:
-        compute = partial(per_token_logps_of_unsharded, model)
-    return compute(
-        prompt_completion_ids,
-        attention_mask,
-        logits_to_keep,
-        group_size,
-        temperature,
-        return_entropy,
-    )
-
-
-def per_token_logps_of_unsharded(
-    model: PreTrainedModel,
-    prompt_completion_ids: Tensor,
-    attention_mask: Tensor,
-    logits_to_keep: int,
-    group_size: int,
-    temperature: float,
-    return_entropy: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
     B, T = prompt_completion_ids.shape
     C = logits_to_keep
     group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < C < T and B % group_size == 0, (C, T, B, group_size)
+    arguments = (prompt_completion_ids, attention_mask, C, group_size, temperature, return_entropy)
+    if distributed.is_sharded(model):
+        return model.per_token_logps(*arguments)  # FSDP2 gathers the weights for it (weights.shard)
+    return per_token_logps_of_unsharded(model, *arguments)
 
-    hidden_states = _completion_hidden_states(
-        model, prompt_completion_ids, attention_mask, C, group_size
-    )
+
+def per_token_logps_of_unsharded(
+    model, ids: Tensor, attention_mask: Tensor, C: int, group_size, temperature, return_entropy
+) -> Tensor | tuple[Tensor, Tensor]:
+    """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
+    hidden_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)
     is_token = attention_mask[:, -C:].bool()  # (B, C)
     token_states = hidden_states[is_token]  # (N, H): padding never meets the output layer
-    token_ids = prompt_completion_ids[:, -C:][is_token]  # (N,)
+    token_ids = ids[:, -C:][is_token]  # (N,)
 
     output_layer = model.get_output_embeddings()
     logps, entropy = _ChunkedLogps.apply(
@@ -365,10 +348,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def isolated_seed(seed: int) -> Iterator[None]:
-    """Seed every generator inside the block, and restore their states after it.
-
-    Evaluation uses it, so that it does not change what is sampled in training.
-    """
+    """Seed every generator inside the block, and restore their states after it."""
     state = distributed.get_rng_state()
     seed_everything(seed)
     try:
@@ -392,10 +372,7 @@ def has_autocast(device: str | torch.device) -> bool:
 
 
 def import_file(path: str) -> ModuleType:
-    """The module in a file of the user's. What stands beside it, and a process pool, can import it.
-
-    Raises ValueError, in one line, where that fails.
-    """
+    """The module in a user's file, which a process pool can import too; ValueError in one line."""
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ValueError(f"there is no file {path}")

@@ -111,9 +111,7 @@ class Decoder:
 def run_prompts(
     model: PreTrainedModel, prompts: list[list[int]]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Run N prompts once, in chunks, which bounds the memory.
-
-    What all of them begin with, such as a system prompt, runs only once.
+    """Run N prompts in chunks, which bounds the memory; what all of them begin with runs once.
 
     Returns:
         the keys and values of each layer, (N, heads, P, D) each, padded on the left, and the last
@@ -126,7 +124,8 @@ def run_prompts(
     ids = ids.to(model.device)  # (N, P)
     N, P = ids.shape
     is_common = (ids == ids[0]).all(0)
-    num_common = min(int(is_common.cumprod(0).sum()), int(lengths.min()) - 1)
+    num_common = int(is_common.cumprod(0).sum())
+    num_common = min(num_common, min(map(len, prompts)) - 1)
     is_seen = torch.ones_like(ids)
     common_cache = DynamicCache()
     if num_common:
@@ -139,8 +138,7 @@ def run_prompts(
     caches = []
     last_hidden = []
     for rows in torch.arange(N, device=ids.device).split(max(1, CHUNK_TOKENS // P)):
-        # Its layers keep every position, also those beyond a sliding window.
-        cache = deepcopy(common_cache)
+        cache = deepcopy(common_cache)  # it keeps every position, not only a sliding window
         cache.batch_repeat_interleave(len(rows))
         outputs = decoder(
             ids[rows, num_common:],
@@ -149,8 +147,9 @@ def run_prompts(
             use_cache=True,
         )
         caches.append(cache)
-        last = (lengths[rows] - num_common - 1)[:, None, None]
-        last_hidden.append(outputs.last_hidden_state.take_along_dim(last, dim=1).squeeze(1))
+        hidden = outputs.last_hidden_state
+        last = lengths[rows] - num_common - 1
+        last_hidden.append(hidden[torch.arange(len(rows), device=ids.device), last])
     columns = torch.arange(P, device=model.device)
     padding = P - lengths.unsqueeze(1)
     padding_first = ((columns - padding) % P)[:, None, :, None]
@@ -158,7 +157,9 @@ def run_prompts(
     for chunks in zip(*(cache.layers for cache in caches), strict=True):
         keys = torch.cat([layer.keys for layer in chunks])
         values = torch.cat([layer.values for layer in chunks])
-        layers.append(tuple(states.take_along_dim(padding_first, 2) for states in (keys, values)))
+        keys = keys.take_along_dim(padding_first, 2)
+        values = values.take_along_dim(padding_first, 2)
+        layers.append((keys, values))
     return layers, torch.cat(last_hidden)
 
 
@@ -193,25 +194,22 @@ def draw(
 
     With temperature 0 it is the most probable token, and its log-prob that of temperature 1.
     """
+    is_greedy = temperature == 0
+    divisor = 1.0 if is_greedy else temperature
     output_layer = model.get_output_embeddings()
-    logits = utils.compute_logits(
-        hidden, output_layer.weight, output_layer.bias, temperature or 1.0
-    )  # (R, V)
-    probs = logits.softmax(-1)
-    token = draw_tokens(probs, uniforms) if temperature else probs.argmax(-1)
+    logits = utils.compute_logits(hidden, output_layer.weight, output_layer.bias, divisor)
+    probs = logits.softmax(-1)  # (R, V)
+    token = probs.argmax(-1) if is_greedy else draw_tokens(probs, uniforms)
     token_probs = probs.gather(1, token.unsqueeze(1)).squeeze(1)
     return token, token_probs.log()
 
 
 def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token of each row up to which the cumulative probability reaches a random number.
+    """(R,) ids: the first token up to which the cumulative probability reaches a random number.
 
     Args:
         probs: (R, V) float32. Their sum need not be exactly 1.
         uniforms: (R,) float64 in (0, 1], so that a token of probability 0 is never drawn.
-
-    Returns:
-        (R,) token ids.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     targets = uniforms.unsqueeze(1) * cumulative[:, -1:]

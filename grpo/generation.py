@@ -145,13 +145,10 @@ def _decode(
     end_finder: "EndFinder",
     progress: Callable[[int], object],
 ) -> None:
-    """Sample R completions together until each has an end or C tokens.
+    """Fill in R empty completions, until each has an end or C tokens.
 
-    Args:
-        decoder: has started with R sequences.
-        hidden: (R, H) their last hidden states.
-        completions: R empty ones, which are filled in.
-        uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
+    The decoder has started with these sequences, and hidden (R, H) are their last states. uniforms
+    (R, C) has a random number in (0, 1] for the draw of each token.
     """
     num_unfinished = len(completions)
     C = uniforms.shape[1]
@@ -206,15 +203,11 @@ def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], end_
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends a completion: the tokenizer's EOS and those of the generation_config.
-
-    Qwen2 has two of them.
-    """
+    """Every id that ends a completion: the tokenizer's EOS and those of the generation_config."""
     config_ids = model.generation_config.eos_token_id
     if not isinstance(config_ids, list):
         config_ids = [config_ids]
-    ids = {tokenizer.eos_token_id, *config_ids}
-    return sorted(ids - {None})
+    return sorted({tokenizer.eos_token_id, *config_ids} - {None})
 
 
 class EndFinder:

@@ -9,14 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import VOCAB, random_model, sampled_logps_of, sampling_gaps
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, Qwen2Config
 from transformers.cache_utils import DynamicCache
 
 import utils
@@ -37,8 +30,6 @@ SIZES = dict(
 )
 CONFIGS = {
     "qwen2": Qwen2Config(**SIZES),
-    "qwen3": Qwen3Config(**SIZES),
-    "llama": LlamaConfig(**SIZES),
     "one window": MistralConfig(**SIZES),
     "two kinds of layers": Gemma3TextConfig(
         **SIZES, layer_types=["sliding_attention", "full_attention"]
@@ -116,11 +107,11 @@ def test_float32_weights_sample_under_autocast(model, tokenizer, monkeypatch):
 # --- Drawing tokens -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.7])
-def test_first_and_second_tokens_follow_the_exact_distribution(temperature, tokenizer):
+def test_first_and_second_tokens_follow_the_exact_distribution(tokenizer):
     """Chi-square of 20,000 samples of one prompt, against the plain forward pass."""
     model = random_model(5)
     num_samples = 20_000
+    temperature = 1.7
     torch.manual_seed(1)
     completions = generation.generate(
         model,
@@ -149,14 +140,12 @@ def test_first_and_second_tokens_follow_the_exact_distribution(temperature, toke
 
 
 def assert_follows(tokens, probs):
-    """Chi-square within four standard deviations of its mean; rare tokens are counted together."""
-    counts = tokens.bincount(minlength=VOCAB)
-    is_rare = probs * len(tokens) < 5
-    counts = torch.cat([counts[~is_rare], counts[is_rare].sum().view(1)])
-    probs = torch.cat([probs[~is_rare], probs[is_rare].sum().view(1)])
-    expected = probs * len(tokens)
-    statistic = ((counts - expected).square() / expected.clamp(min=1)).sum().item()
-    freedom = len(probs) - 1
+    """Chi-square within four standard deviations of its mean."""
+    is_frequent = probs * len(tokens) >= 5
+    expected = probs[is_frequent] * len(tokens)
+    counts = tokens.bincount(minlength=VOCAB)[is_frequent]
+    statistic = ((counts - expected).square() / expected).sum().item()
+    freedom = len(expected) - 1
     assert freedom > 40
     assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5, statistic
 
@@ -283,13 +272,10 @@ def test_what_all_prompts_begin_with_runs_once(name):
 
 
 def captures_in_python(monkeypatch, fails_at=None):
-    """Let CapturedDecoder record steps that Python replays.
+    """Let CapturedDecoder record steps that Python replays; after fails_at captures one fails.
 
     Returns:
         lists of what was captured, as (number of sequences, of columns) and as addresses of memory.
-
-    Args:
-        fails_at: the number of captures after which one fails.
     """
     sizes = []
     addresses = []
@@ -334,22 +320,9 @@ def test_steps_are_the_same_with_graphs_without_and_if_a_capture_fails(
     num_failures = 0 if fails_at is None else 1
     assert printed.count("without CUDA graphs") == printed.count("\n") == num_failures
     assert all(tensors == addresses[0] for tensors in addresses), "a graph's memory must not move"
-    if fails_at is not None:
-        assert len(sizes) == fails_at
-
-
-def test_batches_of_all_sizes_share_their_graphs(model, tokenizer, monkeypatch):
-    """Graphs ran out in a long run: each size of a batch had its own series of smaller sizes."""
-    sizes, _ = captures_in_python(monkeypatch)
-    decoder = cuda_graphs.CapturedDecoder(model.device, 24, 128)
-    monkeypatch.setattr(generation, "decoder_for", lambda *_: decoder)
-    first_sizes = set()
-    for num_samples in (2, 3, 4, 5, 6):
-        sample(model, tokenizer, num_samples)
-        first_sizes.add(num_samples * len(PROMPTS))
-    smaller_sizes = {R for R, _ in sizes} - first_sizes
-    assert smaller_sizes == {1, 2, 3, 4, 6}
-    assert len(set(sizes)) == len(sizes), "each size is captured once"
+    assert len(sizes) == fails_at if num_failures else len(sizes) > 6
+    # Each size of a batch would otherwise have its own series of smaller sizes, all captured.
+    assert {rows for rows, _ in sizes} <= {24, 16, 12, 8, 6, 4, 3, 2, 1}
 
 
 def test_the_least_recently_used_graph_makes_room(model, monkeypatch):
