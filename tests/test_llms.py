@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import VOCAB, random_model, sampling_gaps
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
 
 import llms
@@ -103,7 +104,7 @@ TWO_TOKENS = ["a", "</answer", ">", "b"]
 LAST_TOKEN_GOES_ON = ["a", "</answer", "><", "b"]  # it holds the end and what follows
 ONE_CHARACTER_AT_A_TIME = list("x</answer>yz")
 INTERRUPTED = ["</answer", "<end>", ">", "b"]  # special tokens stay visible; no stop string
-TWO_STOPS = ["</answer", ">", "#", "#"]
+TWO_STOPS = list("ab</answer>")  # the first of them counts
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ TWO_STOPS = ["</answer", ">", "#", "#"]
         (TWO_TOKENS, "a</answer>"),
         (LAST_TOKEN_GOES_ON, "a</answer>"),
         (ONE_CHARACTER_AT_A_TIME, "x</answer>"),
+        (TWO_STOPS, "ab"),
         (INTERRUPTED, None),
     ],
 )
@@ -132,7 +134,7 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
         tokenizer,
         ["q"],
         max_completion_length=30,
-        stop_strings=("</answer>", "###"),
+        stop_strings=("</answer>", "ab"),
     )
     length = len(completion.ids)
     assert completion.ids == script[:length]
@@ -154,6 +156,14 @@ def test_no_prompts_and_a_prompt_without_tokens(model, tokenizer):
     assert micro_batches([], max_tokens=100) == []
     with pytest.raises(ValueError, match="a prompt has no tokens"):
         generation.generate(model, tokenizer, ["a", ""], max_completion_length=4)
+
+
+def test_a_prompt_gets_no_special_tokens(tokenizer):
+    """Its chat template has written them already, and Llama's tokenizer would add a second BOS."""
+    with_bos = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
+    tokenizer.backend_tokenizer.post_processor = with_bos
+    assert tokenizer("a")["input_ids"][0] == 1
+    assert generation.tokenize(tokenizer, ["a"]) == [[tokenizer.convert_tokens_to_ids("a")]]
 
 
 # --- Copies of the policy -------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from conftest import (
     update_gradient,
 )
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import llms
 import main
@@ -182,6 +182,7 @@ def test_a_checkpoint_is_the_merged_model_and_peft_loads_the_adapter_beside_it(
         initial_logits = before(ids).logits
         logits = peft.PeftModel.from_pretrained(before, folder / "adapter")(ids).logits
         expected = merged(ids).logits
+    assert GenerationConfig.from_pretrained(folder).top_k == 0
     assert not torch.allclose(expected, initial_logits, atol=1e-2)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 

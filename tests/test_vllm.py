@@ -74,7 +74,10 @@ class StandIn:
             logps = (logits / (params.temperature or 1)).log_softmax(-1)
             draw = logps.exp().multinomial(1) if params.temperature else logps.argmax()
             ids.append(int(draw))
-            logprobs.append({ids[-1]: SimpleNamespace(logprob=logps[ids[-1]].item())})
+            another_id = SimpleNamespace(logprob=0.0)
+            logprobs.append(
+                {ids[-1]: SimpleNamespace(logprob=logps[ids[-1]].item()), -1: another_id}
+            )
             text = self.tokenizer.decode(ids)
             if ids[-1] in params.stop_token_ids or any(stop in text for stop in params.stop):
                 finish_reason = "stop"
