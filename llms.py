@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -16,9 +15,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-import utils
 from grpo import generation
-from grpo.rollout import Completion, make_batch, split_into_groups
+from grpo.rollout import Completion, compute_logps, split_into_groups
 
 transformers_logging.disable_progress_bar()
 
@@ -43,9 +41,7 @@ def get_llm_tokenizer(
     """Load a policy in float32 (the master weights) and its tokenizer.
 
     Weights come from safetensors only, and code from the model's repository is never run. Dropout
-    and noise are set to 0, since what is sampled must be what is trained. Before the model goes to
-    its device, a few tokens are sampled and scored on the CPU, where float32 shows small
-    differences.
+    and noise are set to 0, since what is sampled must be what is trained.
 
     Args:
         model_name: a directory, or the name of a model on the hub.
@@ -56,26 +52,25 @@ def get_llm_tokenizer(
             computed here would differ from the model's own.
     """
     try:
-        config = AutoConfig.from_pretrained(model_name, output_attentions=False, return_dict=True)
-        removed_noise = _remove_noise(config)
+        config = AutoConfig.from_pretrained(model_name)
+        _remove_noise(config)
         tokenizer = AutoTokenizer.from_pretrained(model_name)
+        if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:
+            raise ValueError("there are no tokenizer files")  # transformers makes an empty one
         model = load_model(model_name, config)
+        _set_ends(tokenizer, model)
     except Exception as error:  # what transformers raises has no class in common
         raise ValueError(
             f"--model_name {model_name}: cannot be loaded ({_one_line(error)})"
         ) from error
-    if tokenizer.pad_token_id is None:
-        # This does no harm: masks here go by position, never by token id.
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.padding_side = "left"
     model.train()
-    reason = _why_tokenizer_does_not_fit(tokenizer, model) or why_not_supported(model)
+    # While the model is on the CPU, where float32 shows small differences.
+    reason = why_not_supported(model, tokenizer)
     if reason is not None:
         raise ValueError(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
             " another model"
         )
-    _set_ends(tokenizer, model)
     model.to(device)
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
@@ -87,8 +82,6 @@ def get_llm_tokenizer(
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     print(f"{model_name}: {model.num_parameters():,} parameters, on {device}")
-    if removed_noise:
-        print(f"{model_name}: dropout and noise set to 0 ({', '.join(removed_noise)})")
     return model, tokenizer
 
 
@@ -133,21 +126,19 @@ def _set_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Non
     model's new generation_config says how completions are sampled here: without top-k, top-p or
     penalties, whatever its files say.
     """
-    eos_ids = set(generation.eos_token_ids(model, tokenizer))
+    eos_ids = generation.eos_token_ids(model, tokenizer)
     end = end_of_turn(tokenizer)
-    added_tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    if end in added_tokens and end != tokenizer.eos_token:
+    if end not in (None, tokenizer.eos_token):
         print(f"completions end with {end}, as in the chat template, or {tokenizer.eos_token}")
         tokenizer.eos_token = end
-        eos_ids.add(tokenizer.eos_token_id)
-    elif end not in ("", tokenizer.eos_token):
-        print(
-            f"warning: the chat template ends a turn with {end!r}, which is no special token of the"
-            f" tokenizer, so that completions end only with {tokenizer.eos_token}"
-        )
+        eos_ids.append(tokenizer.eos_token_id)
+    if tokenizer.pad_token_id is None:
+        # This does no harm: masks here go by position, never by token id.
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=sorted(eos_ids),
+        eos_token_id=sorted(set(eos_ids)),
         pad_token_id=tokenizer.pad_token_id,
         do_sample=True,
         temperature=1.0,
@@ -156,22 +147,15 @@ def _set_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Non
     )
 
 
-def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the chat template writes after a reply: its first special token, if it has one.
-
-    It is empty if there is no template, or if nothing follows a reply.
-    """
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The first special token that the chat template writes after a reply; None without one."""
     if not tokenizer.chat_template:
-        return ""
+        return None
     chat = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "REPLY"}]
-    try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False)
-    except (TemplateError, TypeError, ValueError):
-        return ""  # rl_datasets.render_chat says so if the template is needed
-    _, has_reply, end = text.rpartition("REPLY")
+    _, _, end = tokenizer.apply_chat_template(chat, tokenize=False).partition("REPLY")
     added_tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    ends = [token for token in added_tokens if token.strip() and token in end]
-    return min(ends, key=end.index, default=end.strip()) if has_reply else ""
+    special_tokens = [token for token in added_tokens if token.strip() and token in end]
+    return min(special_tokens, key=end.index, default=None)
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -195,38 +179,13 @@ def _one_line(error: Exception, max_length: int = 300) -> str:
     return " ".join(str(error).split())[:max_length]
 
 
-def _remove_noise(config) -> list[str]:
-    """Set every rate of dropout and of noise in a config, such as a router's jitter, to 0.
-
-    Returns:
-        The name and former value of each rate that was not 0.
-    """
-    rates = {}
+def _remove_noise(config: PreTrainedConfig) -> None:
+    """Set every rate of dropout and of noise, such as a router's jitter, to 0."""
     for text_config in (config, config.get_text_config()):  # most often these are the same
         for name, value in vars(text_config).items():
             is_noise = any(word in name for word in ("drop", "jitter", "noise"))
-            if is_noise and isinstance(value, float) and value > 0:
-                rates[name] = value
+            if is_noise and isinstance(value, float):
                 setattr(text_config, name, 0.0)
-    return [f"{name} {value:g}" for name, value in rates.items()]
-
-
-def _why_tokenizer_does_not_fit(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> str | None:
-    """Why a model cannot be trained with its tokenizer; None if it can.
-
-    Where there are no tokenizer files, transformers makes a tokenizer that knows no token.
-    """
-    num_embeddings = model.get_input_embeddings().num_embeddings
-    if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:
-        return "there are no tokenizer files (tokenizer.json)"
-    last_id = max(tokenizer.get_vocab().values())
-    if last_id >= num_embeddings:
-        return f"its tokenizer's ids go up to {last_id}, the model's only to {num_embeddings - 1}"
-    if tokenizer.eos_token_id is None:
-        return "its tokenizer has no EOS token to end a completion"
-    return None
 
 
 # --- Which models are supported -------------------------------------------------------------------
@@ -241,7 +200,7 @@ LOGP_TOLERANCE = 1e-3
 
 
 @torch.no_grad()
-def why_not_supported(model: PreTrainedModel) -> str | None:
+def why_not_supported(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Why sampling and log-probs here differ from the model's own forward pass; None if they agree.
 
     Two prompts of unequal length get two sampled completions each. Their log-probs are computed in
@@ -255,27 +214,24 @@ def why_not_supported(model: PreTrainedModel) -> str | None:
     for name in RESCALING:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"it rescales its logits after the output layer ({name})"
-    C = 3
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(config.vocab_size, (2, 5), generator=generator).tolist()
-    prompts[1] = prompts[1][2:]  # the second prompt is shorter
-    uniforms = 1 - torch.rand((4, C), generator=generator, dtype=torch.float64)
+    gaps = []
     try:
-        completion_ids, sampled_logps = generation.sample_tokens(model, prompts, uniforms)
-        prompts_of_rows = utils.repeat_each(prompts, 2)
-        pairs = zip(prompts_of_rows, completion_ids.tolist(), strict=True)
-        completions = [Completion(prompt, ids) for prompt, ids in pairs]
-        batch = make_batch(split_into_groups(completions, 2), model.device)
-        ids = batch.prompt_completion_ids
-        mask = batch.attention_mask
-        logps = utils.get_per_token_logps(model, ids, mask, C, group_size=2)
-        expected = _logps_of_unpadded_rows(model, ids, mask, C)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            completions = generation.generate(
+                model, tokenizer, ["What is 1 + 2?", "a 1"], num_samples=2, max_completion_length=4
+            )
+        logps_of_rows = compute_logps(model, split_into_groups(completions, 2))
+        for completion, logps in zip(completions, logps_of_rows, strict=True):
+            expected = _plain_logps(model, completion)
+            gaps.append(torch.tensor(logps) - expected)
+            gaps.append(torch.tensor(completion.sampled_logps) - expected)
     except Exception as error:  # a model of another kind may raise anything
         return (
             "its layers do not keep keys and values that completions can share"
             f" ({type(error).__name__}: {_one_line(error, 150)})"
         )
-    gap = torch.stack([logps - expected, sampled_logps - expected]).abs().max().item()
+    gap = torch.cat(gaps).abs().max().item()
     if gap < LOGP_TOLERANCE:
         return None
     # A gap of NaN comes here as well.
@@ -285,11 +241,9 @@ def why_not_supported(model: PreTrainedModel) -> str | None:
     )
 
 
-def _logps_of_unpadded_rows(model: PreTrainedModel, ids: Tensor, mask: Tensor, C: int) -> Tensor:
-    """(B, C) log-probs of the last C tokens, by the model's forward pass on one row at a time."""
-    rows = []
-    for row_ids, row_mask in zip(ids, mask.bool(), strict=True):
-        logits = model(row_ids[row_mask].unsqueeze(0), use_cache=False).logits[0]
-        rows.append(logits[-C - 1 : -1])  # each predicts the next token
-    logps = torch.stack(rows).float().log_softmax(-1)  # (B, C, V)
-    return logps.gather(-1, ids[:, -C:].unsqueeze(-1)).squeeze(-1)
+def _plain_logps(model: PreTrainedModel, completion: Completion) -> Tensor:
+    """The log-probs of a completion's tokens, by the model's own forward pass on it alone."""
+    row = torch.tensor([completion.prompt_ids + completion.ids])
+    logits = model(row, use_cache=False).logits[0, :-1]  # each predicts the next token
+    logps = logits.float().log_softmax(-1).gather(-1, row[0, 1:].unsqueeze(-1)).squeeze(-1)
+    return logps[-len(completion.ids) :]

@@ -26,7 +26,6 @@ LOGITS_CHUNK = 2**23
 # than the products if a chunk had few tokens.
 LOGITS_CHUNK_ON_GPU = 2**27
 # Completions run in at most this many batches of similar length, so that little of them is padding.
-# On a CPU, a step of tiny/1m takes 1.4 times as long with one batch, and 1.07 times with two.
 LENGTH_BUCKETS = 4
 # A GPU waits for Python to launch the kernels of a pass, so there each batch has about this many
 # tokens, padding included.
@@ -35,7 +34,7 @@ BUCKET_TOKENS_ON_GPU = 8192
 Item = TypeVar("Item")
 
 if not hasattr(PreTrainedModel, "is_activation_checkpointing"):
-    # Before transformers 5.21 these had other names.
+    # vLLM needs a transformers before 5.21, in which these have other names.
     PreTrainedModel.is_activation_checkpointing = PreTrainedModel.is_gradient_checkpointing
     PreTrainedModel.activation_checkpointing_enable = PreTrainedModel.gradient_checkpointing_enable
 
@@ -67,42 +66,25 @@ def get_per_token_logps(
         (B, C) log-probs, exactly 0 where the attention mask is 0; with return_entropy a pair of
         (B, C).
     """
-    if distributed.is_sharded(model):
-        compute = model.per_token_logps  # FSDP2 gathers the weights for it (llms.shard)
-    else:
-        compute = partial(per_token_logps_of_unsharded, model)
-    return compute(
-        prompt_completion_ids,
-        attention_mask,
-        logits_to_keep,
-        group_size,
-        temperature,
-        return_entropy,
-    )
-
-
-def per_token_logps_of_unsharded(
-    model: PreTrainedModel,
-    prompt_completion_ids: Tensor,
-    attention_mask: Tensor,
-    logits_to_keep: int,
-    group_size: int,
-    temperature: float,
-    return_entropy: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
     B, T = prompt_completion_ids.shape
     C = logits_to_keep
     group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < C < T and B % group_size == 0, (C, T, B, group_size)
+    arguments = (prompt_completion_ids, attention_mask, C, group_size, temperature, return_entropy)
+    if distributed.is_sharded(model):
+        return model.per_token_logps(*arguments)  # FSDP2 gathers the weights for it (weights.shard)
+    return per_token_logps_of_unsharded(model, *arguments)
 
-    hidden_states = _completion_hidden_states(
-        model, prompt_completion_ids, attention_mask, C, group_size
-    )
+
+def per_token_logps_of_unsharded(
+    model, ids: Tensor, attention_mask: Tensor, C: int, group_size, temperature, return_entropy
+) -> Tensor | tuple[Tensor, Tensor]:
+    """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
+    hidden_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)
     is_token = attention_mask[:, -C:].bool()  # (B, C)
     token_states = hidden_states[is_token]  # (N, H): padding never meets the output layer
-    token_ids = prompt_completion_ids[:, -C:][is_token]  # (N,)
+    token_ids = ids[:, -C:][is_token]  # (N,)
 
     output_layer = model.get_output_embeddings()
     logps, entropy = _ChunkedLogps.apply(
@@ -126,8 +108,6 @@ class _ChunkedLogps(torch.autograd.Function):
     Only LOGITS_CHUNK logits exist at a time. The backward pass computes each chunk's logits again:
     d log p(token) / d logits = onehot(token) - p. It is written by hand, since autograd would hold
     two gradients of the output layer, (V, H) each, while it adds up the chunks.
-    torch.nn.functional.linear_cross_entropy does the same without the entropies. A second product
-    for these makes the output layer take 1.15 to 1.3 times as long on a CPU.
     """
 
     # With custom_fwd and custom_bwd, backward runs under the same autocast as forward.
@@ -139,7 +119,7 @@ class _ChunkedLogps(torch.autograd.Function):
         logps = torch.zeros(len(states), device=states.device)
         entropy = torch.zeros(len(states), device=states.device)
         for rows in _chunks(len(states), weight):
-            logits = _logits(states[rows], weight, bias, temperature)  # (n, V)
+            logits = compute_logits(states[rows], weight, bias, temperature)  # (n, V)
             token_logits = logits.gather(-1, token_ids[rows].unsqueeze(-1)).squeeze(-1)
             logps[rows] = token_logits - logits.logsumexp(-1)
             if with_entropy:
@@ -156,7 +136,7 @@ class _ChunkedLogps(torch.autograd.Function):
         has_bias_grad = bias is not None and ctx.needs_input_grad[2]
         grad_bias = torch.zeros_like(bias) if has_bias_grad else None
         for rows in _chunks(len(states), weight):
-            logits = _logits(states[rows], weight, bias, ctx.temperature)
+            logits = compute_logits(states[rows], weight, bias, ctx.temperature)
             grad_logits = logits.softmax(-1)
             grad_logits[torch.arange(len(logits), device=logits.device), token_ids[rows]] -= 1
             grad_logits.mul_((-grad_logps[rows] / ctx.temperature).unsqueeze(-1))
@@ -178,25 +158,23 @@ def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
-def compute_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(n, V): the float32 logits of hidden states (n, H), from the weights of the output layer.
+def compute_logits(
+    states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float
+) -> Tensor:
+    """(n, V): the float32 logits / temperature of hidden states (n, H), by the output layer.
 
     A bfloat16 copy's logits are not rounded to bfloat16, in which the two greatest are often equal.
     """
     states = states.to(weight.dtype)
     with _float32_products():
         if weight.dtype != torch.bfloat16:
-            return F.linear(states, weight, bias).float()
-        if weight.is_cuda:
+            logits = F.linear(states, weight, bias).float()
+        elif weight.is_cuda:
             logits = torch.mm(states, weight.T, out_dtype=torch.float32)
         else:
             logits = states.float() @ weight.T.float()
-    return logits if bias is None else logits + bias
-
-
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """(n, V): compute_logits, divided by the temperature."""
-    logits = compute_logits(states, weight, bias)
+    if bias is not None and weight.dtype == torch.bfloat16:
+        logits += bias
     if temperature != 1:
         logits /= temperature
     return logits
@@ -206,9 +184,8 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 def _float32_products() -> Iterator[None]:
     """On CUDA, replace bfloat16 autocast by TensorFloat-32 for the products of float32 matrices.
 
-    TensorFloat-32 keeps 11 bits of a factor's mantissa where bfloat16 keeps 8, and its products are
-    added up to a float32 result. Autocast would also cast the whole weight again for every chunk.
-    It is used for the output layer only: rotary frequencies, for one, would be wrong in it.
+    Its factors have 11 bits of mantissa instead of 8, and autocast would cast the whole weight
+    again for every chunk. It is for the output layer only: rotary frequencies would be wrong in it.
     """
     if not torch.is_autocast_enabled("cuda"):
         yield
@@ -250,9 +227,8 @@ def _completion_hidden_states(
         return forward(every_row, 0, P + C, None)[:, P - 1 : -1]
 
     # The prompt runs once for each group, and its keys and values stay in the graph; then the
-    # completions run on top of it. A cache of the model's own class would keep only the last
-    # sliding window of the prompt, but earlier completion tokens see further back. DynamicCache()
-    # keeps every position, and the mask applies the window.
+    # completions run on top of it. DynamicCache() keeps every position of the prompt, and not only
+    # the last sliding window as a cache of the model's own class would; the mask has the window.
     prompt_cache = DynamicCache()
     one_row_per_group = slice(None, None, group_size)
     prompt_states = forward(one_row_per_group, 0, P, prompt_cache)
@@ -269,8 +245,7 @@ def _completion_hidden_states(
         num_columns = max(1, int(lengths[rows].max()) - 1)
         cache = DynamicCache()
         for i, layer in enumerate(prompt_cache.layers):
-            # On several threads the backward of keys[rows] adds gradients up in varying order; that
-            # of index_select does not.
+            # The backward of keys[rows] would add gradients up in varying order on several threads.
             keys = layer.keys.index_select(0, rows // group_size)
             values = layer.values.index_select(0, rows // group_size)
             cache.update(keys, values, i)
@@ -314,11 +289,6 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
     """Every item as often as it has completions: [a, b] repeated twice is [a, a, b, b]."""
     return [item for item in items for _ in range(times)]
-
-
-def rows_of_groups(groups: Sequence[int], group_size: int) -> list[int]:
-    """The row numbers of these groups, each of which is group_size consecutive rows."""
-    return [group * group_size + i for group in groups for i in range(group_size)]
 
 
 def split_into_micro_batches(
@@ -378,10 +348,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def isolated_seed(seed: int) -> Iterator[None]:
-    """Seed every generator inside the block, and restore their states after it.
-
-    Evaluation uses it, so that it does not change what is sampled in training.
-    """
+    """Seed every generator inside the block, and restore their states after it."""
     state = distributed.get_rng_state()
     seed_everything(seed)
     try:
@@ -392,29 +359,20 @@ def isolated_seed(seed: int) -> Iterator[None]:
 
 def autocast(device: str | torch.device) -> AbstractContextManager:
     """bfloat16 autocast on a CUDA device that has bfloat16, over float32 weights; else nothing."""
-    if has_autocast(device):
-        return torch.autocast("cuda", torch.bfloat16)
-    return nullcontext()
+    return torch.autocast("cuda", torch.bfloat16) if has_autocast(device) else nullcontext()
 
 
 def has_autocast(device: str | torch.device) -> bool:
-    """Whether `autocast` computes in bfloat16 on this device."""
-    return torch.device(device).type == "cuda" and has_bfloat16()
-
-
-def has_bfloat16() -> bool:
-    """Whether the GPU itself computes in bfloat16. An emulation would be slower than float32."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    """Whether `autocast` computes in bfloat16 here. An emulation would be slower than float32."""
+    is_cuda = torch.device(device).type == "cuda"
+    return is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 # --- What a user brings in a file of their own ----------------------------------------------------
 
 
 def import_file(path: str) -> ModuleType:
-    """The module in a file of the user's. What stands beside it, and a process pool, can import it.
-
-    Raises ValueError, in one line, where that fails.
-    """
+    """The module in a user's file, which a process pool can import too; ValueError in one line."""
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ValueError(f"there is no file {path}")

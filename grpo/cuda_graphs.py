@@ -1,7 +1,6 @@
 """Decode steps as CUDA graphs: one launch for a step instead of thousands.
 
-Equal draws with and without graphs were seen on one H100. `sampling_logp_gap` in the logs shows
-whether captured steps sample from the policy.
+`sampling_logp_gap` in the logs shows whether captured steps sample from the policy.
 
 Shapes: R sequences, S columns of the KV cache.
 """
@@ -26,7 +25,6 @@ class CapturedDecoder(Decoder):
     MAX_GRAPHS = 200  # then the least recently used one is dropped
 
     def __init__(self, device: torch.device, max_rows: int, max_columns: int):
-        """Hold at most max_rows sequences and max_columns columns."""
         super().__init__(device, max_rows)
         self.max_columns = max_columns
         self.memory = {}
@@ -50,8 +48,6 @@ class CapturedDecoder(Decoder):
         if captured is None:
             try:
                 captured = self._capture(model, *inputs)
-            except torch.OutOfMemoryError:
-                raise  # with fewer sequences at a time, graphs may fit
             except RuntimeError as error:
                 # The model's code copies a value to Python, or the driver refuses.
                 reason = " ".join(str(error).split())[:200]
@@ -66,15 +62,11 @@ class CapturedDecoder(Decoder):
         return [result.clone() for result in results]  # the next replay writes to the same memory
 
     def _capture(self, model, *inputs):
-        """A graph of the step and its results, after two trial steps.
-
-        Trial steps do no harm, since the real step writes to the same places.
-        """
+        """A graph of the step and its results, after two trial steps that write to its places."""
         if self.capture_stream is None:
             self.capture_stream = torch.cuda.Stream()
         step = partial(super()._run, model, *inputs)
         main_stream = torch.cuda.current_stream()
-        debug_mode = torch.cuda.get_sync_debug_mode()
         self.capture_stream.wait_stream(main_stream)
         try:
             with torch.cuda.stream(self.capture_stream):
@@ -84,7 +76,7 @@ class CapturedDecoder(Decoder):
                 torch.cuda.set_sync_debug_mode("error")
                 step()
         finally:
-            torch.cuda.set_sync_debug_mode(debug_mode)
+            torch.cuda.set_sync_debug_mode("default")
             main_stream.wait_stream(self.capture_stream)
         graph = torch.cuda.CUDAGraph()
         # All graphs share one memory pool, since they run one at a time.
@@ -104,12 +96,11 @@ CAPTURED_DECODERS: WeakKeyDictionary[PreTrainedModel, CapturedDecoder] = WeakKey
 def captured_decoder_for(
     model: PreTrainedModel, max_rows: int, max_columns: int
 ) -> CapturedDecoder:
-    """A decoder for batches of this size, or of fewer sequences.
+    """A decoder for batches of this size or of fewer sequences; the last one if it is large enough.
 
-    It is the one that was kept for this model, if it is large enough. Its KV cache takes at
-    most an eighth of the GPU's memory, since it stays while the loss runs. Only a bfloat16 copy is
-    captured: with float32 weights, autocast caches bfloat16 casts of them, and a graph would go on
-    reading old ones.
+    Its KV cache takes at most an eighth of the GPU's memory, since it stays while the loss runs.
+    Only a bfloat16 copy is captured: with float32 weights, autocast caches bfloat16 casts of them,
+    and a graph would go on reading old ones.
     """
     earlier = CAPTURED_DECODERS.get(model)
     if earlier is not None:

@@ -35,11 +35,7 @@ class Decoder:
     def start(
         self, model: PreTrainedModel, prompts: list[list[int]], prompt_of_row: Tensor
     ) -> Tensor:
-        """Run N prompts once, and begin R sequences after them.
-
-        Args:
-            prompts: N lists of token ids.
-            prompt_of_row: (R,) which of the prompts each sequence continues.
+        """Run N prompts once, and begin R sequences; prompt_of_row (R,) says after which of them.
 
         Returns:
             (R, H) the last hidden states.
@@ -87,11 +83,7 @@ class Decoder:
     def step(
         self, model: PreTrainedModel, token: Tensor, uniforms: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Run the last token (R,) of each sequence, and draw the next one with uniforms (R,).
-
-        Returns:
-            token ids and their log-probs, (R,) each.
-        """
+        """Run each sequence's last token, and draw the next: its id and log-prob; all (R,)."""
         if self.num_used_columns == self.size[1]:
             self._add_columns()
         next_token, logp = self._run(model, token, uniforms, temperature)
@@ -119,10 +111,7 @@ class Decoder:
 def run_prompts(
     model: PreTrainedModel, prompts: list[list[int]]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Run N prompts once.
-
-    What all of them begin with, such as a system prompt, runs only once. The prompts of an
-    evaluation are many, so they run in chunks, which bounds the memory.
+    """Run N prompts in chunks, which bounds the memory; what all of them begin with runs once.
 
     Returns:
         the keys and values of each layer, (N, heads, P, D) each, padded on the left, and the last
@@ -135,7 +124,8 @@ def run_prompts(
     ids = ids.to(model.device)  # (N, P)
     N, P = ids.shape
     is_common = (ids == ids[0]).all(0)
-    num_common = min(int(is_common.cumprod(0).sum()), int(lengths.min()) - 1)
+    num_common = int(is_common.cumprod(0).sum())
+    num_common = min(num_common, min(map(len, prompts)) - 1)
     is_seen = torch.ones_like(ids)
     common_cache = DynamicCache()
     if num_common:
@@ -148,8 +138,7 @@ def run_prompts(
     caches = []
     last_hidden = []
     for rows in torch.arange(N, device=ids.device).split(max(1, CHUNK_TOKENS // P)):
-        # Its layers keep every position, also those beyond a sliding window.
-        cache = deepcopy(common_cache)
+        cache = deepcopy(common_cache)  # it keeps every position, not only a sliding window
         cache.batch_repeat_interleave(len(rows))
         outputs = decoder(
             ids[rows, num_common:],
@@ -158,8 +147,9 @@ def run_prompts(
             use_cache=True,
         )
         caches.append(cache)
-        last = (lengths[rows] - num_common - 1)[:, None, None]
-        last_hidden.append(outputs.last_hidden_state.take_along_dim(last, dim=1).squeeze(1))
+        hidden = outputs.last_hidden_state
+        last = lengths[rows] - num_common - 1
+        last_hidden.append(hidden[torch.arange(len(rows), device=ids.device), last])
     columns = torch.arange(P, device=model.device)
     padding = P - lengths.unsqueeze(1)
     padding_first = ((columns - padding) % P)[:, None, :, None]
@@ -167,15 +157,14 @@ def run_prompts(
     for chunks in zip(*(cache.layers for cache in caches), strict=True):
         keys = torch.cat([layer.keys for layer in chunks])
         values = torch.cat([layer.values for layer in chunks])
-        layers.append(tuple(states.take_along_dim(padding_first, 2) for states in (keys, values)))
+        keys = keys.take_along_dim(padding_first, 2)
+        values = values.take_along_dim(padding_first, 2)
+        layers.append((keys, values))
     return layers, torch.cat(last_hidden)
 
 
 class KVLayer(DynamicLayer):
-    """One layer's keys and values, (R, heads, S, D) each; a step writes one column of them.
-
-    They are contiguous, since matrix products on a CPU are twice as slow on views that are not.
-    """
+    """One layer's keys and values, (R, heads, S, D) each; a step writes one column of them."""
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor):
         super().__init__()
@@ -184,11 +173,8 @@ class KVLayer(DynamicLayer):
         self.column = column
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new token's keys and values, (R, heads, 1, D) each; transformers calls this.
-
-        Under autocast keys are float32, because the rotary factors are, but values are bfloat16.
-        The prompt's cache holds both in float32.
-        """
+        """Write the new token's keys and values, (R, heads, 1, D) each; transformers calls this."""
+        # Under autocast the new values are bfloat16, and all the others float32.
         self.keys.index_copy_(2, self.column, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.column, value_states.to(self.values.dtype))
         return self.keys, self.values
@@ -204,30 +190,26 @@ class KVLayer(DynamicLayer):
 def draw(
     model: PreTrainedModel, hidden: Tensor, uniforms: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each sequence from its last hidden state (R, H).
+    """Draw a token for each sequence from its last hidden state (R, H): ids and log-probs, (R,).
 
-    Returns:
-        token ids, the most probable ones with temperature 0, and their log-probs, (R,) each.
+    With temperature 0 it is the most probable token, and its log-prob that of temperature 1.
     """
+    is_greedy = temperature == 0
+    divisor = 1.0 if is_greedy else temperature
     output_layer = model.get_output_embeddings()
-    logits = utils.compute_logits(hidden, output_layer.weight, output_layer.bias)  # (R, V)
-    if temperature not in (0, 1):  # a division by 1 would copy the logits in vain
-        logits = logits / temperature
-    probs = logits.softmax(-1)
-    token = draw_tokens(probs, uniforms) if temperature else probs.argmax(-1)
+    logits = utils.compute_logits(hidden, output_layer.weight, output_layer.bias, divisor)
+    probs = logits.softmax(-1)  # (R, V)
+    token = probs.argmax(-1) if is_greedy else draw_tokens(probs, uniforms)
     token_probs = probs.gather(1, token.unsqueeze(1)).squeeze(1)
     return token, token_probs.log()
 
 
 def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token of each row up to which the cumulative probability reaches a random number.
+    """(R,) ids: the first token up to which the cumulative probability reaches a random number.
 
     Args:
         probs: (R, V) float32. Their sum need not be exactly 1.
         uniforms: (R,) float64 in (0, 1], so that a token of probability 0 is never drawn.
-
-    Returns:
-        (R,) token ids.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
@@ -261,8 +243,8 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
 def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
     """(R, 1, 1, S): what is added to the scores of one query token, 0 or minus infinity.
 
-    transformers' mask function would copy a value from the GPU to Python, so this one replaces it
-    for one query token. For several query tokens it calls transformers' function.
+    transformers' own mask function, which serves for several query tokens, would copy a value from
+    the GPU to Python.
 
     Args:
         attention_mask: (R, S) bool, False on padding and on columns that are still free.

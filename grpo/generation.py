@@ -4,9 +4,7 @@
 gets a copy of its prompt's KV cache. Then a `Decoder` gives every sequence one token a step, and
 finished sequences leave the batch. On CUDA, `CapturedDecoder` replays the steps as CUDA graphs.
 
-Shapes: in a batch, R sequences of N prompts, P prompt tokens, C completion tokens, S columns of the
-KV cache, D head size, H hidden size, V vocabulary. Prompts are padded on the left, so that a step
-writes to the same column of the cache for every sequence.
+Shapes: in a batch, R sequences of N prompts, C completion tokens, H hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +31,7 @@ def generate(
     temperature: float = 1.0,
     stop_strings: Sequence[str] = (),
     max_concurrent_sequences: int = 512,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] = lambda num_ended: None,
 ) -> list[Completion]:
     """Sample num_samples completions of each prompt from softmax(logits / temperature).
 
@@ -45,12 +43,10 @@ def generate(
         max_completion_length: the number of tokens at which a completion is cut.
         temperature: 0 means greedy decoding.
         stop_strings: a completion also ends with the token that completes one of these in its text.
+            Their last characters are ASCII and no spaces.
         max_concurrent_sequences: the most sequences in a batch, which bounds the memory. It changes
             no sample.
         progress: called every few tokens with the number of completions that have ended since.
-
-    Raises:
-        ValueError: a prompt has no tokens.
 
     Returns:
         len(prompts) * num_samples completions; those of a prompt are consecutive.
@@ -74,7 +70,7 @@ def generate(
         max_rows = min(len(completions), max_concurrent_sequences)
         max_columns = int(prompt_lengths.max()) + max_completion_length
         decoder = decoder_for(model, max_rows, max_columns)
-        for rows in row_order.split(min(max_rows, decoder.max_rows)):
+        for rows in row_order.split(decoder.max_rows):
             batch_prompts, prompt_of_row = (rows // num_samples).unique(return_inverse=True)
             batch_prompt_ids = [prompt_ids[i] for i in batch_prompts.tolist()]
             hidden = decoder.start(model, batch_prompt_ids, prompt_of_row.to(model.device))
@@ -85,12 +81,20 @@ def generate(
                 [completions[row] for row in rows.tolist()],
                 uniforms[rows.to(model.device)],
                 temperature,
-                end_finder.find,
+                end_finder,
                 progress,
             )
 
     end_finder.give_texts(completions)
     return completions
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
+    """The token ids of each prompt. Raises ValueError if one has none."""
+    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    if not all(prompt_ids):
+        raise ValueError("a prompt has no tokens, and a completion needs one before it")
+    return prompt_ids
 
 
 def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Decoder:
@@ -100,42 +104,6 @@ def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Deco
 
         return cuda_graphs.captured_decoder_for(model, max_rows, max_columns)
     return Decoder(model.device, max_rows)
-
-
-def tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
-    """The token ids of each prompt. Raises ValueError for a prompt that has none."""
-    prompt_ids = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-    if not all(prompt_ids):
-        number = prompt_ids.index([])
-        raise ValueError(
-            f"prompt {number} is {prompts[number]!r}, which has no tokens; a completion needs at"
-            " least one token before it"
-        )
-    return prompt_ids
-
-
-def sample_tokens(
-    model: PreTrainedModel, prompts: list[list[int]], uniforms: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Sample from the model, whatever ends a completion: R sequences of N prompts. For checks.
-
-    Args:
-        prompts: N lists of token ids.
-        uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
-
-    Returns:
-        (token ids, their log-probs), (R, C) each.
-    """
-    R = len(uniforms)
-    N = len(prompts)
-    prompt_of_row = torch.arange(N).repeat_interleave(R // N)
-    decoder = Decoder(model.device, R)
-    completions = [Completion(ids) for ids in utils.repeat_each(prompts, R // N)]
-    with _sampling_mode(model):
-        hidden = decoder.start(model, prompts, prompt_of_row)
-        _decode(model, decoder, hidden, completions, uniforms, 1.0, lambda ids, start: None)
-    ids = torch.tensor([completion.ids for completion in completions])
-    return ids, torch.tensor([completion.sampled_logps for completion in completions])
 
 
 @contextmanager
@@ -174,19 +142,13 @@ def _decode(
     completions: list[Completion],
     uniforms: Tensor,
     temperature: float,
-    find_end: Callable[[list[int], int], int | None],
-    progress: Callable[[int], None] | None = None,
+    end_finder: "EndFinder",
+    progress: Callable[[int], object],
 ) -> None:
-    """Sample R completions together until each has an end or C tokens.
+    """Fill in R empty completions, until each has an end or C tokens.
 
-    Args:
-        decoder: has started with R sequences.
-        hidden: (R, H) their last hidden states.
-        completions: R empty ones, which are filled in.
-        uniforms: (R, C) random numbers in (0, 1], one for the draw of each token.
-        find_end: gives the number of tokens through the first end in a list of ids, from a position
-            in it on, or None.
-        progress: as in `generate`.
+    The decoder has started with these sequences, and hidden (R, H) are their last states. uniforms
+    (R, C) has a random number in (0, 1] for the draw of each token.
     """
     num_unfinished = len(completions)
     C = uniforms.shape[1]
@@ -195,15 +157,14 @@ def _decode(
     new_logps = [logp]
     for num_tokens in range(1, C + 1):
         if num_tokens == C or num_tokens % CHECK_INTERVAL == 0:
-            _extend(completions, new_tokens, new_logps, find_end)
+            _extend(completions, new_tokens, new_logps, end_finder)
             new_tokens = []
             new_logps = []
             num_before = num_unfinished
             num_unfinished = sum(not completion.finished for completion in completions)
             if num_tokens == C:
                 num_unfinished = 0  # the rest is cut off
-            if progress:
-                progress(num_before - num_unfinished)
+            progress(num_before - num_unfinished)
             if num_unfinished == 0:
                 return
             batch_size = next(size for size in BATCH_SIZES if size >= num_unfinished)
@@ -221,7 +182,7 @@ def _decode(
         new_logps.append(logp)
 
 
-def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], find_end) -> None:
+def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], end_finder) -> None:
     """Append new tokens and their log-probs, (R,) each, to completions, through the first end."""
     ids_of_rows = torch.stack(new_tokens, dim=1).tolist()
     logps_of_rows = torch.stack(new_logps, dim=1).tolist()
@@ -231,7 +192,7 @@ def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], find
         num_checked = len(completion.ids)
         completion.ids += ids
         completion.sampled_logps += logps
-        length = find_end(completion.ids, num_checked)
+        length = end_finder.find(completion.ids, num_checked)
         if length is not None:
             completion.finished = True
             del completion.ids[length:]
@@ -242,15 +203,11 @@ def _extend(completions, new_tokens: list[Tensor], new_logps: list[Tensor], find
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends a completion: the tokenizer's EOS and those of the generation_config.
-
-    Qwen2 has two of them.
-    """
+    """Every id that ends a completion: the tokenizer's EOS and those of the generation_config."""
     config_ids = model.generation_config.eos_token_id
     if not isinstance(config_ids, list):
         config_ids = [config_ids]
-    ids = {tokenizer.eos_token_id, *config_ids}
-    return sorted(ids - {None})
+    return sorted({tokenizer.eos_token_id, *config_ids} - {None})
 
 
 class EndFinder:
@@ -260,7 +217,7 @@ class EndFinder:
         self.tokenizer = tokenizer
         self.stop_strings = tuple(stop_strings)
         self.eos_ids = set(eos_token_ids(model, tokenizer))
-        self.may_end = self.eos_ids | _may_complete(tokenizer, self.stop_strings)
+        self.may_complete = _may_complete(tokenizer, self.stop_strings)
         # Every token adds at least one byte of text, so that a stop string of n bytes is in the
         # text of the last n tokens. Special tokens may add none, hence 8 more.
         self.window = 8 + max((len(string.encode()) for string in self.stop_strings), default=0)
@@ -268,15 +225,13 @@ class EndFinder:
     def find(self, ids: list[int], start: int) -> int | None:
         """The number of tokens through the first end at or after position start; None without."""
         for i in range(start, len(ids)):
-            if ids[i] in self.may_end and self._is_end(ids[: i + 1]):
+            if ids[i] in self.eos_ids:
                 return i + 1
+            if ids[i] in self.may_complete:
+                last_ids = ids[: i + 1][-self.window :]
+                if self._first_stop(self.tokenizer.decode(last_ids)) is not None:
+                    return i + 1
         return None
-
-    def _is_end(self, ids: list[int]) -> bool:
-        """Whether the last token ends the completion."""
-        if ids[-1] in self.eos_ids:
-            return True
-        return self._first_stop(self.tokenizer.decode(ids[-self.window :])) is not None
 
     def give_texts(self, completions: list[Completion]) -> None:
         """Give completions their texts, without the final EOS and up to the first stop string.
@@ -301,15 +256,11 @@ class EndFinder:
 def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> set[int]:
     """The tokens whose text holds the last character of a stop string.
 
-    Only these can complete one, so that most tokens need not be decoded while sampling. A character
-    outside ASCII can be split over several tokens: then every token may complete it.
-
-    Each token is decoded twice in a row, because many tokenizers drop a space at the beginning of a
-    text: the second time the space is there.
+    Only these can complete one, so that most tokens need not be decoded while sampling.
     """
     last_characters = {string[-1] for string in stop_strings}
+    # Others can be split over several tokens, or be lost where a token is decoded alone.
+    assert all(character.isascii() and character != " " for character in last_characters)
     ids = list(tokenizer.get_vocab().values())  # there may be gaps between them
-    if not all(character.isascii() for character in last_characters):
-        return set(ids)
-    texts = tokenizer.batch_decode([[i, i] for i in ids])
+    texts = tokenizer.batch_decode([[i] for i in ids])
     return {i for i, text in zip(ids, texts, strict=True) if not last_characters.isdisjoint(text)}

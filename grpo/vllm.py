@@ -2,11 +2,11 @@
 
 It runs in this process, with memory of its own. It draws from the whole distribution and returns
 the log-probs of softmax(logits / temperature), as `generation` does. But a completion depends on
-those that are sampled beside it. The package is imported only where it is used.
+those that are sampled beside it.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -29,7 +29,6 @@ class VLLMSampler:
         """Load vLLM beside a policy, with random weights until `load_weights` is called.
 
         Args:
-            config: the settings of the run.
             max_length: the most tokens of a prompt and its completion.
         """
         if find_spec("vllm") is None:
@@ -42,8 +41,7 @@ class VLLMSampler:
         self.device = model.device
         self.has_tied_weights = model.config.tie_word_embeddings
         self.generation_config = model.generation_config  # says which tokens end a completion
-        is_cuda = self.device.type == "cuda"
-        self.dtype = torch.bfloat16 if is_cuda and utils.has_bfloat16() else torch.float32
+        self.dtype = torch.bfloat16 if utils.has_autocast(self.device) else torch.float32
         num_rows = config.max_concurrent_sequences
         cache_tokens = num_rows * (max_length + BLOCK_TOKENS)
         self.llm = LLM(
@@ -54,7 +52,7 @@ class VLLMSampler:
             max_num_seqs=num_rows,
             kv_cache_memory_bytes=cache_tokens * kv_cache_bytes_per_token(model, self.dtype),
             gpu_memory_utilization=0.01,  # a share that must be free at first
-            enforce_eager=not is_cuda,
+            enforce_eager=self.device.type != "cuda",
             load_format="dummy",  # so a weight that `load_weights` left out would be noticed
             logprobs_mode="processed_logprobs",  # those after the division by the temperature
             # Of several processes each has a vLLM with all weights, on its own GPU.
@@ -85,8 +83,7 @@ def kv_cache_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> int:
     """The memory that the keys and values of one token take."""
     config = model.config.get_text_config()
     head_size = getattr(config, "head_dim", None)
-    if head_size is None:
-        head_size = config.hidden_size // config.num_attention_heads
+    head_size = head_size or config.hidden_size // config.num_attention_heads
     num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * num_heads * head_size * dtype.itemsize
 
@@ -101,14 +98,12 @@ def generate(
     max_completion_length: int = 512,
     temperature: float = 1.0,
     stop_strings: Sequence[str] = (),
-    max_concurrent_sequences: int = 512,
-    progress: Callable[[int], None] | None = None,
+    **unused,
 ) -> list[Completion]:
-    """Sample as generation.generate does, with the same arguments, errors and result.
+    """Sample as generation.generate does, with the same arguments and result.
 
-    Args:
-        max_concurrent_sequences: not used, since it was set when vLLM was loaded.
-        progress: called once, in the end, with the number of completions.
+    Of the other arguments, vLLM has got the number of sequences when it was loaded, and it says
+    nothing of its progress.
     """
     from vllm import SamplingParams
 
@@ -132,12 +127,9 @@ def generate(
     completions = []
     for ids, output in zip(prompt_ids, outputs, strict=True):
         for sequence in output.outputs:
-            completion = Completion(ids, list(sequence.token_ids))
-            for token_id, logp_of_id in zip(completion.ids, sequence.logprobs, strict=True):
-                completion.sampled_logps.append(logp_of_id[token_id].logprob)
-            completion.finished = sequence.finish_reason == "stop"
-            completions.append(completion)
-    if progress:
-        progress(len(completions))
+            pairs = zip(sequence.token_ids, sequence.logprobs, strict=True)
+            logps = [logp_of_id[token_id].logprob for token_id, logp_of_id in pairs]
+            finished = sequence.finish_reason == "stop"
+            completions.append(Completion(ids, list(sequence.token_ids), logps, finished))
     EndFinder(sampler, tokenizer, stop_strings).give_texts(completions)
     return completions

@@ -30,17 +30,10 @@ def get_base_model(model: PreTrainedModel) -> "PreTrainedModel | WithoutAdapters
         return WithoutAdapters(model)
     linear_weights = []
     if utils.has_autocast(model.device):
-        linear_weights = weights_that_autocast_rounds(model)
+        for module in model.get_decoder().layers.modules():
+            if isinstance(module, torch.nn.Linear):
+                linear_weights += module.parameters(recurse=False)
     return shard(_frozen_copy(model, linear_weights))
-
-
-def weights_that_autocast_rounds(model: PreTrainedModel) -> list[Tensor]:
-    """The weights and biases of the linear maps in the decoder layers."""
-    weights = []
-    for module in model.get_decoder().layers.modules():
-        if isinstance(module, torch.nn.Linear):
-            weights += module.parameters(recurse=False)
-    return weights
 
 
 def _frozen_copy(model: PreTrainedModel, in_bfloat16: list[Tensor]) -> PreTrainedModel:
@@ -66,8 +59,7 @@ def get_sampler(
     sharded model cannot do.
 
     Args:
-        dtype: "float32"; "bfloat16", for which a copy is made; or "auto", which is bfloat16 on
-            CUDA, where that is faster, and float32 elsewhere.
+        dtype: --sampling_dtype.
         needs_copy: whether the policy will get adapters, which are merged into the copy.
     """
     is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.has_autocast(model.device))
@@ -78,44 +70,35 @@ def get_sampler(
 
 @torch.no_grad()
 def refresh_sampler(sampler, model: PreTrainedModel) -> None:
-    """Give a sampling copy the policy's present weights."""
+    """All: give a sampling copy, or vLLM, the policy's present weights."""
     if sampler is model:
         return
-    if not isinstance(sampler, PreTrainedModel):  # vLLM
+    if not isinstance(sampler, PreTrainedModel):
         sampler.load_weights(merged_weights(model))
-    elif has_adapters(model):
-        for name, layer in adapted_layers(model).items():
-            sampler.get_submodule(name).weight.copy_(merged_weight(layer))
-    elif distributed.world_size() > 1:
-        for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
-            copied.copy_(distributed.full_tensor(weight.to(copied.dtype)))
-    else:
-        torch._foreach_copy_(list(sampler.parameters()), list(model.parameters()))
+        return
+    copies = sampler.state_dict()
+    for name, weight in merged_weights(model):
+        copies[name].copy_(distributed.full_tensor(weight.to(copies[name].dtype)))
 
 
 def shard(model: PreTrainedModel) -> PreTrainedModel:
     """Split weights, gradients and optimiser states over the processes, by FSDP2.
 
-    On one process nothing changes. A layer's weights are gathered just before it runs, and freed
-    after it. Its gradient is summed over the processes and not averaged, since each process's loss
-    is its share of the whole update's loss.
+    A layer's weights are gathered just before it runs, and freed after it. On CUDA that is in
+    bfloat16, to which autocast would cast them anyway; the residual stream, the embedding, the
+    output layer, the sum of the gradients and the master weights stay float32. A gradient is summed
+    over the processes and not averaged, since each process's loss is its share of the update's.
 
-    On CUDA the decoder layers are gathered in bfloat16, to which autocast would cast them anyway.
-    The residual stream, the embedding, the output layer, the sum of the gradients and the master
-    weights stay float32.
-
-    A model with adapters stays whole in every process, and `distributed.sum_gradients` adds up the
-    gradients of the adapters.
+    A model with adapters stays whole in every process (`distributed.sum_gradients`).
     """
     if distributed.world_size() == 1 or has_adapters(model):
         return model
     mesh = init_device_mesh(model.device.type, (distributed.world_size(),))
-    if mesh.device_type == "cuda" and utils.has_bfloat16():
+    layer_policy = MixedPrecisionPolicy()
+    if utils.has_autocast(model.device):
         layer_policy = MixedPrecisionPolicy(
             torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    else:
-        layer_policy = MixedPrecisionPolicy()
     for layer in model.get_decoder().layers:
         _shard_module(layer, mesh, layer_policy)
     embedding = model.get_input_embeddings()
@@ -129,10 +112,7 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _shard_module(
-    module: torch.nn.Module, mesh: DeviceMesh, mp_policy: MixedPrecisionPolicy
-) -> None:
-    """Split a module's weights over the processes; its gradient is a sum."""
+def _shard_module(module: torch.nn.Module, mesh: DeviceMesh, mp_policy: MixedPrecisionPolicy):
     fully_shard(module, mesh=mesh, mp_policy=mp_policy, reshard_after_forward=True)
     module.set_force_sum_reduction_for_comms(True)
     module.set_gradient_divide_factor(1.0)
@@ -146,13 +126,10 @@ LORA_ALPHA = 32
 
 
 def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> None:
-    """Freeze the model, and give every linear map of its decoder an adapter.
+    """Freeze the model, and give every linear map of its decoder an adapter, drawn from a seed.
 
     Where autocast would round the weights of these maps in every pass, they become bfloat16 once
     and for all.
-
-    Args:
-        seed: of the adapters, which are the same in all processes.
     """
     from peft import LoraConfig
 
@@ -219,12 +196,9 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def save(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None) -> None:
-    """Write a directory that loads as --model_name.
+    """Write a directory that loads as --model_name, with the whole weights of a sharded model.
 
-    With adapters these are merged in, and folder/adapter has them in peft's own files.
-
-    Args:
-        weights: all of them, of a sharded model; None: the model's own.
+    Adapters are merged in, and folder/adapter has them in peft's own files.
     """
     if not has_adapters(model):
         model.save_pretrained(folder, state_dict=weights)

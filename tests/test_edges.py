@@ -1,7 +1,5 @@
 """What once went wrong at the edges: wrong numbers, lost work, tracebacks for a user's mistake."""
 
-import re
-
 import pytest
 import torch
 from conftest import (
@@ -95,11 +93,10 @@ NOISY_CONFIGS = {
 
 
 @pytest.mark.parametrize("rate", NOISY_CONFIGS)
-def test_dropout_and_noise_are_set_to_zero_at_load(rate, tmp_path, capsys):
+def test_dropout_and_noise_are_set_to_zero_at_load(rate, tmp_path):
     """GPT-2 was scored and trained with its dropout on, so on-policy ratios were 0.02 to 21."""
     noisy = AutoModelForCausalLM.from_config(NOISY_CONFIGS[rate])
     model, _ = llms.get_llm_tokenizer(save(noisy, tmp_path))
-    assert re.search(rf"set to 0 \(.*{rate}", capsys.readouterr().out)
     assert model.training
     batch = ragged_batch()
     ids = batch["prompt_completion_ids"]
@@ -225,7 +222,7 @@ def test_two_processes_cannot_share_an_output_directory(script, model_folder, tm
 
 def test_a_gpu_without_bfloat16_is_used_in_float32(model, monkeypatch):
     """It was given bfloat16 all the same."""
-    monkeypatch.setattr(utils, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     assert not isinstance(utils.autocast("cuda"), torch.autocast)
 
 

@@ -1,21 +1,14 @@
-"""Sampling against a plain loop, and what must not change it."""
+"""Sampling against a plain loop, where completions end, and what is refused at load."""
 
 import json
 from itertools import chain, repeat
 
 import pytest
 import torch
-from conftest import VOCAB, random_model, sampling_gaps, small_tokenizer
+from conftest import VOCAB, random_model, sampling_gaps
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma3TextConfig,
-    GraniteConfig,
-    MixtralConfig,
-    PreTrainedTokenizerFast,
-)
+from tokenizers.processors import TemplateProcessing
+from transformers import GenerationConfig
 
 import llms
 import sft
@@ -26,7 +19,7 @@ from grpo.rollout import make_batch, micro_batches
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 
 
-def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids=(1,)):
+def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids):
     """One unpadded prompt, no cache: the whole text through the model at every step."""
     ids = tokenizer(prompt)["input_ids"]
     completion = []
@@ -38,15 +31,8 @@ def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids=(1,)):
     return completion
 
 
-def ids_of(completions):
-    return [completion.ids for completion in completions]
-
-
 def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
-    """Prompts and ends are unequal.
-
-    Padding, the shared prompt, the cache and rows that leave must change nothing.
-    """
+    """Padding, the shared prompt, the cache and rows that leave must change nothing."""
     lengths = set()
     eos_ids = [1, 5, 9, 13]
     for seed in range(4):
@@ -64,10 +50,11 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
                 num_samples=2,
                 max_concurrent_sequences=max_concurrent_sequences,
             )
-            repeated = utils.repeat_each(expected, 2)
-            assert ids_of(completions) == repeated
-            for completion in completions:
+            assert [completion.ids for completion in completions] == utils.repeat_each(expected, 2)
+            prompt_ids = tokenizer(PROMPTS)["input_ids"]
+            for row, completion in enumerate(completions):
                 assert completion.finished == (completion.ids[-1] in eos_ids)
+                assert completion.prompt_ids == prompt_ids[row // 2]
     assert len(lengths) > 2 and 40 in lengths, "every case should occur: early, late, never"
 
 
@@ -88,45 +75,36 @@ def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, to
         assert sampling_gaps(model, completions, group_size, temperature).max() < 2e-5
 
 
-def test_a_completion_goes_through_its_first_terminator_whatever_the_pad(tokenizer):
+def test_a_completion_goes_through_its_first_end_whatever_the_pad(tokenizer):
     """If pad equals EOS, a mask by token id would cut the EOS from the loss.
 
     Stopping would then never be trained.
     """
     tokenizer.pad_token = tokenizer.eos_token
-    torch.manual_seed(1)
-    completions = generation.generate(
-        random_model(2), tokenizer, PROMPTS, num_samples=8, max_completion_length=60
-    )
-    assert {completion.finished for completion in completions} == {True, False}
-    for completion in completions:
-        assert (completion.ids[-1] == 1) == completion.finished
-        assert 1 not in completion.ids[:-1]
-        assert completion.finished or len(completion.ids) == 60
-    lengths = make_batch([completions], "cpu").completion_mask.sum(1)
-    assert lengths.tolist() == [len(completion.ids) for completion in completions]
-
-
-def test_every_eos_id_of_the_generation_config_ends_a_completion(tokenizer):
     model = random_model(2)
-    model.generation_config.eos_token_id = [1, 20, 21]
+    eos_ids = {1, 20, 21}
+    model.generation_config.eos_token_id = [20, 21]
     torch.manual_seed(0)
     completions = generation.generate(
         model, tokenizer, PROMPTS, num_samples=16, max_completion_length=60
     )
-    last_tokens = {completion.ids[-1] for completion in completions if completion.finished}
-    assert last_tokens == {1, 20, 21}
+    assert {completion.ids[-1] for completion in completions if completion.finished} == eos_ids
+    assert not all(completion.finished for completion in completions)
     for completion in completions:
         ids = completion.ids
-        assert not {1, 20, 21} & set(ids[:-1])
-        without_eos = ids[:-1] if completion.finished else ids
-        assert completion.text == tokenizer.decode(without_eos)
+        assert (ids[-1] in eos_ids) == completion.finished
+        assert not eos_ids & set(ids[:-1])
+        assert completion.finished or len(ids) == 60
+        assert completion.text == tokenizer.decode(ids[:-1] if completion.finished else ids)
+    lengths = make_batch([completions], "cpu").completion_mask.sum(1)
+    assert lengths.tolist() == [len(completion.ids) for completion in completions]
 
 
 TWO_TOKENS = ["a", "</answer", ">", "b"]
 LAST_TOKEN_GOES_ON = ["a", "</answer", "><", "b"]  # it holds the end and what follows
 ONE_CHARACTER_AT_A_TIME = list("x</answer>yz")
-INTERRUPTED = ["</answer", "é", ">", "b"]  # this is no stop string
+INTERRUPTED = ["</answer", "<end>", ">", "b"]  # special tokens stay visible; no stop string
+TWO_STOPS = list("ab</answer>")  # the first of them counts
 
 
 @pytest.mark.parametrize(
@@ -135,6 +113,7 @@ INTERRUPTED = ["</answer", "é", ">", "b"]  # this is no stop string
         (TWO_TOKENS, "a</answer>"),
         (LAST_TOKEN_GOES_ON, "a</answer>"),
         (ONE_CHARACTER_AT_A_TIME, "x</answer>"),
+        (TWO_STOPS, "ab"),
         (INTERRUPTED, None),
     ],
 )
@@ -142,15 +121,20 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
     """The ids are kept as they were sampled; the text is cut at the end of the stop string."""
     vocabulary = tokenizer.get_vocab()
     script = [vocabulary[token] for token in tokens] + [1]
-    model = random_model()
-    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
+    next_ids = chain(script, repeat(0))  # then pads, since ends are looked for every few tokens
+
+    def scripted_logits(states, weight, bias, temperature):
+        logits = torch.full((len(states), VOCAB), -1e4)
+        logits[:, next(next_ids)] = 0
+        return logits
+
+    monkeypatch.setattr(utils, "compute_logits", scripted_logits)
     (completion,) = generation.generate(
-        model,
+        random_model(),
         tokenizer,
         ["q"],
         max_completion_length=30,
-        temperature=1.0,
-        stop_strings=("</answer>", "###"),
+        stop_strings=("</answer>", "ab"),
     )
     length = len(completion.ids)
     assert completion.ids == script[:length]
@@ -164,120 +148,34 @@ def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, mon
         assert cut_text in "".join(tokens[:length])
 
 
-def test_a_stop_string_may_end_in_the_space_that_begins_a_token(monkeypatch):
-    """Tokenizers of SentencePiece drop a space at the beginning of a text.
-
-    A token was decoded alone, so that it seemed to have no space, and the tokens after the stop
-    string were trained.
-    """
-    vocabulary = {"<pad>": 0, "<eos>": 1, "▁Question:": 2, "▁who": 3, "▁else": 4, "▁a": 5}
-    sentence_piece = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    sentence_piece.pre_tokenizer = pre_tokenizers.Metaspace()
-    sentence_piece.decoder = decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=sentence_piece, eos_token="<eos>", pad_token="<pad>", unk_token="<pad>"
-    )
-    assert tokenizer.decode([3]) == "who"
-    model = random_model()
-    script = [5, 2, 3, 4, 1]
-    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
-    (completion,) = generation.generate(
-        model, tokenizer, ["a"], max_completion_length=9, stop_strings=("Question: ",)
-    )
-    assert completion.ids == [5, 2, 3]
-    assert completion.text == "a Question: "
-    assert completion.finished
-
-
-def test_a_prompt_without_tokens_is_refused(model, tokenizer):
-    """Nothing predicts the first token of a completion then."""
-    with pytest.raises(ValueError, match="prompt 1 is '', which has no tokens"):
-        generation.generate(model, tokenizer, ["a", ""], max_completion_length=4)
-
-
-def scripted_logits(script):
-    """In place of utils.compute_logits: all probability for the next token of a script.
-
-    After its end come pads, since ends are looked for every few tokens only.
-    """
-    script_ids = chain(script, repeat(0))
-
-    def compute_logits(states, weight, bias):
-        logits = torch.full((len(states), 48), -1e4)
-        logits[:, next(script_ids)] = 0
-        return logits
-
-    return compute_logits
-
-
-def test_samples_of_a_prompt_are_consecutive_and_in_the_order_of_prompts(model, tokenizer):
-    completions = generation.generate(
-        model,
-        tokenizer,
-        PROMPTS,
-        num_samples=3,
-        max_completion_length=5,
-        max_concurrent_sequences=6,
-    )
-    prompts = [completion.prompt_ids for completion in completions]
-    assert prompts == utils.repeat_each(tokenizer(PROMPTS)["input_ids"], 3)
-
-
-def test_no_prompts_give_no_completions(model, tokenizer):
-    """The tokenizer raises IndexError for an empty list; a share of the examples can be empty."""
+def test_no_prompts_and_a_prompt_without_tokens(model, tokenizer):
+    """A process's share of the examples can be empty. Nothing predicts a token after no prompt."""
     random_state = torch.get_rng_state()
     assert generation.generate(model, tokenizer, [], num_samples=4) == []
     assert torch.equal(torch.get_rng_state(), random_state)
     assert micro_batches([], max_tokens=100) == []
+    with pytest.raises(ValueError, match="a prompt has no tokens"):
+        generation.generate(model, tokenizer, ["a", ""], max_completion_length=4)
 
 
-def test_generation_config_is_not_inherited(tokenizer):
-    """Qwen2 ships top_k 20, top_p 0.8 and repetition_penalty 1.1.
-
-    Samples that are drawn so would be scored by the plain softmax.
-    """
-
-    def sample(model):
-        torch.manual_seed(0)
-        return ids_of(
-            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_completion_length=20)
-        )
-
-    configured = random_model()
-    configured.generation_config.update(
-        do_sample=True, top_k=1, top_p=0.1, repetition_penalty=5.0, temperature=0.1
-    )
-    assert configured.generation_config.top_k == 1
-    assert sample(configured) == sample(random_model())
+def test_a_prompt_gets_no_special_tokens(tokenizer):
+    """Its chat template has written them already, and Llama's tokenizer would add a second BOS."""
+    with_bos = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
+    tokenizer.backend_tokenizer.post_processor = with_bos
+    assert tokenizer("a")["input_ids"][0] == 1
+    assert generation.tokenize(tokenizer, ["a"]) == [[tokenizer.convert_tokens_to_ids("a")]]
 
 
-def test_same_seed_same_samples_and_mode_is_restored(model, tokenizer):
-    results = []
-    for training in (True, False):
-        model.train(training)
-        torch.manual_seed(3)
-        results.append(
-            generation.generate(model, tokenizer, PROMPTS, num_samples=4, max_completion_length=20)
-        )
-        assert model.training == training
-    assert ids_of(results[0]) == ids_of(results[1])
+# --- Copies of the policy -------------------------------------------------------------------------
 
 
-def test_special_tokens_stay_visible_in_text(tokenizer, monkeypatch):
-    """A completion can hold anything; what a reward or a reader sees must not hide it."""
-    vocabulary = tokenizer.get_vocab()
-    script = [vocabulary[token] for token in ("a", "<end>", "b", "<eos>")]
-    model = random_model()
-    monkeypatch.setattr(utils, "compute_logits", scripted_logits(script))
-    (completion,) = generation.generate(model, tokenizer, ["q"], max_completion_length=9)
-    assert completion.text == "a<end>b"
-
-
-def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
+def test_a_reference_with_layers_in_bfloat16_has_the_same_logps(monkeypatch):
     """Autocast rounds the same weights in every pass. All others must stay float32."""
     model = random_model(attention_dropout=0.0)
-    reference = weights._frozen_copy(model, weights.weights_that_autocast_rounds(model))
+    monkeypatch.setattr(utils, "has_autocast", lambda device: True)
+    reference = weights.get_base_model(model)
     assert not any(weight.requires_grad for weight in reference.parameters())
+    assert not reference.training
     rounded = [name for name, weight in reference.named_parameters() if weight.dtype != torch.float]
     assert len(rounded) == 2 * (4 + 3 + 3)  # layers; projections and biases of attention, the MLP
     ids = torch.randint(VOCAB, (4, 20))
@@ -289,19 +187,8 @@ def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
     assert torch.equal(*logps)
 
 
-@pytest.mark.parametrize(
-    "num_tokens, is_cuda, expected",
-    [(4_000, True, 1), (15_000, True, 2), (10**6, True, 4), (4_000, False, 4)],
-)
-def test_a_gpu_runs_large_batches_of_completions(num_tokens, is_cuda, expected):
-    """On a GPU four small batches took as long as one: launches by Python took the time."""
-    assert utils.num_length_buckets(num_tokens, is_cuda) == expected
-
-
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
     sampler = weights.get_sampler(model, "bfloat16")
-    assert sampler is not model
-    assert sampler.dtype == next(sampler.parameters()).dtype == torch.bfloat16
     buffer_dtypes = {buffer.dtype for buffer in sampler.buffers()}
     assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
     assert weights.get_sampler(model) is model  # on CPU the policy itself samples
@@ -310,31 +197,27 @@ def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
             weight.add_(0.1)
     weights.refresh_sampler(sampler, model)
     for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
+        assert copied.dtype == torch.bfloat16
         assert torch.equal(copied, weight.to(torch.bfloat16))
     generation.generate(sampler, tokenizer, PROMPTS, max_completion_length=3)
 
 
-def test_loading_round_trip(tmp_path, tokenizer, capsys):
-    model = random_model()
-    model.save_pretrained(tmp_path / "good")
-    tokenizer.save_pretrained(tmp_path / "good")
-    loaded, loaded_tokenizer = llms.get_llm_tokenizer(str(tmp_path / "good"))
-    for saved, weight in zip(model.parameters(), loaded.parameters(), strict=True):
-        assert torch.equal(saved, weight)
-    assert loaded_tokenizer("hello")["input_ids"] == tokenizer("hello")["input_ids"]
-    assert f"{model.num_parameters():,} parameters, on cpu" in capsys.readouterr().out
-    loaded.save_pretrained(tmp_path / "again")
-    saved_again = load_file(tmp_path / "again" / "model.safetensors")
-    saved = load_file(tmp_path / "good" / "model.safetensors")
-    assert saved_again.keys() == saved.keys()
-    for name, weight in saved.items():
-        assert saved_again[name].dtype == weight.dtype
-        assert torch.equal(saved_again[name], weight)
+def test_a_gpu_runs_large_batches_of_completions():
+    """On a GPU four small batches take as long as one: launches by Python take the time."""
+    num_buckets = [utils.num_length_buckets(tokens, True) for tokens in (4_000, 15_000, 10**6)]
+    assert num_buckets == [1, 2, 4]
+    assert utils.num_length_buckets(4_000, False) == 4
 
 
-def save(model, folder):
-    model.save_pretrained(folder)
-    small_tokenizer().save_pretrained(folder)
+# --- Loading --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_model(tmp_path, tokenizer):
+    """The folder of a random model and its tokenizer."""
+    random_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
 
 
 def change_weights(folder, change):
@@ -347,8 +230,23 @@ def change_json(file, **settings):
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
-def change_config(folder, **settings):
-    change_json(folder / "config.json", **settings)
+def test_loading_round_trip(saved_model, tokenizer, capsys):
+    """Qwen2 ships top_k 20, top_p 0.8 and repetition_penalty 1.1, which scoring does not know."""
+    own_config = GenerationConfig(do_sample=True, top_k=20, top_p=0.8, repetition_penalty=1.1)
+    own_config.save_pretrained(saved_model)
+    model, loaded_tokenizer = llms.get_llm_tokenizer(str(saved_model), gradient_checkpointing=True)
+    saved = load_file(saved_model / "model.safetensors")
+    for name, weight in saved.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(model.state_dict()[name], weight)
+    assert model.training and model.is_activation_checkpointing
+    assert model.generation_config.top_k == 0 and model.generation_config.top_p == 1
+    assert model.generation_config.repetition_penalty is None
+    assert loaded_tokenizer("hello")["input_ids"] == tokenizer("hello")["input_ids"]
+    assert f"{model.num_parameters():,} parameters, on cpu" in capsys.readouterr().out
+    llms.check_positions(model, 32_700, 68)
+    with pytest.raises(ValueError, match="this model has 32,768 positions"):
+        llms.check_positions(model, 32_700, 69)
 
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -364,125 +262,70 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_weights_other_than_the_models_are_refused_by_name(damage, tmp_path):
+def test_weights_other_than_the_models_are_refused_by_name(damage, saved_model):
     """Random weights took the place of those that were missing, and were trained."""
-    save(random_model(), tmp_path)
     change, message = DAMAGES[damage]
-    change_weights(tmp_path, change)
+    change_weights(saved_model, change)
     with pytest.raises(ValueError, match=message) as refusal:
-        llms.get_llm_tokenizer(str(tmp_path))
+        llms.get_llm_tokenizer(str(saved_model))
     assert "\n" not in str(refusal.value)
 
 
-def test_an_output_layer_is_missing_only_where_it_is_not_tied(tmp_path):
-    """A tied model's files may hold it or leave it out."""
-    save(random_model(), tmp_path)
-    change_weights(
-        tmp_path, lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}
-    )
-    model, _ = llms.get_llm_tokenizer(str(tmp_path))
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    save(model, tmp_path)
-    change_config(tmp_path, tie_word_embeddings=False)
-    with pytest.raises(ValueError, match="1 weights are missing, such as lm_head.weight"):
-        llms.get_llm_tokenizer(str(tmp_path))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(tie_word_embeddings=False), "1 weights are missing, such as lm_head.weight"),
+        (dict(quantization_config={"quant_method": "fp8"}), "weights are quantized"),
+    ],
+)
+def test_weights_of_another_kind_are_refused(settings, message, saved_model):
+    change_json(saved_model / "config.json", **settings)
+    with pytest.raises(ValueError, match=message):
+        llms.get_llm_tokenizer(str(saved_model))
 
 
-def test_a_quantized_model_is_refused(tmp_path):
-    """Its checkpoints were quantized again, and read as raw numbers."""
-    save(random_model(), tmp_path)
-    change_config(tmp_path, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(ValueError, match="weights are quantized"):
-        llms.get_llm_tokenizer(str(tmp_path))
-
-
-def test_an_adapter_beside_whole_weights_is_refused(tmp_path):
+def test_an_adapter_beside_whole_weights_is_refused(saved_model):
     """transformers loads it where peft is installed, and then it would be part of the policy."""
-    save(random_model(), tmp_path)
     adapted = random_model()
     weights.add_adapters(adapted, rank=2, seed=0)
-    adapted.save_pretrained(tmp_path / "adapter")
-    for file in (tmp_path / "adapter").glob("adapter*"):
-        file.rename(tmp_path / file.name)
-    change_json(tmp_path / "adapter_config.json", base_model_name_or_path=str(tmp_path))
-    with pytest.raises(ValueError, match="adapter"):
-        llms.get_llm_tokenizer(str(tmp_path))
+    adapted.save_pretrained(saved_model)
+    change_json(saved_model / "adapter_config.json", base_model_name_or_path=str(saved_model))
+    with pytest.raises(ValueError, match="weights belong to an adapter"):
+        llms.get_llm_tokenizer(str(saved_model))
 
 
-def test_a_lost_expert_is_refused(tmp_path):
-    """transformers makes one tensor of all experts of a layer."""
-    config = MixtralConfig(
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=2,
-    )
-    save(AutoModelForCausalLM.from_config(config), tmp_path)
-    lost = "model.layers.1.block_sparse_moe.experts.0.w1.weight"
-    change_weights(tmp_path, lambda w: {name: w[name] for name in w if name != lost})
-    with pytest.raises(ValueError, match=f"--model_name {tmp_path}: cannot be loaded"):
-        llms.get_llm_tokenizer(str(tmp_path))
+@pytest.mark.parametrize("error", [0.01, torch.nan])
+@pytest.mark.parametrize("module, name", [(llms, "compute_logps"), (generation, "generate")])
+def test_log_probs_that_are_off_are_noticed_at_load(
+    module, name, error, model, tokenizer, monkeypatch
+):
+    """Of the loss or of the sampler, where the plain forward pass has others."""
+    random_state = torch.get_rng_state()
+    assert llms.why_not_supported(model, tokenizer) is None
+    assert torch.equal(torch.get_rng_state(), random_state)
+    function = getattr(module, name)
+
+    def wrong(*arguments, **options):
+        rows = function(*arguments, **options)
+        last_row = rows[-1] if name == "compute_logps" else rows[-1].sampled_logps
+        last_row[-1] += error
+        return rows
+
+    monkeypatch.setattr(module, name, wrong)
+    assert llms.why_not_supported(model, tokenizer).startswith("its log-probs are off by")
 
 
-@pytest.mark.parametrize("setting", [{"output_attentions": True}, {"return_dict": False}])
-def test_a_config_may_ask_for_another_kind_of_output(setting, tmp_path):
-    """One such model failed at its first checkpoint, and the other was refused."""
-    save(random_model(), tmp_path)
-    change_config(tmp_path, **setting)
-    model, _ = llms.get_llm_tokenizer(str(tmp_path))
-    model.save_pretrained(tmp_path / "again")
-
-
-def test_a_vocabulary_may_have_gaps(tmp_path):
+def test_a_vocabulary_may_have_gaps(saved_model):
     """Tokens with an id beyond the number of tokens seemed to complete no stop string."""
-    folder = tmp_path / "model"
-    save(random_model(), folder)
-    file = folder / "tokenizer.json"
+    file = saved_model / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["vocab"][">"] = VOCAB + 10
     file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"ids go up to {VOCAB + 10}, the model's only to"):
-        llms.get_llm_tokenizer(str(folder))
-    random_model(vocab_size=VOCAB + 20).save_pretrained(folder)
-    model, tokenizer = llms.get_llm_tokenizer(str(folder))
+    random_model(vocab_size=VOCAB + 20).save_pretrained(saved_model)
+    model, tokenizer = llms.get_llm_tokenizer(str(saved_model))
     end_finder = generation.EndFinder(model, tokenizer, ("</answer>",))
     ids = [tokenizer.convert_tokens_to_ids(token) for token in ("a", "</answer", ">", "b")]
     assert end_finder.find(ids, 0) == 3
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        CohereConfig(logit_scale=0.5),
-        Gemma3TextConfig(final_logit_softcapping=9.0),
-        GraniteConfig(logits_scaling=2.0),
-    ],
-)
-def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(
-    config, tmp_path, tokenizer
-):
-    """Log-probs here come from the output layer itself.
-
-    A factor or a cap that follows it would be left out, and nobody would notice.
-    """
-    sizes = dict(
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=4,
-        layer_types=None,
-    )
-    config = type(config)(**{**config.to_dict(), **sizes})
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="it rescales its logits"):
-        llms.get_llm_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -490,30 +333,25 @@ def test_models_whose_logits_are_not_those_of_the_output_layer_are_refused(
     [
         ("<eos>", "<eos>"),
         (" <end>\n<eos>", "<end>"),
-        ("\n", ""),
-        ("</turn>\n", "</turn>"),
+        ("\n", None),
+        ("</turn>\n", None),
     ],
 )
 def test_the_end_of_a_turn_in_the_chat_template(after_reply, end, tokenizer):
-    assert llms.end_of_turn(tokenizer) == "", "it has no template"
+    assert llms.end_of_turn(tokenizer) is None, "it has no template"
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}" + after_reply + "{% endfor %}"
     )
     assert llms.end_of_turn(tokenizer) == end
 
 
-def test_a_completion_ends_where_the_chat_template_ends_a_turn(tmp_path, tokenizer, capsys):
+def test_a_completion_ends_where_the_chat_template_ends_a_turn(saved_model, tokenizer, capsys):
     """If that was not the EOS, as in Qwen2.5's base models, every completion was cut."""
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
-    random_model().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model, loaded_tokenizer = llms.get_llm_tokenizer(str(tmp_path))
+    tokenizer.save_pretrained(saved_model)
+    model, loaded_tokenizer = llms.get_llm_tokenizer(str(saved_model))
     eos = tokenizer.eos_token_id
     end = tokenizer.convert_tokens_to_ids("<end>")
     assert "completions end with <end>" in capsys.readouterr().out
     assert generation.eos_token_ids(model, loaded_tokenizer) == [eos, end]
     assert sft.encode(loaded_tokenizer, "a", "b", {}).ids[-1] == end
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}</turn>{% endfor %}"
-    tokenizer.save_pretrained(tmp_path)
-    llms.get_llm_tokenizer(str(tmp_path))
-    assert "ends a turn with '</turn>', which is no special token" in capsys.readouterr().out

@@ -6,30 +6,25 @@ import torch
 import torch.nn.functional as F
 from conftest import (
     approx,
-    as_flags,
     assert_same_gradient,
     assert_same_run,
     closed_port,
     completions_of,
-    fixed_sample,
-    in_place_of_sample,
     logps_of,
     loss_of,
     ragged_batch,
     random_model,
-    relative_distance,
     run_flags,
     start,
     update_gradient,
 )
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import llms
 import main
-import sft
 from config import GRPOConfig, parse
-from grpo import checkpoints, distributed, weights
+from grpo import distributed, weights
 from grpo.jsonl import read
 
 RANK = 3
@@ -74,8 +69,8 @@ def test_a_new_adapter_changes_nothing(model, batch):
     assert all("lora_" in name for name in trained)
 
 
-def test_loss_and_gradient_are_those_of_a_plain_peft_model(base_model, batch):
-    """By peft's own forward pass, one log-softmax, and the loss of the paper."""
+def test_loss_and_gradient_are_those_of_a_plain_peft_model(model, batch):
+    """By peft's own forward pass, one log-softmax, the paper's loss, and a copy as reference."""
     adapted = adapted_model(is_trained=True)
     config = peft.LoraConfig(
         r=RANK, lora_alpha=weights.LORA_ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -95,16 +90,17 @@ def test_loss_and_gradient_are_those_of_a_plain_peft_model(base_model, batch):
 
     logps = plain_logps(plain)
     with torch.no_grad():
-        log_ratio = plain_logps(base_model) - logps
+        log_ratio = plain_logps(model) - logps
     log_ratio = log_ratio.detach() + logps.detach() - logps  # ref - policy, with its gradient
     kl = log_ratio.exp() - log_ratio - 1
-    per_token = -(logps - logps.detach()).exp() * batch["advantages"].unsqueeze(1) + 0.04 * kl
+    per_token = -(logps - logps.detach()).exp() * batch["advantages"].unsqueeze(1) + kl
     mask = batch["completion_mask"]
     expected = ((per_token * mask).sum(1) / mask.sum(1)).mean()
     expected.backward()
 
-    loss, _ = loss_of(adapted, base_model, batch, group_size=4)
+    loss, metrics = loss_of(adapted, weights.get_base_model(adapted), batch, group_size=4, beta=1.0)
     loss.backward()
+    assert metrics["kl"] > 0
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     trained = [w for w in adapted.parameters() if w.requires_grad]
     plain_trained = [w for w in plain.parameters() if w.requires_grad]
@@ -121,17 +117,7 @@ def test_the_reference_is_the_model_before_its_adapters_and_holds_no_weight(mode
     ids = batch["prompt_completion_ids"]
     with torch.no_grad():
         assert torch.equal(base_model(ids).logits, model(ids).logits)
-    # With this reference the loss and its gradient are those with a copy as the reference.
-    results = []
-    for reference in (base_model, random_model()):
-        adapted.zero_grad()
-        loss, metrics = loss_of(adapted, reference, batch, group_size=4, beta=1.0)
-        loss.backward()
-        trained = [weight.grad for weight in adapted.parameters() if weight.requires_grad]
-        results.append((metrics["kl"], torch.cat([grad.double().flatten() for grad in trained])))
-    (kl, gradient), (expected_kl, expected) = results
-    assert kl == pytest.approx(expected_kl, rel=1e-5) and kl > 0
-    assert_same_gradient(gradient, expected)
+        assert not torch.allclose(adapted(ids).logits, model(ids).logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -159,25 +145,6 @@ def test_a_run_on_a_gpu_holds_the_frozen_layers_in_bfloat16(monkeypatch):
     for name, weight in adapted.named_parameters():
         is_rounded = ".base_layer." in name
         assert (weight.dtype == torch.bfloat16) == is_rounded, name
-
-
-def test_maps_that_are_narrower_than_the_rank_have_adapters_too():
-    """Qwen2-MoE's gate of the shared expert has one output."""
-    config = Qwen2MoeConfig(
-        vocab_size=48,
-        hidden_size=16,
-        intermediate_size=16,
-        moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_experts=2,
-        num_experts_per_tok=1,
-    )
-    model = Qwen2MoeForCausalLM(config)
-    weights.add_adapters(model, RANK, seed=0)
-    assert any("shared_expert_gate" in name for name in weights.adapted_layers(model))
 
 
 # --- What is saved --------------------------------------------------------------------------------
@@ -215,6 +182,7 @@ def test_a_checkpoint_is_the_merged_model_and_peft_loads_the_adapter_beside_it(
         initial_logits = before(ids).logits
         logits = peft.PeftModel.from_pretrained(before, folder / "adapter")(ids).logits
         expected = merged(ids).logits
+    assert GenerationConfig.from_pretrained(folder).top_k == 0
     assert not torch.allclose(expected, initial_logits, atol=1e-2)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
@@ -229,24 +197,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(adapted_run, model_folder, tm
         for folder in (tmp_path / "run", adapted_run)
     ]
     assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_sft_trains_adapters(model_folder, gold_file, tmp_path):
-    flags = dict(
-        model_name=model_folder,
-        dataset_name="arithmetic",
-        train_file=gold_file,
-        output_dir=tmp_path,
-        eval_size=4,
-        max_completion_length=110,
-        train_batch_size=8,
-        num_updates=6,
-        device="cpu",
-    )
-    assert sft.main(as_flags(**flags | LEARNS)) == 0
-    rows = read(tmp_path / "train_log.jsonl")
-    assert rows[-1]["loss"] < 0.9 * rows[0]["loss"]
-    assert (newest_checkpoint(tmp_path) / "adapter" / "adapter_config.json").exists()
 
 
 # --- Several processes ----------------------------------------------------------------------------
@@ -268,46 +218,23 @@ def make_updates(folder):
         torch.save({"metrics": rows, "weights": merged}, folder / "updates.pt")
 
 
-def make_run(model_folder, folder, num_iterations, *switches):
-    flags = run_flags(model_folder, folder, **LEARNS, num_train_iters=num_iterations)
-    with in_place_of_sample(fixed_sample):
-        assert main.main([*flags, *switches]) == 0
-
-
-def as_one_of_several(model_folder, folder):
+def as_one_of_several(folder):
     distributed.init("cpu")
-    distributed.finish = lambda code: code  # several training runs in one set of processes
     make_updates(folder)
-    make_run(model_folder, folder / "begun", 2)
-    make_run(model_folder, folder / "begun", 4, "--resume")
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(model_folder, tmp_path):
-    """Metrics, merged weights, and the adapter of a run that was resumed."""
-    one = tmp_path / "one"
-    two = tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
+def test_two_processes_give_the_numbers_of_one(tmp_path):
     job = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()))
-    started = [start(as_one_of_several, model_folder, two, RANK=str(i), **job) for i in range(2)]
+    started = [start(as_one_of_several, tmp_path, RANK=str(i), **job) for i in range(2)]
     outputs = [output.read() for _, output in started]
     for process, _ in started:
         process.join()
         assert process.exitcode == 0, outputs
-
-    make_updates(one)
-    updates, expected = [torch.load(folder / "updates.pt") for folder in (two, one)]
+    updates = torch.load(tmp_path / "updates.pt")
+    make_updates(tmp_path)
+    expected = torch.load(tmp_path / "updates.pt")
     for row, expected_row in zip(updates["metrics"], expected["metrics"], strict=True):
         assert row == approx(expected_row)
     for name, weight in expected["weights"].items():
         torch.testing.assert_close(updates["weights"][name], weight, rtol=1e-5, atol=1e-6)
-
-    make_run(model_folder, one / "whole", 4)
-    assert max(checkpoints.finished(two / "begun")) == 4
-    adapter, expected = [
-        load_file(newest_checkpoint(path) / "adapter" / "adapter_model.safetensors")
-        for path in (two / "begun", one / "whole")
-    ]
-    for name, weight in expected.items():
-        assert relative_distance(adapter[name], weight) < 1e-4, name
