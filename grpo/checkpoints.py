@@ -79,11 +79,15 @@ def write_args(run) -> None:
     command = shlex.join(["python", *sys.argv])
     if run.config.resume:
         command = json.loads(path.read_text("utf-8")).get("command")
+    # The commit, with -dirty after it if the code differs; nothing without git or a repository.
+    git = "git describe --always --dirty --abbrev=40 '--exclude=*'"
+    folder = Path(__file__).parent
+    commit = subprocess.run(git, shell=True, capture_output=True, text=True, cwd=folder).stdout
     packages = ("torch", "transformers", "numpy")
     description = {
         "args": asdict(run.config),
         "command": command,
-        "commit": current_commit(),
+        "commit": commit.strip() or None,
         "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in packages},
         "hardware": {
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -93,17 +97,6 @@ def write_args(run) -> None:
         "parameters": sum(weight.numel() for weight in run.model.parameters()),
     }
     jsonl.write_json(path, description)
-
-
-def current_commit() -> str | None:
-    """The commit of the code, with -dirty after it if a file differs; None without git."""
-    if shutil.which("git") is None:
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    folder = Path(__file__).parent
-    return (
-        subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip() or None
-    )
 
 
 # --- Writing --------------------------------------------------------------------------------------

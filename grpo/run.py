@@ -83,9 +83,7 @@ class Run:
         if examples:
             try_functions(evaluator_names, [examples[0], examples[-1]])
         model, tokenizer = llms.get_llm_tokenizer(
-            config.model_name,
-            config.device,
-            gradient_checkpointing=config.gradient_checkpointing,
+            config.model_name, config.device, gradient_checkpointing=config.gradient_checkpointing
         )
         train_loader, eval_loader = get_dataloaders(
             config.dataset_name,
@@ -271,12 +269,9 @@ class Run:
     def log_iteration(self, row: dict[str, float], completions: list[Completion]) -> None:
         """All: log an iteration of GRPO, of which each process has its own completions.
 
-        Args:
-            row: the metrics of the updates and of the rewards, the same in every process.
+        `row` has the metrics of the updates and of the rewards, the same in every process.
         """
-        records = []
-        for completion in completions:
-            records.append(completion.record() | {"advantage": completion.advantage})
+        records = [row.record() | {"advantage": row.advantage} for row in completions]
         records = distributed.gather(records)
         row = {"epoch": self.train_loader.state_dict()["epoch"]} | row
         row |= metrics.iteration_metrics(records, self.config.group_size)
@@ -290,11 +285,7 @@ class Run:
             )
 
     def log_update(self, row: dict[str, float], num_tokens: int) -> None:
-        """All: log a step, and end a run that has skipped its updates too often.
-
-        Args:
-            num_tokens: how many tokens were sampled, or trained on in supervised fine-tuning.
-        """
+        """All: log a step, and end a run that has skipped its updates too often."""
         self.step += 1
         self.total_tokens += num_tokens
         self.write("train", row | self.timer.flush())
@@ -302,8 +293,7 @@ class Run:
         if self.skipped_in_a_row == MAX_SKIPPED:
             raise RunEnds(
                 f"in {MAX_SKIPPED} iterations in a row an update was skipped, because its loss or"
-                " gradient was not finite: the run has diverged; lower --learning_rate, and start"
-                " again from a checkpoint"
+                " gradient was not finite: the run has diverged; lower --learning_rate"
             )
 
     def write_transcript(self, folder: str, number: int, records: list[dict]) -> None:
@@ -336,12 +326,8 @@ class Run:
 _signals = []  # those that have asked this process to stop
 
 
-def run_to_the_end(
-    config: RunConfig,
-    setup: Callable[[RunConfig], Run],
-    train: Callable[[RunConfig, Run], None],
-) -> int:
-    """The life of a script: claim its directory, set up, start or resume, train, and leave.
+def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
+    """The life of a script: `setup(config)` gives the Run, and `train(config, run)` trains.
 
     Returns:
         the exit code. 0: the run is done. 1: it cannot go on. 2: something that the user gave is
