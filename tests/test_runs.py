@@ -22,7 +22,6 @@ from conftest import (
     logs_of,
     random_model,
     run_flags,
-    small_tokenizer,
     start,
 )
 from filelock import FileLock
@@ -333,34 +332,18 @@ def test_mistakes_in_files_are_told_once_and_before_a_model_is_loaded(
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def save(folder, step):
-    """Write a checkpoint of a run that has come to this step."""
-    model = random_model(step)
-    run = SimpleNamespace(
-        config=SimpleNamespace(output_dir=folder),
-        model=model,
-        tokenizer=small_tokenizer(),
-        optimizer=torch.optim.AdamW(model.parameters()),
-        place={"iteration": step, "rng": distributed.get_rng_state(), "train_loader": {}},
-        saved_step=None,
-        step=step,
-        total_tokens=0,
-        start=0.0,
-    )
-    checkpoints.save(run)
-
-
 def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path, monkeypatch):
     """The trainer's state takes two thirds of a checkpoint."""
     monkeypatch.setattr(checkpoints, "KEEP", 2)
     for step, accuracy in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, 0.6)):
         row = {"step": step} if accuracy is None else {"step": step, "accuracy": accuracy}
         jsonl.append(tmp_path / "eval_log.jsonl", row)
-        save(tmp_path, step)
-    has_state = {}
-    for path in (tmp_path / "checkpoints").iterdir():
-        assert (path / "model.safetensors").exists()
-        has_state[path.name] = (path / "trainer.pt").exists()
+        folder = tmp_path / "checkpoints" / f"step_{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "trainer.pt").touch()
+        checkpoints.remove_old(tmp_path)
+    paths = (tmp_path / "checkpoints").iterdir()
+    has_state = {path.name: (path / "trainer.pt").exists() for path in paths}
     assert has_state == {"step_000002": False, "step_000004": False, "step_000005": True}
 
 

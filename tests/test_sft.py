@@ -252,19 +252,19 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
         eval_size=4,
         max_completion_length=110,
         train_batch_size=8,
-        num_updates=8,
+        epochs=1,
         eval_updates=3,
         learning_rate=1e-2,
         warmup_steps=0,
         device="cpu",
+        sampling_dtype="bfloat16",
     )
     assert sft.main(flags) == 0
     rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert rows[-1]["examples"] == 64
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]  # of 60 solutions
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
-    assert rows[0]["entropy"] > 0
-    assert {"grad_norm", "time/loss_and_update", "time/total", "elapsed"} <= rows[0].keys()
+    assert rows[0].keys() >= {"entropy", "grad_norm", "time/loss_and_update", "time/total"}
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
+    assert evaluations[0]["reward"] != evaluations[-1]["reward"], "the sampler follows"
     assert max(checkpoints.finished(tmp_path / "run")) == 8
