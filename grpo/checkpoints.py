@@ -106,8 +106,7 @@ def save(run) -> None:
     """All: write checkpoints/step_NNNNNN, from which --resume continues at the run's place.
 
     Everything is written and synced under a temporary name, which is then changed: a checkpoint is
-    complete, or it is not there. Then old ones are removed. Without a step since the last one there
-    is nothing to save.
+    complete, or it is not there. Without a step since the last one there is nothing to save.
     """
     if run.step == run.saved_step:
         return
@@ -185,7 +184,7 @@ def resume(run) -> None:
             optimizer_state = state.pop("optimizer")
         print(f"continuing from {path or 'the beginning'}")
         for log in output_dir.glob("*_log.jsonl"):
-            os.truncate(log, state["log_sizes"][log.name] if state else 0)
+            os.truncate(log, state.get("log_sizes", {}).get(log.name, 0))
     state = distributed.from_main(state)
     if not state:
         return
