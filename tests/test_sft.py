@@ -195,7 +195,7 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
     # The decay has 7 intervals, from update 4 to update 11: update 8 is 4/7 of the way.
     assert rates[7] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * 4 / 7)) / 2)
     assert sft.learning_rate_factor(0, num_updates=3, warmup_steps=0) == 1.0
-    assert sft.learning_rate_factor(2, num_updates=3, warmup_steps=3) == 1.0
+    assert sft.learning_rate_factor(2, num_updates=3, warmup_steps=10) == 1.0
 
 
 # --- the command line -----------------------------------------------------------------------------
