@@ -231,14 +231,13 @@ def test_rows_that_are_wrong_long_or_held_out_are_left_out(gold_file, capsys):
     assert sorted(selected_ids(rows)) == sorted(ids)
     rows[1]["correct"] = False
     rows[2]["correct"] = True
-    rows[3]["completion"] *= 9
+    rows[3]["completion"] = rows[3]["completion"].replace("\n", "\n" + 300 * "a", 1)
     rows[4]["question"] *= 90
     held_out = [{"id": ids[5]}]
     capsys.readouterr()
     expected = [id for i, id in enumerate(ids) if i % 10 > 0 and i not in (1, 3, 4, 5)]
     assert sorted(selected_ids(rows, held_out, filter_correct="")) == sorted(expected)
-    # The ninefold completion has nine answers, which is not correct.
-    counts = "60 rows, 51 of them correct, 50 of these short enough, 50 used"
+    counts = "60 rows, 52 of them correct, 50 of these short enough, 50 used"
     assert counts in capsys.readouterr().out
 
 
@@ -262,7 +261,7 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
     assert sft.main(flags) == 0
     rows = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]  # of 60 solutions
-    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+    assert 0 < rows[-1]["loss"] < 0.8 * rows[0]["loss"]
     assert rows[0].keys() >= {"entropy", "grad_norm", "time/loss_and_update", "time/total"}
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
