@@ -297,6 +297,8 @@ def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run)
     assert main.main(run_flags(model_folder, tmp_path / "1", seed=1, num_train_iters=1)) == 0
     first_rollouts = "rollouts/step_000001.jsonl"
     assert logs_of(tmp_path / "1")[first_rollouts] != logs_of(whole_run)[first_rollouts]
+    ids = [record["id"] for record in logs_of(whole_run)[first_rollouts]]
+    assert ids == [ids[0]] * 4 + [ids[4]] * 4, "a group answers one problem"
 
 
 def test_a_directory_belongs_to_one_run(model_folder, tmp_path, capsys):
@@ -348,8 +350,9 @@ def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path, mo
 
 
 def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
+    """A greedy evaluation of it does not depend on the seed."""
     checkpoint = whole_run / "checkpoints" / "step_000004"
-    assert main.main(run_flags(checkpoint, tmp_path / "run", eval_only="")) == 0
+    assert main.main(run_flags(checkpoint, tmp_path / "run", eval_only="", seed=1)) == 0
     expected = jsonl.read(whole_run / "eval_log.jsonl")[-1]
     row = jsonl.read(tmp_path / "run" / "eval_log.jsonl")[-1]
     for key in ("accuracy", "reward", "response_length"):
