@@ -3,20 +3,19 @@
     python generate_gold.py --from_reference --dataset_name arithmetic --output gold.jsonl
     python sft.py --model_name tiny/1m --dataset_name arithmetic --train_file gold.jsonl
 
-It is the same update as GRPO's, with other data and another weight. GRPO trains on completions that
-the model has sampled, each weighted by its advantage. Here the completions are given solutions, and
-each has the weight 1: the loss of a token is -log p. Nobody sampled them, so there is no ratio, and
-there is no reference to stay close to (beta is 0). Only the completion is learnt, the EOS that ends
-it included: the prompt's tokens are context.
+It is the same update as GRPO's. There, the model has sampled the completions, and each is weighted
+by its advantage. Here they are given solutions of weight 1: the loss of a token is -log p. There is
+no ratio, and no reference to stay close to. Only the completion is learnt, the EOS that ends it
+included: the prompt's tokens are context.
 """
 
 import itertools
 import math
 import random
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from config import FineTuningConfig, LossConfig, SFTConfig, parse
 
@@ -26,7 +25,6 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import llms
 from grpo import distributed, jsonl, weights
 from grpo.rollout import Completion
 from grpo.run import Run, run_to_the_end
@@ -74,19 +72,15 @@ def fine_tune(
 ) -> Iterator[dict]:
     """Train the model in place on completions of advantage 1, an update at each step.
 
-    They come in an order that is drawn anew for each epoch from the seed. A batch may span two
-    epochs.
-
     Args:
         num_updates: how many updates there are in all, those before first_update included.
-        first_update: how many updates have been made before.
         loss: SFT_LOSS, maybe with another mean over tokens.
         final_factor: where the cosine of the learning rate ends, as a share of its peak.
-        seed: by which the solutions are shuffled.
+        seed: by which the solutions are shuffled, anew in each epoch.
         optimizer: an AdamW that continues with its state; None: a new one.
 
     Yields:
-        for each update its metrics (docs/metrics.md), and its `tokens`, those of prompts included.
+        for each update its metrics and its `tokens`, those of prompts included.
     """
     order = example_order(len(solutions), seed)
     order = itertools.islice(order, first_update * config.train_batch_size, None)
@@ -100,14 +94,11 @@ def fine_tune(
         )
         factor = learning_rate_factor(update, num_updates, config.warmup_steps, final_factor)
         learning_rate = config.learning_rate * factor
-        step_metrics = take_step(model, optimizer, learning_rate, metrics["loss"])
-        yield {
-            "loss": metrics["loss"],
-            "entropy": metrics["entropy"],
-            **step_metrics,
-            "examples": (update + 1) * config.train_batch_size,
-            "tokens": sum(len(row.prompt_ids) + len(row.ids) for row in batch),
-        }
+        row = {"loss": metrics["loss"], "entropy": metrics["entropy"]}
+        row |= take_step(model, optimizer, learning_rate, metrics["loss"])
+        row["examples"] = (update + 1) * config.train_batch_size
+        row["tokens"] = sum(len(solution.prompt_ids + solution.ids) for solution in batch)
+        yield row
 
 
 def example_order(num_examples: int, seed: int) -> Iterator[int]:
@@ -121,10 +112,9 @@ def example_order(num_examples: int, seed: int) -> Iterator[int]:
 def learning_rate_factor(
     update: int, num_updates: int, warmup_steps: int, final_factor: float = 0.0
 ) -> float:
-    """The factor in [0, 1] by which the peak learning rate is multiplied in update 0, 1, 2 ...
+    """The factor of the peak learning rate in update 0, 1, 2 ...: it rises in a straight line.
 
-    It rises in a straight line during the warm-up, and then falls along half a period of a cosine,
-    which would reach final_factor just after the last update.
+    Then it falls along half a cosine, which would reach final_factor just after the last update.
     """
     warmup_steps = max(1, min(warmup_steps, num_updates))
     if update < warmup_steps:
@@ -137,42 +127,34 @@ def learning_rate_factor(
 # --- What is trained on ---------------------------------------------------------------------------
 
 
-def read_solutions(config: SFTConfig, run: Run) -> list[Completion]:
-    """The solutions of --train_file: correct, short, shuffled by the seed, and cut to a number.
+def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Completion]:
+    """The solutions that are correct and short, shuffled by the seed, and cut to a number.
 
-    With the same seed, --num_examples 100 is a subset of --num_examples 200. Raises ValueError or
-    OSError for a file that cannot be used, and where too few solutions are left.
+    With the same seed, --num_examples 100 is a subset of --num_examples 200. Raises ValueError for
+    solutions in another format than --prompt, and where too few are left.
     """
     prompt = run.train_loader.prompt
-    rows = jsonl.read(config.train_file, required=("question", "completion", "answer"))
-    for row in rows:
-        if row.get("prompt_name", prompt.name) != prompt.name:
-            raise ValueError(
-                f"--train_file {config.train_file} answers the prompt {row['prompt_name']}, not"
-                f" {prompt.name}; use --prompt {row['prompt_name']}"
-            )
-    num_rows = len(rows)
     eval_ids = {example["id"] for example in run.eval_loader}  # held out of the training split
-    rows = [row for row in rows if row.get("id") not in eval_ids]
-    rows = [row for row in rows if row.get("correct", True) and row["completion"].strip()]
-    prompts = [prompt.render(run.tokenizer, row["question"]) for row in rows]
-    solutions = [
-        encode(run.tokenizer, text, row["completion"], row)
-        for text, row in zip(prompts, rows, strict=True)
-    ]
+    solutions = []
+    for row in rows:
+        prompt_name = row.get("prompt_name", prompt.name)
+        if prompt_name != prompt.name:
+            raise ValueError(f"--train_file {config.train_file} answers --prompt {prompt_name}")
+        if row.get("correct", True) and row.get("id") not in eval_ids:
+            text = prompt.render(run.tokenizer, row["question"])
+            solutions.append(encode(run.tokenizer, text, row["completion"], row))
     if config.filter_correct:
         run.reward(solutions)
         solutions = [solution for solution in solutions if solution.details["correct_strict"]]
-    short = [
-        solution
-        for solution in solutions
-        if len(solution.prompt_ids) <= config.max_prompt_length
-        and len(solution.ids) <= config.max_completion_length
-    ]
+    short = []
+    for solution in solutions:
+        has_short_prompt = len(solution.prompt_ids) <= config.max_prompt_length
+        if has_short_prompt and len(solution.ids) <= config.max_completion_length:
+            short.append(solution)
     random.Random(f"subset/{config.seed}").shuffle(short)
     chosen = short[: config.num_examples]
     print(
-        f"{config.train_file}: {num_rows:,} rows, {len(solutions):,} of them correct,"
+        f"{config.train_file}: {len(rows):,} rows, {len(solutions):,} of them correct,"
         f" {len(short):,} of these short enough, {len(chosen):,} used"
     )
     if len(chosen) < (config.num_examples or 1):
@@ -181,19 +163,19 @@ def read_solutions(config: SFTConfig, run: Run) -> list[Completion]:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: dict) -> Completion:
-    """A solution as a completion of advantage 1.
+    """A solution as a completion of advantage 1, with the EOS at its end.
 
-    Its tokens are those that go on after the prompt's, as in sampling. The EOS is appended as an
-    id: as text, what becomes of it would depend on the tokenizer.
+    Its tokens are those that go on after the prompt's, as in sampling: alone, it would get the
+    space that Llama's tokenizer puts before a text.
     """
-    text = re.sub(rf"({re.escape(tokenizer.eos_token)}\s*)+\Z", "", text)
+    text = text.removesuffix(tokenizer.eos_token)
     prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     ids = tokenizer(prompt + text, add_special_tokens=False)["input_ids"]
     if ids[: len(prompt_ids)] == prompt_ids:
         ids = ids[len(prompt_ids) :]
     else:  # a token spans the border
-        ids = continuation_ids(tokenizer, text)
-    ids = [*ids, tokenizer.eos_token_id]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids.append(tokenizer.eos_token_id)
     return Completion(
         prompt_ids=prompt_ids,
         ids=ids,
@@ -205,28 +187,17 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: 
     )
 
 
-def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that goes on after another one.
-
-    Alone, it would get the space that Llama's tokenizer and others put before every text.
-    """
-    for context in ("\n", "a"):  # a token may span the border after either of them
-        context_ids = tokenizer(context, add_special_tokens=False)["input_ids"]
-        ids = tokenizer(context + text, add_special_tokens=False)["input_ids"]
-        if ids[: len(context_ids)] == context_ids:
-            return ids[len(context_ids) :]
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 # --- The script -----------------------------------------------------------------------------------
 
 
 def setup(config: SFTConfig) -> Run:
     """What fine-tuning works with. Raises ValueError or OSError for what the user gave wrong."""
+    # A mistake in the file is told before a model is loaded.
+    if not Path(config.train_file).is_file():
+        raise ValueError(f"--train_file {config.train_file}: there is no such file")
+    rows = jsonl.read(config.train_file, required=("question", "completion", "answer"))
     run = Run.load(config)
-    run.solutions = read_solutions(config, run)
-    longest_prompt = max(len(solution.prompt_ids) for solution in run.solutions)
-    llms.check_positions(run.model, longest_prompt, config.max_completion_length)
+    run.solutions = choose_solutions(rows, config, run)
     run.optimizer = get_optimizer(run.model)
     num_batches = math.ceil(config.epochs * len(run.solutions) / config.train_batch_size)
     run.num_iterations = config.num_updates or max(1, num_batches)

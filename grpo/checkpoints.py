@@ -12,13 +12,12 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -30,7 +29,6 @@ from torch.distributed.checkpoint.state_dict import (
 from config import RunConfig, may_change, read_args
 from grpo import distributed, jsonl, weights
 
-LOGS = ("train_log.jsonl", "eval_log.jsonl")
 KEEP = 3  # newest checkpoints; the most accurate one is kept beside them
 
 
@@ -61,44 +59,35 @@ def lock_directory(config: RunConfig) -> FileLock:
     except Timeout:
         raise ValueError(f"--output_dir {folder} is in use by another process") from None
     previous = read_args(folder / "args.json")
-    has_logs = any((folder / name).exists() for name in (*LOGS, "checkpoints"))
     if config.resume and not previous:
         raise ValueError(f"--resume: there is no run in --output_dir {folder}")
-    if not config.resume and (previous or has_logs):
+    if previous and not config.resume:
         raise ValueError(f"--output_dir {folder} holds a run: --resume it, or name another")
-    if config.resume:
-        check_same_settings(config, previous)
+    for name, value in asdict(config).items():
+        is_fixed = config.resume and name not in may_change(type(config))
+        if is_fixed and value != previous.get(name):
+            raise ValueError(
+                f"--resume continues a run with the flags it has: --{name} was"
+                f" {previous.get(name)}, not {value}"
+            )
     return lock
 
 
-def check_same_settings(config: RunConfig, previous: dict) -> None:
-    """Raise ValueError for a setting that a resumed run may not change."""
-    settings = json.loads(jsonl.dumps(asdict(config)))
-    for field in fields(config):
-        name = field.name
-        if name not in may_change(type(config)) and settings[name] != previous.get(name):
-            raise ValueError(
-                f"--resume continues a run with the flags it has: --{name} was"
-                f" {previous.get(name)}, not {settings[name]}"
-            )
-
-
 def write_args(run) -> None:
-    """Write args.json: settings, commands, commit, versions, hardware and number of parameters."""
+    """Write args.json: settings, command, commit, versions, hardware and number of parameters."""
     path = run.config.output_dir / "args.json"
-    launcher = ["python"]
-    if distributed.world_size() > 1:
-        launcher = ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE')}"]
-    command = shlex.join([*launcher, *sys.argv])
-    description = {"args": asdict(run.config), "command": command}
+    command = shlex.join(["python", *sys.argv])
     if run.config.resume:
-        previous = json.loads(path.read_text("utf-8"))
-        description["command"] = previous.get("command")
-        description["resumed"] = [*previous.get("resumed", []), command]
+        command = json.loads(path.read_text("utf-8")).get("command")
+    # The commit, with -dirty after it if the code differs; nothing without git or a repository.
+    git = "git describe --always --dirty --abbrev=40 '--exclude=*'"
+    folder = Path(__file__).parent
+    commit = subprocess.run(git, shell=True, capture_output=True, text=True, cwd=folder).stdout
     packages = ("torch", "transformers", "numpy")
-    description |= {
-        "commit": git("rev-parse", "HEAD") or None,
-        "dirty": bool(git("status", "--porcelain")),  # whether the code differs from its commit
+    description = {
+        "args": asdict(run.config),
+        "command": command,
+        "commit": commit.strip() or None,
         "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in packages},
         "hardware": {
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -110,15 +99,6 @@ def write_args(run) -> None:
     jsonl.write_json(path, description)
 
 
-def git(*arguments: str) -> str:
-    """What git prints about the project; "" where there is no git, or no repository."""
-    if shutil.which("git") is None:
-        return ""
-    command = ["git", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return result.stdout.strip()
-
-
 # --- Writing --------------------------------------------------------------------------------------
 
 
@@ -126,76 +106,48 @@ def save(run) -> None:
     """All: write checkpoints/step_NNNNNN, from which --resume continues at the run's place.
 
     Everything is written and synced under a temporary name, which is then changed: a checkpoint is
-    complete, or it is not there. Then old ones are removed. Raises RunEnds where it cannot be
-    written.
+    complete, or it is not there. Without a step since the last one there is nothing to save.
     """
+    if run.step == run.saved_step:
+        return
     whole_weights, optimizer_state = gather_state(run.model, run.optimizer)
     random_states = distributed.gather([run.place["rng"]])  # of each process
-    run.saved_iteration = run.place["iteration"]
+    run.saved_step = run.step
     if not distributed.is_main():
         return
     output_dir = run.config.output_dir
     folder = output_dir / "checkpoints"
     temporary = folder / "unfinished"
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
-    state = {
-        "iteration": run.place["iteration"],
+    weights.save(run.model, temporary, whole_weights)
+    run.tokenizer.save_pretrained(temporary)
+    logs = output_dir.glob("*_log.jsonl")
+    state = run.place | {
+        "rng": random_states,
         "step": run.step,
         "total_tokens": run.total_tokens,
         "elapsed": time.perf_counter() - run.start,
-        "train_loader": run.place["train_loader"],
-        "rng": random_states,
         "optimizer": optimizer_state,
-        "log_sizes": log_sizes(output_dir),
+        "log_sizes": {log.name: log.stat().st_size for log in logs},
     }
-    try:
-        weights.save(run.model, temporary, whole_weights)
-        run.tokenizer.save_pretrained(temporary)
-        torch.save(state, temporary / "trainer.pt")
-        os.sync()  # before it gets its name, everything is on the disk
-    # Most often the disk is full, which each library reports by an exception of its own.
-    except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(output_dir).free / 1e9
-        needed = checkpoint_bytes(run.model, optimizer_state) / 1e9
-        raise RunEnds(
-            f"error: no checkpoint could be written to {folder} ({error}): it takes {needed:.2g} GB"
-            f" and the disk has {free:.2g} GB left; --resume continues from the last one"
-        ) from error
-    path = folder / f"step_{run.step:06d}"
-    if path.exists():  # an expert iteration has learnt nothing, so the weights are these
-        os.replace(temporary / "trainer.pt", path / "trainer.pt")
-    else:
-        os.replace(temporary, path)
+    torch.save(state, temporary / "trainer.pt")
+    os.sync()  # before it gets its name, everything is on the disk
+    os.replace(temporary, folder / f"step_{run.step:06d}")
     remove_old(output_dir)
-
-
-def checkpoint_bytes(model, optimizer_state: dict) -> int:
-    """About how many bytes a checkpoint takes: its weights and the optimiser's moments."""
-    weights = sum(weight.numel() * weight.itemsize for weight in model.parameters())
-    return weights * (3 if optimizer_state else 1)
-
-
-def log_sizes(output_dir: Path) -> dict[str, int]:
-    """The sizes in bytes of the logs that exist."""
-    logs = [output_dir / name for name in LOGS]
-    return {log.name: log.stat().st_size for log in logs if log.exists()}
 
 
 def remove_old(output_dir: Path) -> None:
     """Keep the newest checkpoints and the most accurate one, and one trainer's state."""
     paths = finished(output_dir)
-    accuracies = {}
-    for row in read_evaluations(output_dir):
-        if row["step"] in paths and "accuracy" in row:
-            accuracies[row["step"]] = row["accuracy"]
-    steps = list(paths)
-    kept = set(steps[-KEEP:])
-    if accuracies:
-        kept.add(max(accuracies, key=accuracies.get))
+    steps = sorted(paths)
+    kept_steps = steps[-KEEP:]
+    rows = [row for row in read_evaluations(output_dir) if row["step"] in paths]
+    if rows:
+        best = max(rows, key=lambda row: row.get("accuracy", 0.0))
+        kept_steps.append(best["step"])
     for step in steps[:-1]:
         (paths[step] / "trainer.pt").unlink(missing_ok=True)
-        if step not in kept:
+        if step not in kept_steps:
             shutil.rmtree(paths[step], ignore_errors=True)
 
 
@@ -206,9 +158,9 @@ def read_evaluations(output_dir: Path) -> list[dict]:
 
 
 def finished(output_dir: Path) -> dict[int, Path]:
-    """{step: path} of all checkpoints, in the order of their steps."""
+    """{step: path} of all checkpoints."""
     paths = output_dir.glob("checkpoints/step_*")
-    return dict(sorted((int(path.name.removeprefix("step_")), path) for path in paths))
+    return {int(path.name.removeprefix("step_")): path for path in paths}
 
 
 # --- Resuming -------------------------------------------------------------------------------------
@@ -217,47 +169,35 @@ def finished(output_dir: Path) -> dict[int, Path]:
 def resume(run) -> None:
     """All: go on from the newest checkpoint, or from the beginning if there is none yet.
 
-    What the logs and transcripts have of later iterations is removed, since it is made again.
+    What the logs have of later iterations is cut off, since it is made again.
     """
     output_dir = run.config.output_dir
-    state = None
+    state = {}
     saved_weights = {}
+    optimizer_state = {}
     if distributed.is_main():
         paths = finished(output_dir)
-        if paths:
-            path = paths[max(paths)]
-            print(f"continuing from {path}")
+        path = paths[max(paths)] if paths else None
+        if path is not None:
             saved_weights = weights.read_weights(path, run.model)
             state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
-            rewind(output_dir, state["log_sizes"], state["step"], state["iteration"])
-        else:
-            print(f"no checkpoint in {output_dir} yet: starting from the beginning")
-            rewind(output_dir, {}, -1, -1)
-    optimizer_state = {} if state is None else state.pop("optimizer")
+            optimizer_state = state.pop("optimizer")
+        print(f"continuing from {path or 'the beginning'}")
+        for log in output_dir.glob("*_log.jsonl"):
+            os.truncate(log, state.get("log_sizes", {}).get(log.name, 0))
     state = distributed.from_main(state)
-    if state is None:
+    if not state:
         return
     scatter_state(run.model, run.optimizer, saved_weights, optimizer_state)
     weights.refresh_sampler(run.sampler, run.model)
     run.iteration = state["iteration"]
-    run.saved_iteration = run.iteration
     run.step = state["step"]
+    run.saved_step = run.step
     run.total_tokens = state["total_tokens"]
     run.start -= state["elapsed"]
     run.train_loader.load_state_dict(state["train_loader"])
     # This seed is used if the number of processes has changed. It differs for each checkpoint.
     distributed.resume_rng_state(state["rng"], new_seed=run.config.seed + 7919 * run.step)
-
-
-def rewind(output_dir: Path, sizes: dict[str, int], step: int, iteration: int) -> None:
-    """Cut the logs back to their sizes in bytes, and remove the transcripts of later steps."""
-    for name in LOGS:
-        if (output_dir / name).exists():
-            os.truncate(output_dir / name, sizes.get(name, 0))
-    for folder, last in (("eval", step), ("rollouts", iteration)):
-        for file in (output_dir / folder).glob("step_*.jsonl"):
-            if int(file.stem.removeprefix("step_")) > last:
-                file.unlink()
 
 
 # --- The state of one process, and of several -----------------------------------------------------
@@ -288,17 +228,12 @@ def scatter_state(model, optimizer, saved_weights: dict, optimizer_state: dict) 
     The other processes pass {} for both, and each gets its shard.
     """
     has_several = distributed.world_size() > 1
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=has_several, strict=False)
-    if saved_weights and not weights.has_adapters(model):  # adapters are not tied
-        for name, saved_name in model.all_tied_weights_keys.items():
-            saved_weights[name] = saved_weights[saved_name]
+    options = StateDictOptions(
+        full_state_dict=has_several, broadcast_from_rank0=has_several, strict=False
+    )
     set_model_state_dict(model, saved_weights, options=options)
-    saved_names = distributed.from_main(list(optimizer_state.get("state", {})))
-    if not saved_names:
+    if not distributed.from_main(bool(optimizer_state)):
         return
     set_optimizer_state_dict(model, optimizer, optimizer_state, options=options)
-    for name, parameter in model.named_parameters():
-        if name not in saved_names:  # it has had no gradient yet, as an expert without tokens
-            optimizer.state.pop(parameter, None)
     for group in optimizer.param_groups:
         group["betas"] = tuple(group["betas"])  # it came back as a list

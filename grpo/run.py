@@ -6,6 +6,7 @@ next one starts. `config` are the settings of main.py, sft.py or experiments/exp
 """
 
 import math
+import os
 import signal
 import sys
 import time
@@ -22,22 +23,13 @@ import llms
 import utils
 from config import RunConfig
 from evaluator import RewardEvaluator, get_evaluator, try_functions
-from grpo import (
-    checkpoints,
-    diagnose,
-    distributed,
-    generation,
-    jsonl,
-    metrics,
-    weights,
-)
+from grpo import checkpoints, diagnose, distributed, generation, jsonl, metrics, weights
 from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion
 from grpo.timer import StageTimer
 from rl_datasets import DataLoader, default_eval_split, find_data_set, get_dataloaders
 
-# So many iterations in a row without a finite gradient end a run.
-MAX_SKIPPED = 3
+MAX_SKIPPED = 3  # iterations in a row without a finite gradient, which end a run
 MAX_VLLM_GAP = 0.1  # nats per token on average; bfloat16 alone gives up to 0.04
 # What the console shows of a line of a log.
 SHOWN = {
@@ -64,7 +56,6 @@ class Run:
     sampler: Any  # the policy itself, or a copy of its weights, maybe in vLLM
     base_model: PreTrainedModel | None  # the frozen reference, where there is one
     timer: StageTimer
-
     generate: Callable = generation.generate  # samples from the sampler
 
     # Set by the script's `setup`.
@@ -76,27 +67,23 @@ class Run:
     iteration: int = 0  # the last one: of rollout batches, updates of SFT, or expert iterations
     step: int = 0  # the same, but for expert iteration its updates; logs count in steps
     total_tokens: int = 0  # that were sampled, or trained on in supervised fine-tuning
-    saved_iteration: int | None = None  # of the newest checkpoint
+    saved_step: int | None = None  # of the newest checkpoint
     skipped_in_a_row: int = 0  # iterations that have skipped an update, up to now
-    # Where a checkpoint lets the run go on, beside the weights: `keep_place`.
-    place: dict = field(default_factory=dict)
-    # When the run began (time.perf_counter); a resumed one takes off the seconds of before.
-    start: float = field(default_factory=time.perf_counter)
+    place: dict = field(default_factory=dict)  # by `keep_place`
+    start: float = field(default_factory=time.perf_counter)  # minus what it took before a resume
 
     @classmethod
     def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
         utils.seed_everything(config.seed)
         data_set = find_data_set(config.dataset_name)
-        own_evaluator = data_set.default_evaluator
-        evaluator_names = config.evaluator or own_evaluator
-        if ".py:" in evaluator_names:  # a mistake in it is told before a model is loaded
-            examples = data_set.read(config.eval_split, config.dataset_path)
-            try_functions(config.evaluator, [examples[0], examples[-1]])
+        evaluator_names = config.evaluator or data_set.default_evaluator
+        # Mistakes in the data or in a reward function are told before a model is loaded.
+        examples = data_set.read(config.eval_split, config.dataset_path)
+        if examples:
+            try_functions(evaluator_names, [examples[0], examples[-1]])
         model, tokenizer = llms.get_llm_tokenizer(
-            config.model_name,
-            config.device,
-            gradient_checkpointing=config.gradient_checkpointing,
+            config.model_name, config.device, gradient_checkpointing=config.gradient_checkpointing
         )
         train_loader, eval_loader = get_dataloaders(
             config.dataset_name,
@@ -119,8 +106,7 @@ class Run:
             from grpo import vllm
 
             generate = vllm.generate
-            max_length = longest_prompt + config.max_completion_length
-            sampler = vllm.VLLMSampler(model, config, max_length)
+            sampler = vllm.VLLMSampler(model, config, longest_prompt + config.max_completion_length)
             weights.refresh_sampler(sampler, model)
         else:
             sampler = weights.get_sampler(model, config.sampling_dtype, needs_copy=with_adapters)
@@ -129,7 +115,7 @@ class Run:
         base_model = weights.get_base_model(model) if with_reference else None
         evaluator = get_evaluator(
             evaluator_names,
-            own_evaluator,
+            data_set.default_evaluator,
             prompt=train_loader.prompt.name,
             config=config,
             frozen=lambda: (base_model or weights.get_base_model(model), tokenizer),
@@ -156,12 +142,7 @@ class Run:
         The model is evaluated before the first iteration, once every so many, and after the last
         one. It is saved in the same way, but not before the first.
         """
-
-        def is_due(every: int) -> bool:
-            return self.iteration % every == 0 or self.iteration == self.num_iterations
-
-        if is_due(evaluate_every) and not self.is_evaluated():
-            self.evaluate()
+        self.pause(evaluate_every, save_every)
         for iteration in tqdm(
             range(self.iteration + 1, self.num_iterations + 1),
             initial=self.iteration,
@@ -169,25 +150,31 @@ class Run:
             unit="iteration",
             disable=None if distributed.is_main() else True,  # None: only on a terminal
         ):
-            self.keep_place()
-            self.stop_if_asked()
             self.iteration = iteration
             yield iteration
-            if is_due(evaluate_every):
-                self.evaluate()
-            if is_due(save_every):
-                self.keep_place()
-                checkpoints.save(self)
+            self.pause(evaluate_every, save_every)
 
-    def is_evaluated(self) -> bool:
-        """All: whether the log has an evaluation of this step."""
-        rows = checkpoints.read_evaluations(self.config.output_dir)
-        return distributed.from_main(self.step in [row["step"] for row in rows])
+    def pause(self, evaluate_every: int, save_every: int) -> None:
+        """All: what comes between two iterations: an evaluation, a checkpoint, or the end."""
+        self.keep_place()
+        is_last = self.iteration == self.num_iterations
+        if (is_last or self.iteration % evaluate_every == 0) and not self.is_evaluated():
+            self.evaluate()
+        if self.iteration > 0 and (is_last or self.iteration % save_every == 0):
+            checkpoints.save(self)
+        signals = distributed.gather(list(_signals))  # that have come to any process
+        if signals and not is_last:
+            checkpoints.save(self)
+            name = signal.Signals(signals[0]).name
+            raise RunEnds(
+                f"stopped by {name} after iteration {self.iteration}; --resume continues",
+                exit_code=128 + signals[0],  # as a shell reports it: 130 for Ctrl-C
+            )
 
     def keep_place(self) -> None:
         """Keep what a checkpoint needs to go on from here, but for the weights.
 
-        Until an iteration has moved the weights, it can still be saved as if it had not begun.
+        Until the next iteration moves the weights, it can be saved as if it had not begun.
         """
         self.place = {
             "iteration": self.iteration,
@@ -195,18 +182,10 @@ class Run:
             "rng": distributed.get_rng_state(),
         }
 
-    def stop_if_asked(self) -> None:
-        """All: save, and end the run, if a signal has come to any process."""
-        asked = distributed.gather(list(_signals))
-        if not asked:
-            return
-        if self.saved_iteration != self.iteration:
-            checkpoints.save(self)
-        name = signal.Signals(asked[0]).name
-        raise RunEnds(
-            f"stopped by {name} after iteration {self.iteration}; --resume continues",
-            exit_code=128 + asked[0],  # as a shell reports it: 130 for Ctrl-C, 143 for SIGTERM
-        )
+    def is_evaluated(self) -> bool:
+        """All: whether the log has an evaluation of this step, as after a resume."""
+        rows = checkpoints.read_evaluations(self.config.output_dir)
+        return distributed.from_main(self.step in [row["step"] for row in rows])
 
     def sample(
         self, examples: list[dict], num_samples: int, temperature: float
@@ -235,13 +214,10 @@ class Run:
         return completions
 
     def reward(self, completions: list[Completion]) -> dict[str, float]:
-        """All: give each completion its reward, the parts of it, and the verdicts.
+        """All: give each completion its reward and what else the evaluator says of it.
 
-        Where that fails in any process, the state from before this iteration is saved, and the run
-        ends.
-
-        Returns:
-            the fraction of all processes' completions whose reward is missing.
+        Returns the fraction of all processes' completions whose reward is missing. Where a process
+        fails, the state from before this iteration is saved, and the run ends.
         """
         failures = []
         try:
@@ -255,31 +231,30 @@ class Run:
                     completion.reward = totals[i]
                     completion.details = details[i]
         except RunEnds as error:  # of a judge
-            failures = [f"error: {error}"]
-        except Exception:  # the user's reward function may raise anything
+            failures = [str(error)]
+        except Exception as error:  # the user's function may raise anything
             traceback.print_exc()
-            failures = ["error: the reward has failed, as the traceback above says"]
+            failures = [f"the reward has failed with {error!r}"]
         failures = distributed.gather(failures)
         if failures:
-            can_be_saved = self.place and self.optimizer is not None
-            if can_be_saved and self.saved_iteration != self.place["iteration"]:
+            if self.place:  # not while sft.py chooses its solutions, nor with --eval_only
                 checkpoints.save(self)
-            raise RunEnds(f"{failures[0]}; --resume continues from before that")
+            distributed.barrier()  # a process that ends would take the others with it
+            raise RunEnds(f"error: {failures[0]}; --resume continues from before that")
         rewards = distributed.gather([completion.reward for completion in completions])
         return {"missing_rewards": sum(map(math.isnan, rewards)) / max(1, len(rewards))}
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> None:
         """All: complete and reward every problem of the evaluation, and log what comes of it.
 
-        Random numbers are drawn from a seed for evaluations, and training's are restored.
+        It has random numbers of its own, so training goes on as if there had been none.
         """
         start = time.perf_counter()
         config = self.config
-        self.keep_place()
         examples = distributed.share(list(self.eval_loader))
         with utils.isolated_seed(config.seed):
             completions = self.sample(examples, config.eval_samples, config.eval_temperature)
-        reward_metrics = self.reward(completions)
+            reward_metrics = self.reward(completions)
         records = distributed.gather([completion.record() for completion in completions])
         self.write_transcript("eval", self.step, records)
         row = metrics.evaluation_metrics(records, config.eval_samples) | reward_metrics
@@ -288,20 +263,15 @@ class Run:
         if distributed.is_main():
             for finding in diagnose.findings(config.output_dir):
                 tqdm.write(f"looks wrong: {finding}")
-        return row
 
     # --- Logs -------------------------------------------------------------------------------------
 
     def log_iteration(self, row: dict[str, float], completions: list[Completion]) -> None:
-        """All: log an iteration of GRPO: what was sampled in it, and what its updates did.
+        """All: log an iteration of GRPO, of which each process has its own completions.
 
-        Args:
-            row: the metrics of the updates and of the rewards, the same in every process.
-            completions: those of this process.
+        `row` has the metrics of the updates and of the rewards, the same in every process.
         """
-        records = []
-        for completion in completions:
-            records.append(completion.record() | {"advantage": completion.advantage})
+        records = [row.record() | {"advantage": row.advantage} for row in completions]
         records = distributed.gather(records)
         row = {"epoch": self.train_loader.state_dict()["epoch"]} | row
         row |= metrics.iteration_metrics(records, self.config.group_size)
@@ -315,11 +285,7 @@ class Run:
             )
 
     def log_update(self, row: dict[str, float], num_tokens: int) -> None:
-        """All: log a step, and end a run that has skipped its updates too often.
-
-        Args:
-            num_tokens: how many tokens were sampled, or trained on in supervised fine-tuning.
-        """
+        """All: log a step, and end a run that has skipped its updates too often."""
         self.step += 1
         self.total_tokens += num_tokens
         self.write("train", row | self.timer.flush())
@@ -327,8 +293,7 @@ class Run:
         if self.skipped_in_a_row == MAX_SKIPPED:
             raise RunEnds(
                 f"in {MAX_SKIPPED} iterations in a row an update was skipped, because its loss or"
-                " gradient was not finite: the run has diverged; lower --learning_rate, and start"
-                " again from a checkpoint"
+                " gradient was not finite: the run has diverged; lower --learning_rate"
             )
 
     def write_transcript(self, folder: str, number: int, records: list[dict]) -> None:
@@ -354,8 +319,6 @@ class Run:
             title = f"evaluation at step {self.step} (n = {row['n']}, {self.config.eval_split})"
         columns = [f"{name} {row[name]:{form}}" for name, form in SHOWN.items() if name in row]
         tqdm.write(" | ".join([title, *columns, f"{row['time/total']:.2f} s"]))
-        if row.get("skipped_updates"):
-            tqdm.write("warning: an update was skipped, because its gradient is not finite")
 
 
 # --- From the command line to the exit code -------------------------------------------------------
@@ -363,15 +326,11 @@ class Run:
 _signals = []  # those that have asked this process to stop
 
 
-def run_to_the_end(
-    config: RunConfig,
-    setup: Callable[[RunConfig], Run],
-    train: Callable[[RunConfig, Run], None],
-) -> int:
-    """The life of a script: claim its directory, set up, start or resume, train, and leave.
+def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
+    """The life of a script: `setup(config)` gives the Run, and `train(config, run)` trains.
 
     Returns:
-        The exit code. 0: the run is done. 1: it cannot go on. 2: something that the user gave is
+        the exit code. 0: the run is done. 1: it cannot go on. 2: something that the user gave is
         wrong. 130, 143: a signal stopped it. A bug has its traceback.
     """
     _signals.clear()
@@ -379,17 +338,18 @@ def run_to_the_end(
         distributed.init(config.device)
         config = resolve(config)
         lock = checkpoints.lock_directory(config)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ask_to_stop)
         run = setup(config)
-        distributed.barrier()  # no process trains before all are ready
         if config.resume:
             checkpoints.resume(run)
         if distributed.is_main():
             checkpoints.write_args(run)
     except (ValueError, OSError, RunEnds) as error:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(10)  # the first process says the same, and torchrun then ends this one
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask_to_stop)
     exit_code = 0
     try:
         train(config, run)
@@ -403,10 +363,9 @@ def run_to_the_end(
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The settings with the defaults that depend on this machine or on the data set filled in.
+    """All: the settings with the defaults that depend on the machine or the data set filled in.
 
-    With --resume they come from args.json, which other nodes may not see. So all processes take
-    those of the first one.
+    They are those of the first process: --resume reads args.json, which other nodes may not see.
     """
     eval_split = config.eval_split or default_eval_split(config.dataset_name, config.dataset_path)
     device = llms.resolve_device(config.device)

@@ -66,7 +66,7 @@ def test_a_run_writes_its_arguments(whole_run):
     args = json.loads((whole_run / "args.json").read_text())
     assert args["args"]["group_size"] == 4
     assert args["parameters"] > 20_000
-    assert {"command", "commit", "dirty", "versions", "hardware"} <= args.keys()
+    assert {"command", "commit", "versions", "hardware"} <= args.keys()
 
 
 def test_a_run_logs_each_iteration_and_its_completions(whole_run):

@@ -131,7 +131,6 @@ DAMAGED_FILES = [
     mistake("main", f"{GSM8K} --evaluator gsm8k", "'many'", files=BAD_GOLD),
     mistake("main", GSM8K, "train", files={TRAIN: None}),
     mistake("main", GSM8K, "train.jsonl", files={TRAIN: f"{ROW}{{broken\n"}),
-    mistake("main", "--output_dir old", "old holds a run", files={"old/train_log.jsonl": ""}),
     mistake("main", "--resume --output_dir run", "run/args.json", files={"run/args.json": "{"}),
     mistake("sft", "", "only 0", files={GOLD: ""}),
     mistake("sft", "", f"{GOLD}, line 2", "JSON", files={GOLD: f"{GOLD_ROW}{{\n{GOLD_ROW}"}),
