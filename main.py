@@ -28,6 +28,7 @@ a rollout batch.
 
 import math
 import sys
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 
@@ -145,9 +146,10 @@ def compute_group_normalized_rewards(
     num_rewards = has_reward.sum(1, keepdim=True)  # (N / G, 1)
     mean = masked_mean(groups, has_reward, dim=1).unsqueeze(1)
     centred = torch.where(has_reward, groups - mean, 0.0)
-    variance = centred.square().sum(1, keepdim=True) / (num_rewards - 1).clamp(min=1)
     advantages = centred
     if normalize_by_std:
+        sum_of_squares = centred.square().sum(1, keepdim=True)
+        variance = sum_of_squares / (num_rewards - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + advantage_eps)
     lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
     highest = groups.nan_to_num(-torch.inf).amax(1, keepdim=True)
@@ -176,12 +178,11 @@ def accumulate_gradient(
     """
     # All that have a reward count as sequences; of these, those that are not masked count with
     # their tokens; and of these, only groups with a gradient go through the model.
+    has_reward = [not math.isnan(completion.advantage) for completion in completions]
     counted = [completion for completion in completions if is_counted(completion, config)]
     groups = groups_that_teach(completions, config)
     num_sequences, num_tokens, num_trained_tokens = distributed.all_sum(
-        sum(not math.isnan(completion.advantage) for completion in completions),
-        sum(len(completion.ids) for completion in counted),
-        sum(len(completion.ids) for completion in chain(*groups)),
+        sum(has_reward), count_tokens(counted), count_tokens(chain(*groups))
     )
     batches = micro_batches(groups, micro_batch_tokens)
     weighted_metrics = []  # of each micro-batch
@@ -220,10 +221,15 @@ def accumulate_gradient(
     return totals
 
 
+def count_tokens(completions: Iterable[Completion]) -> int:
+    return sum(len(completion.ids) for completion in completions)
+
+
 def is_counted(completion: Completion, config: LossConfig) -> bool:
     """Whether a completion is trained on: not without a reward, nor if it is to be masked."""
-    is_masked = config.mask_truncated_completions and not completion.finished
-    return not math.isnan(completion.advantage) and not is_masked
+    if math.isnan(completion.advantage):
+        return False
+    return completion.finished or not config.mask_truncated_completions
 
 
 def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Group]:

@@ -52,7 +52,8 @@ class Completion:
         }
         record |= {name: self.example[name] for name in KEPT_COLUMNS if name in self.example}
         record |= self.details
-        return record | {"reward": self.reward, "length": len(self.ids), "finished": self.finished}
+        record |= {"reward": self.reward, "length": len(self.ids), "finished": self.finished}
+        return record
 
 
 Group = list[Completion]  # completions of one prompt, or some of them
@@ -116,7 +117,8 @@ def passes_in_step(
     passes = [(batch, True) for batch in batches]
     if distributed.is_sharded(model):
         idle_group = completions[:1] or [Completion([0], [0], [0.0])]
-        num_idle = max(distributed.gather([len(batches)])) - len(batches)
+        num_passes = max(distributed.gather([len(batches)]))
+        num_idle = num_passes - len(batches)
         passes += [([idle_group], False)] * num_idle
     return passes
 
