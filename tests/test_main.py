@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from unittest import mock
 
 import pytest
@@ -189,26 +188,9 @@ def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
     assert run.stdout.splitlines()[-1].startswith("done: ")
 
 
-def test_help_says_what_a_flag_counts(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main.main(["--help"])
-    assert "completions per prompt" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_real_gsm8k_drops_long_prompts_and_says_so(data_folder, model_folder, tmp_path, capsys):
-    gsm8k = dict(dataset_name="gsm8k", dataset_path=data_folder / "data" / "gsm8k")
-    flags = run_flags(model_folder, tmp_path, **gsm8k, eval_only="", max_prompt_length=400)
-    assert main.main(flags) == 0
-    output = capsys.readouterr().out
-    counts = re.search(r"gsm8k: ([\d,]+) training problems, (\d+) dropped as too long", output)
-    assert int(counts[1].replace(",", "")) + int(counts[2]) == 7473
-    assert int(counts[2]) > 0
-
-
 def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
-    """The greatest peak of the stage's turns, without those that were logged before."""
-    peaks = iter([3e9, 5e9, 4e9, 1e9, 2e9])
+    """The greatest peak of the stage's turns."""
+    peaks = iter([3e9, 5e9, 4e9, 1e9])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
@@ -219,7 +201,4 @@ def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
     logged = timer.flush()
     assert logged["memory/loss"] == 5
     assert logged["memory/update"] == 1
-    assert logged["time/total"] > 0
-    with timer("loss"):
-        pass
-    assert timer.flush().keys() == {"time/loss", "time/total", "memory/loss"}
+    assert timer.flush().keys() == {"time/total"}, "each is logged once"
