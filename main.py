@@ -19,8 +19,7 @@ Where this departs from the paper, and the flag that restores the paper's way, w
   5. An update in which no completion has a gradient takes no step. Otherwise AdamW would move the
      weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
-has nothing to do. --epochs_per_rollout_batch and --train_batch_size ask for several updates (the
-paper's mu).
+does nothing. --epochs_per_rollout_batch and --train_batch_size ask for several (the paper's mu).
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N completions of
 a rollout batch.
@@ -73,9 +72,7 @@ def train(config: GRPOConfig, run: Run) -> None:
         run.evaluate()
         return
     num_prompts = config.rollout_batch_size // config.group_size
-    for iteration in run.iterations(
-        evaluate_every=config.eval_iterations, save_every=config.save_iterations
-    ):
+    for iteration in run.iterations(config.eval_iterations, config.save_iterations):
         # 1. Sample G completions for each of several prompts.
         examples = distributed.share(run.train_loader.next_batch(num_prompts))
         with run.timer("sample"):
@@ -263,11 +260,8 @@ def take_step(
             group["lr"] = learning_rate
         optimizer.step()
     optimizer.zero_grad()  # None, not 0: AdamW then moves no weight, not even by its momentum
-    return {
-        "learning_rate": learning_rate,
-        "grad_norm": norm,
-        "skipped_updates": int(not is_finite),
-    }
+    skipped = int(not is_finite)
+    return {"learning_rate": learning_rate, "grad_norm": norm, "skipped_updates": skipped}
 
 
 def warm_up(learning_rate: float, warmup_steps: int, update: int) -> float:
@@ -329,10 +323,10 @@ def compute_loss(
     if old_logps is None:
         old_logps = policy_logps.detach()
 
-    # The loss of the policy gradient, and where the clip stops it.
+    # The loss of the policy gradient, and where the clip stops it, (B, C) each.
     per_token_loss, clip_masks = find_loss(config.loss_type)(
         advantages.unsqueeze(1), policy_logps, old_logps, mask, config
-    )  # (B, C) each
+    )
     assert per_token_loss.shape == (B, C), f"{config.loss_type}: {per_token_loss.shape}"
     if config.importance_cap is not None:
         # Truncated importance sampling: https://fengyao.notion.site/off-policy-rl

@@ -179,9 +179,7 @@ def compute_logps(
 ) -> list[list[float]]:
     """All: the log-probs of every completion's tokens under a model, in the groups' order.
 
-    Args:
-        groups: at least one.
-        max_tokens: padded tokens that run at once. It bounds memory and changes no result.
+    At most max_tokens padded tokens run at once, which bounds memory and changes no result.
     """
     logps_of = {}  # {id of a completion: its log-probs}
     passes = passes_in_step(micro_batches(groups, max_tokens), list(chain(*groups)), model)

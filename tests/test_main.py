@@ -147,13 +147,6 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(length_normaliza
     assert metrics["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
 
 
-def test_an_update_without_any_gradient_makes_no_pass(model):
-    batch = ragged_batch(groups=4) | {"advantages": torch.zeros(16)}
-    config = GRPOConfig(group_size=4, beta=0.0)
-    assert update_gradient(model, None, completions_of(batch), config) == {"loss": 0.0}
-    assert all(p.grad is None for p in model.parameters())
-
-
 def test_updates_cover_every_epoch_in_whole_groups():
     torch.manual_seed(0)
     completions = [Completion([number]) for number in range(24)]
