@@ -337,6 +337,7 @@ def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, ba
     loss, metrics = loss_of(model, base_model, batch)
     assert gradients(model, loss).abs().max() == 0
     assert metrics["response_length"] == 0
+    assert all(math.isfinite(value) for value in metrics.values())
     old_logps = torch.full((12, 7), -torch.inf)
     loss, _ = loss_of(model, base_model, batch, old_logps=old_logps, loss_type="grpo_no_clip")
     assert loss.item() == 0

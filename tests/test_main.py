@@ -74,7 +74,7 @@ def iterations_by_hand(run, config):
         completions = run.sample(run.train_loader.next_batch(2), 4, 1.0)
         run.reward(completions)
         rewards = torch.tensor([completion.reward for completion in completions])
-        advantages = main.compute_group_normalized_rewards(rewards, 4)
+        advantages = main.compute_group_normalized_rewards(rewards, 4, normalize_by_std=False)
         for completion, advantage in zip(completions, advantages, strict=True):
             completion.advantage = advantage.item()
         updates = split_into_updates(config, completions)
@@ -112,7 +112,7 @@ def test_logged_values_are_those_of_the_steps_that_were_taken(model_folder, tmp_
     """The log has the means of each iteration's updates."""
     monkeypatch.setattr(main, "MAX_GRAD_NORM", 0.1)
     sizes = dict(num_train_iters=2, warmup_steps=3, train_batch_size=4, eval_iterations=9)
-    flags = run_flags(model_folder, tmp_path / "run", **sizes)
+    flags = [*run_flags(model_folder, tmp_path / "run", **sizes), "--no-use_std_normalization"]
     config = parse(GRPOConfig, flags)
     run = main.setup(resolve(config))
     with utils.isolated_seed(config.seed):
@@ -136,10 +136,11 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(length_normaliza
     batch = ragged_batch(groups=4)
     batch["advantages"][4:8] = 0
     settings = dict(beta=0.0, length_normalization=length_normalization, max_completion_length=6)
-    config = GRPOConfig(group_size=4, **settings)
+    config = GRPOConfig(group_size=4, micro_batch_tokens=60, **settings)
     with mock.patch.object(main, "compute_loss", wraps=main.compute_loss) as compute_loss:
         metrics = update_gradient(model, None, completions_of(batch), config)
     assert sum(len(call.args[2]) for call in compute_loss.call_args_list) == 12
+    assert compute_loss.call_count > 1
     gradient = flat_gradient(model)
     loss, _ = loss_of(model, None, batch, **settings)
     assert_same_gradient(gradient, gradients(model, loss))
@@ -152,6 +153,8 @@ def test_updates_cover_every_epoch_in_whole_groups():
     completions = [Completion([number]) for number in range(24)]
     one_update = GRPOConfig(group_size=4, train_batch_size=24)
     assert split_into_updates(one_update, completions) == [completions]
+    two_epochs = GRPOConfig(group_size=4, train_batch_size=24, epochs_per_rollout_batch=2)
+    assert len(split_into_updates(two_epochs, completions)) == 2
     config = GRPOConfig(group_size=4, train_batch_size=8, epochs_per_rollout_batch=2)
     updates = []
     for update in split_into_updates(config, completions):
