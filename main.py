@@ -4,25 +4,22 @@
     torchrun --nproc_per_node 4 main.py --model_name Qwen/Qwen2-7B-Instruct
 
 `train` is the algorithm, in seven numbered steps. `compute_loss` comes below it, and losses.py has
-the loss of each paper.
+the loss of each paper. An iteration is one rollout batch with its updates; the logs call it a step.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
-  1. Rewards are computed by rules or by a judge (--evaluator), not by a trained reward model, and
-     for a whole completion: process supervision, which rewards single lines, is not here.
+  1. Rewards come from rules or a judge (--evaluator), not from a trained reward model, and are for
+     whole completions: there is no process supervision.
   2. The reference stays the initial policy. To renew it, as the paper's iterative variant does,
      start again with a checkpoint as --model_name and a new --output_dir.
   3. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
      exactly 0.
-  4. On CUDA, completions are sampled with a bfloat16 copy of the float32 weights, unless
-     --sampling_dtype is float32. How far its log-probs are from the policy's is logged as
-     `sampling_logp_gap`, and --importance_cap corrects for it.
+  4. On CUDA, a bfloat16 copy of the float32 weights samples, unless --sampling_dtype is float32.
+     How far its log-probs are from the policy's is logged as `sampling_logp_gap`, and
+     --importance_cap corrects for it.
   5. An update in which no completion has a gradient takes no step. Otherwise AdamW would move the
      weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
-has nothing to do. --epochs_per_rollout_batch and --train_batch_size ask for several updates (the
-paper's mu).
-
-An iteration is one rollout batch with its updates; the logs call it a step.
+does nothing. --epochs_per_rollout_batch and --train_batch_size ask for several (the paper's mu).
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, N completions of
 a rollout batch.
@@ -30,6 +27,7 @@ a rollout batch.
 
 import math
 import sys
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 
@@ -74,15 +72,13 @@ def train(config: GRPOConfig, run: Run) -> None:
         run.evaluate()
         return
     num_prompts = config.rollout_batch_size // config.group_size
-    for iteration in run.iterations(
-        evaluate_every=config.eval_iterations, save_every=config.save_iterations
-    ):
+    for iteration in run.iterations(config.eval_iterations, config.save_iterations):
         # 1. Sample G completions for each of several prompts.
         examples = distributed.share(run.train_loader.next_batch(num_prompts))
         with run.timer("sample"):
             completions = run.sample(examples, config.group_size, config.temperature)
 
-        # 2. Set the reward of each; NaN if it could not be given.
+        # 2. Reward each of them; NaN if that was not possible.
         with run.timer("reward"):
             metrics = run.reward(completions)
 
@@ -96,8 +92,8 @@ def train(config: GRPOConfig, run: Run) -> None:
         for completion, multiplier in zip(completions, multipliers.tolist(), strict=True):
             completion.advantage = multiplier
 
-        # 4. Several updates on one batch compare with the policy from before the first of them. For
-        # a single one, compute_loss itself computes these log-probs.
+        # 4. Several updates compare with the policy from before the first of them; a single one
+        # compares with itself.
         updates = split_into_updates(config, completions)
         if len(updates) > 1:
             with run.timer("logps"):
@@ -105,7 +101,7 @@ def train(config: GRPOConfig, run: Run) -> None:
                 if config.beta > 0:
                     keep_logps(run.base_model, completions, config, "ref_logps")
 
-        # In every tenth iteration report.html gets what the updates did to each token of a group.
+        # In every tenth iteration the transcript gets what the updates do to the tokens of a group.
         update_metrics = []
         with token_colours.shown(config, run, completions):
             for i, batch in enumerate(updates):  # a single one, unless training is off-policy
@@ -135,25 +131,22 @@ def compute_group_normalized_rewards(
 ) -> Tensor:
     """Advantages (r - mean) / (std + eps) within each group of group_size consecutive rewards.
 
-    The standard deviation divides by n - 1. A group whose rewards are all equal, or with fewer than
-    two of them, has advantage exactly 0: rounding can make its standard deviation tiny instead of
-    0, so rewards are compared. A missing reward (NaN) counts in no mean, and has advantage NaN.
+    The standard deviation divides by n - 1. A group of equal rewards, or of a single one, has
+    advantage exactly 0: rounding can make its standard deviation tiny instead of 0, so rewards are
+    compared. A missing reward (NaN) counts in no mean, and has advantage NaN. Without
+    normalize_by_std there is no division (Dr. GRPO, arXiv:2503.20783).
 
-    Args:
-        rewards: (N,) with N a multiple of group_size.
-        normalize_by_std: False leaves the division out (Dr. GRPO, arXiv:2503.20783).
-
-    Returns:
-        advantages, (N,).
+    Rewards and advantages are (N,), with N a multiple of group_size.
     """
     groups = rewards.float().view(-1, group_size)  # (N / G, G)
     has_reward = ~groups.isnan()
     num_rewards = has_reward.sum(1, keepdim=True)  # (N / G, 1)
     mean = masked_mean(groups, has_reward, dim=1).unsqueeze(1)
     centred = torch.where(has_reward, groups - mean, 0.0)
-    variance = centred.square().sum(1, keepdim=True) / (num_rewards - 1).clamp(min=1)
     advantages = centred
     if normalize_by_std:
+        sum_of_squares = centred.square().sum(1, keepdim=True)
+        variance = sum_of_squares / (num_rewards - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + advantage_eps)
     lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
     highest = groups.nan_to_num(-torch.inf).amax(1, keepdim=True)
@@ -172,30 +165,24 @@ def accumulate_gradient(
     config: LossConfig,
     micro_batch_tokens: int,
 ) -> dict[str, float]:
-    """Backward through the loss of one update, micro-batch by micro-batch.
+    """All: backward through the loss of one update, micro-batch by micro-batch.
 
     The loss of a micro-batch is the mean over it. It is multiplied by the micro-batch's share of
-    the whole update, over all processes, so the gradient does not depend on how the update is
-    split. The parameters must have no gradient before.
-
-    Args:
-        base_model: the reference; None if beta is 0.
-        completions: whole groups, of this process.
+    the whole update, over all processes, so the gradient does not depend on how it is split.
 
     Returns:
         the metrics of the update, its loss among them.
     """
-    # Some completions have no reward, some that have one are masked, and of the others some groups
-    # have no gradient: only `groups` go through the model.
+    # All that have a reward count as sequences; of these, those that are not masked count with
+    # their tokens; and of these, only groups with a gradient go through the model.
+    has_reward = [not math.isnan(completion.advantage) for completion in completions]
     counted = [completion for completion in completions if is_counted(completion, config)]
     groups = groups_that_teach(completions, config)
     num_sequences, num_tokens, num_trained_tokens = distributed.all_sum(
-        sum(not math.isnan(completion.advantage) for completion in completions),
-        sum(len(completion.ids) for completion in counted),
-        sum(len(completion.ids) for completion in chain(*groups)),
+        sum(has_reward), count_tokens(counted), count_tokens(chain(*groups))
     )
     batches = micro_batches(groups, micro_batch_tokens)
-    parts = []
+    weighted_metrics = []  # of each micro-batch
     for batch_groups, is_real in passes_in_step(batches, completions, model):
         batch = make_batch(batch_groups, model.device)
         with autocast(model.device):
@@ -217,32 +204,33 @@ def accumulate_gradient(
         share = len(batch.advantages) / num_sequences
         if config.length_normalization == "token_mean":
             share = batch_tokens / num_tokens
-        (loss * share * is_real).backward()  # a pass that only keeps processes in step has no share
+        (loss * share * is_real).backward()  # a pass that only keeps processes in step counts 0
         if is_real:
             # `loss` and `kl` are averaged in the same way, all others over the tokens of `groups`.
             metrics["loss"] = loss.item()
             shares = dict.fromkeys(metrics, batch_tokens / num_trained_tokens)
             shares |= {"loss": share, "kl": share}
-            parts.append({name: value * shares[name] for name, value in metrics.items()})
+            weighted_metrics.append({name: metrics[name] * shares[name] for name in metrics})
 
     distributed.sum_gradients(model)
-
-    totals = {"loss": 0.0} | add_up(distributed.gather(parts))
+    totals = {"loss": 0.0} | add_up(distributed.gather(weighted_metrics))
     totals.pop("response_length", None)  # the logs have that of all sampled completions
     return totals
 
 
+def count_tokens(completions: Iterable[Completion]) -> int:
+    return sum(len(completion.ids) for completion in completions)
+
+
 def is_counted(completion: Completion, config: LossConfig) -> bool:
     """Whether a completion is trained on: not without a reward, nor if it is to be masked."""
-    is_masked = config.mask_truncated_completions and not completion.finished
-    return not math.isnan(completion.advantage) and not is_masked
+    if math.isnan(completion.advantage):
+        return False
+    return completion.finished or not config.mask_truncated_completions
 
 
 def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Group]:
-    """The groups that go through the model: those with a gradient, and their counted completions.
-
-    What is left out still counts among the update's sequences, unless it has no reward.
-    """
+    """The counted completions of the groups that have a gradient."""
     # Without a KL term, an advantage of 0 teaches nothing.
     needs_advantage = config.beta == 0 and config.loss_type in ZERO_WITHOUT_ADVANTAGE
     groups = []
@@ -259,11 +247,10 @@ def take_step(
     learning_rate: float,
     loss: float,
 ) -> dict[str, float]:
-    """Clip the accumulated gradient and apply it, unless the gradient or the loss is not finite.
+    """All: clip the accumulated gradient and apply it, unless it or the loss is not finite.
 
     Returns:
-        metrics: the learning rate, the 2-norm of the gradient before it was clipped, and whether
-        the update was skipped.
+        the learning rate, the gradient's 2-norm before the clip, and whether the step was skipped.
     """
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
     norm = distributed.full_tensor(norm).item()
@@ -272,14 +259,9 @@ def take_step(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-    # Gradients become None, not 0. An update in which nothing has a gradient then moves no weight,
-    # not even by AdamW's momentum.
-    optimizer.zero_grad()
-    return {
-        "learning_rate": learning_rate,
-        "grad_norm": norm,
-        "skipped_updates": int(not is_finite),
-    }
+    optimizer.zero_grad()  # None, not 0: AdamW then moves no weight, not even by its momentum
+    skipped = int(not is_finite)
+    return {"learning_rate": learning_rate, "grad_norm": norm, "skipped_updates": skipped}
 
 
 def warm_up(learning_rate: float, warmup_steps: int, update: int) -> float:
@@ -307,8 +289,8 @@ def compute_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The GRPO loss: -(min(ratio * A, clip(ratio) * A) - beta * KL) for each token, averaged.
 
-    By default the average is over the tokens of each sequence, and then over the sequences.
-    losses.py has the policy terms and the averages of other papers.
+    By default the average is over each sequence's tokens, and then over sequences. losses.py has
+    the policy terms and the averages of other papers.
 
     Args:
         base_model: the frozen reference; None if beta is 0.
@@ -316,19 +298,15 @@ def compute_loss(
         completion_ids, completion_mask: (B, C), the last C columns.
         advantages: (B,), for "no_baseline" raw rewards.
         group_size: how many consecutive rows share a prompt, which is then computed once.
-        old_logps: (B, C) under the policy before this batch's updates; None: the present policy's,
-            detached, so that the ratio is 1.
+        old_logps: (B, C) under the policy before the first update; None: the present policy's.
         ref_logps: (B, C) under the reference; None: they are computed here.
-        sampled_logps: (B, C) as the sampler gave them, for `sampling_logp_gap` and for
-            config.importance_cap.
+        sampled_logps: (B, C) as the sampler gave them.
 
     Returns:
-        (loss, metrics): a scalar with gradient, and floats, all of them means over this batch. `kl`
-        is averaged as the loss is, and absent if beta is 0. `response_length` is a mean over
-        sequences, and the rest are means over the unmasked tokens.
+        (loss, metrics): a scalar with gradient, and floats, all of them means over this batch: `kl`
+        as the loss is averaged, `response_length` over sequences, the rest over unmasked tokens.
     """
     B, C = completion_ids.shape
-    assert prompt_completion_ids.shape == attention_mask.shape, attention_mask.shape
     assert completion_mask.shape == (B, C), completion_mask.shape
     assert advantages.shape == (B,), advantages.shape
     mask = completion_mask.bool()
@@ -345,10 +323,10 @@ def compute_loss(
     if old_logps is None:
         old_logps = policy_logps.detach()
 
-    # The loss of the policy gradient, and where the clip stops it.
+    # The loss of the policy gradient, and where the clip stops it, (B, C) each.
     per_token_loss, clip_masks = find_loss(config.loss_type)(
         advantages.unsqueeze(1), policy_logps, old_logps, mask, config
-    )  # (B, C) each
+    )
     assert per_token_loss.shape == (B, C), f"{config.loss_type}: {per_token_loss.shape}"
     if config.importance_cap is not None:
         # Truncated importance sampling: https://fengyao.notion.site/off-policy-rl
@@ -360,7 +338,6 @@ def compute_loss(
         if ref_logps is None:
             with torch.inference_mode():
                 ref_logps = compute_logps_of(base_model)
-            ref_logps = ref_logps.clone()  # an ordinary tensor, which a backward pass may use
         per_token_kl = estimate_kl(policy_logps, ref_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
@@ -386,11 +363,11 @@ def compute_loss(
 
 
 def setup(config: GRPOConfig) -> Run:
-    """All that GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
-    find_loss(config.loss_type)  # raises if there is no such loss, before the model is loaded
+    """What GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
+    find_loss(config.loss_type)  # a wrong name raises before the model is loaded
     run = Run.load(config, with_reference=config.beta > 0)
     if not config.eval_only:
-        run.train_loader.next_batch(0)  # draws nothing, but raises if there is no training split
+        run.train_loader.next_batch(0)  # raises if there is no training split
         run.optimizer = get_optimizer(run.model)
         run.num_iterations = config.num_train_iters
     return run

@@ -4,10 +4,10 @@ With one process they have no effect.
 
     torchrun --nproc_per_node=4 main.py ...
 
-Every process works on its share of the prompts with random numbers of its own. It holds its shard
-of the policy, the gradient, the optimiser's states and the reference (`llms.shard`). A function
-whose docstring begins with "All:" must be called by all processes, or those that do call it wait
-for the others.
+Every process works on its share of the prompts, with random numbers of its own, and holds its shard
+of the policy, the gradient, the optimiser's states and the reference (`weights.shard`). A function
+whose docstring begins with "All:" must be called by all processes; those that call it wait for the
+others.
 """
 
 import os
@@ -22,49 +22,24 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-# A process that dies ends the job at once, since torchrun notices. This bounds the wait for one
-# that hangs. It must be longer than any honest wait: for the slowest share of an evaluation, for a
-# slow judge, or for the writing of a checkpoint.
+# How long a process waits for one that hangs; longer than the slowest share of an evaluation.
+# torchrun itself notices a process that has died, and ends the job at once.
 TIMEOUT = timedelta(minutes=30)
 
 
-def init(device: str, allow_several: bool = True) -> None:
+def init(device: str) -> None:
     """Join the processes that torchrun has started, each on its own GPU; only the first one prints.
 
-    Raises:
-        ValueError: if there are several processes of a script that is made for one, if --device
-            names a certain GPU, if there are more processes than GPUs, or if they do not meet.
+    Args:
+        device: "cpu"; otherwise a GPU is used, where there is one.
     """
-    world_size_text = os.environ.get("WORLD_SIZE") or "1"
-    if not world_size_text.isdecimal():
-        raise ValueError(f"WORLD_SIZE is {world_size_text!r}, and not a number; unset it")
-    num_processes = int(world_size_text)
-    if num_processes == 1 or dist.is_initialized():
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1 or dist.is_initialized():
         return
-    if not allow_several:
-        raise ValueError("this script runs as one process: start it with python, not with torchrun")
-    is_cuda = str(device).startswith("cuda") and torch.cuda.is_available()
-    if is_cuda:
-        gpu = int(os.environ.get("LOCAL_RANK") or 0)
-        num_gpus = torch.cuda.device_count()
-        if str(device) != "cuda" or gpu >= num_gpus:
-            raise ValueError(
-                f"--device {device}: under torchrun each process takes a GPU of its own: leave"
-                f" --device out, and start at most {num_gpus} processes here (--nproc_per_node)"
-            )
-        torch.cuda.set_device(gpu)
-    # The variables may be left over from another job, in which LOCAL_RANK was not always given.
-    if (os.environ.get("LOCAL_RANK") or "0") == "0":
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        print(f"waiting at {address} until all {num_processes} processes are there", flush=True)
-    try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"WORLD_SIZE is {num_processes}, but the processes cannot be joined ({reason}); unset"
-            " WORLD_SIZE if it is left over from another job, or start with torchrun"
-        ) from error
+    backend = "gloo"
+    if device != "cpu" and torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend, timeout=TIMEOUT)
     if not is_main():
         sys.stdout = open(os.devnull, "w")
 
@@ -88,20 +63,14 @@ def is_main() -> bool:
 
 
 def share(items):
-    """This process's consecutive share of a list or range that every process has.
-
-    `gather` puts the shares of all processes together again.
-    """
+    """This process's consecutive share of a list or range that every process has."""
     start = len(items) * rank() // world_size()
     end = len(items) * (rank() + 1) // world_size()
     return items[start:end]
 
 
 def gather(shard: list) -> list:
-    """All: join the lists of all processes in the order of the processes.
-
-    Unpickling is safe here, since the data comes only from the other processes of this run.
-    """
+    """All: join the lists of all processes, in the order of the processes."""
     if world_size() == 1:
         return shard
     shards = [None] * world_size()
@@ -114,8 +83,7 @@ def gather(shard: list) -> list:
 
 def all_sum(*numbers: int) -> list[int]:
     """All: the sum of each number over the processes."""
-    numbers_of_processes = gather([numbers])
-    return [sum(column) for column in zip(*numbers_of_processes, strict=True)]
+    return [sum(column) for column in zip(*gather([numbers]), strict=True)]
 
 
 def from_main(value: Any) -> Any:
@@ -126,18 +94,6 @@ def from_main(value: Any) -> Any:
 def barrier() -> None:
     """All: wait until every process has come here."""
     gather([])
-
-
-def equal_passes(batches: list, idle_batch: Any) -> list[tuple[Any, bool]]:
-    """All: (batch, whether it counts) pairs, equally many in every process.
-
-    A pass through a sharded model gathers its weights from all processes, so all of them must make
-    equally many passes. A process with fewer batches than another adds `idle_batch`, which must not
-    count.
-    """
-    num_passes = max(gather([len(batches)]))
-    num_idle = num_passes - len(batches)
-    return [(batch, True) for batch in batches] + [(idle_batch, False)] * num_idle
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -169,11 +125,10 @@ def sum_gradients(model: torch.nn.Module) -> None:
 def finish(code: int) -> int:
     """End this process, if it is one of several; else return the code.
 
-    All: if the run has ended well, or was stopped by a signal (a code over 128), processes wait
-    until the first has written its last file. One that has failed does not wait for the others,
-    which may wait for it in another place; torchrun, or the closed connection, ends them. Processes
-    end at once: Python's ordinary end does not always join torch's threads, and can wait for them
-    or abort.
+    All: a run that has ended well, or was stopped by a signal (a code over 128), waits until the
+    first process has written its last file. One that has failed does not wait, since the others may
+    wait for it elsewhere; torchrun ends them. Python's ordinary end can wait for torch's threads
+    for ever.
     """
     if world_size() > 1:
         ended_well = code == 0 or code > 128
@@ -197,7 +152,7 @@ def process_seed(seed: int) -> int:
 def get_rng_state() -> dict:
     """Every random state that a run draws from, in types that a checkpoint may hold."""
     name, numbers, *rest = np.random.get_state()
-    # A process uses one GPU, however many the machine has. So a run can go on alike on another one.
+    # Only that of the GPU in use, so that another machine may have more of them, or fewer.
     cuda_states = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return {
         "python": random.getstate(),  # a reward function may draw from this one and from NumPy's
@@ -211,18 +166,14 @@ def resume_rng_state(states: list[dict], new_seed: int) -> None:
     """Restore this process's random state from a checkpoint.
 
     Args:
-        states: one from each process that saved the checkpoint. A GPU's state is restored only if
-            this process has a GPU, and the one that saved it had just one.
+        states: one from each process that saved the checkpoint.
         new_seed: seeds torch instead, if the number of processes has changed.
     """
-    if len(states) != world_size():
-        print(
-            f"saved by {len(states)} processes, continued by {world_size()}: random numbers start"
-            " anew"
-        )
-        torch.manual_seed(process_seed(new_seed))
+    if len(states) == world_size():
+        set_rng_state(states[rank()])
         return
-    set_rng_state(states[rank()])
+    print(f"saved by {len(states)} processes, continued by {world_size()}: new random numbers")
+    torch.manual_seed(process_seed(new_seed))
 
 
 def set_rng_state(state: dict) -> None:
@@ -230,12 +181,5 @@ def set_rng_state(state: dict) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    num_saved = len(state["cuda"])
-    num_gpus = int(torch.cuda.is_available())
-    if num_saved != num_gpus:
-        print(
-            f"saved with the random states of {num_saved} GPUs, continued with {num_gpus}: random"
-            " numbers on a GPU start anew"
-        )
-    elif num_gpus:
+    if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"][0])

@@ -11,20 +11,21 @@ from itertools import chain
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 import utils
 from config import GRPOConfig
 from grpo import distributed
 
+KEPT_COLUMNS = ("level", "subject")  # of a data set, in a record
+
 
 @dataclass
 class Completion:
     """A completion: sampled, then rewarded, then trained on, then written to the transcript.
 
-    It keeps the ids that were sampled. Its text is never tokenized again. The completions of a
-    prompt, a group, are consecutive in every list.
+    The ids that are trained on are those that were sampled: its text is never tokenized again. The
+    completions of a prompt, a group, are consecutive in every list.
     """
 
     prompt_ids: list[int]
@@ -55,10 +56,6 @@ class Completion:
         return record
 
 
-# Columns of a data set that a record keeps, where its examples have them.
-KEPT_COLUMNS = ("level", "subject")
-
-
 Group = list[Completion]  # completions of one prompt, or some of them
 
 
@@ -87,9 +84,9 @@ def split_into_updates(config: GRPOConfig, completions: list[Completion]) -> lis
 
 
 def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
-    """Micro-batches of at most max_tokens tokens, padding included: equally large groups.
+    """Micro-batches of equally large groups, each of at most max_tokens tokens, padding included.
 
-    A group that is too long for the budget is split into several, down to single completions.
+    A group that is too long for that is split into several, down to single completions.
     """
     groups_of_size = defaultdict(list)
     for group in groups:
@@ -111,23 +108,24 @@ def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
 def passes_in_step(
     batches: list[list[Group]], completions: list[Completion], model: PreTrainedModel
 ) -> list[tuple[list[Group], bool]]:
-    """(micro-batch, whether it is real): others only keep this process in step with the others.
+    """All: (micro-batch, whether it counts), equally many in every process.
 
-    All processes must make equally many passes through a sharded model. A pass that is not real
-    runs one of `completions`, or any token where this process has none.
+    A pass through a sharded model gathers its weights from all processes. So a process with fewer
+    micro-batches than another makes passes that do not count, with one of its completions, or with
+    any token if it has none.
     """
-    if not distributed.is_sharded(model):
-        return [(batch, True) for batch in batches]
-    idle_group = completions[:1] or [Completion([0], [0], [0.0])]
-    return distributed.equal_passes(batches, [idle_group])
+    passes = [(batch, True) for batch in batches]
+    if distributed.is_sharded(model):
+        idle_group = completions[:1] or [Completion([0], [0], [0.0])]
+        num_passes = max(distributed.gather([len(batches)]))
+        num_idle = num_passes - len(batches)
+        passes += [([idle_group], False)] * num_idle
+    return passes
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch as tensors, with padding to the left of prompts and right of completions.
-
-    Log-probs are float32, and None where the completions have none.
-    """
+    """A micro-batch as tensors, with padding to the left of prompts and right of completions."""
 
     group_size: int  # so many consecutive rows share a prompt
     prompt_completion_ids: Tensor  # (B, T)
@@ -136,7 +134,7 @@ class Batch:
     completion_mask: Tensor  # (B, C): 1 through the token that ends the completion
     advantages: Tensor  # (B,)
     sampled_logps: Tensor  # (B, C)
-    old_logps: Tensor | None  # (B, C)
+    old_logps: Tensor | None  # (B, C); None if the completions have none
     ref_logps: Tensor | None  # (B, C)
 
 
@@ -181,15 +179,11 @@ def compute_logps(
 ) -> list[list[float]]:
     """All: the log-probs of every completion's tokens under a model, in the groups' order.
 
-    Args:
-        groups: at least one.
-        max_tokens: padded tokens that run at once. It bounds memory and changes no result.
+    At most max_tokens padded tokens run at once, which bounds memory and changes no result.
     """
     logps_of = {}  # {id of a completion: its log-probs}
     passes = passes_in_step(micro_batches(groups, max_tokens), list(chain(*groups)), model)
-    for batch_groups, is_real in tqdm(
-        passes, desc="log-probs", delay=10, leave=False, disable=None
-    ):
+    for batch_groups, is_real in passes:
         batch = make_batch(batch_groups, model.device)
         with utils.autocast(model.device):
             logps = utils.get_per_token_logps(

@@ -1,18 +1,17 @@
 """compute_loss against an independent float64 version, and what must not change it.
 
-experiments/exercise_stage1.txt to exercise_stage3.txt name the tests here that need compute_loss,
-in the order in which the exercise asks for them.
+experiments/exercise_stage1.txt to exercise_stage3.txt name the tests here that need compute_loss.
 """
 
 import copy
 import itertools
 import math
+import random
 from unittest import mock
 
 import pytest
 import torch
 from conftest import (
-    FixedDistribution,
     assert_same_gradient,
     completions_of,
     flat_gradient,
@@ -20,15 +19,13 @@ from conftest import (
     logps_of,
     loss_of,
     make_difficult,
-    one_token_batch,
     ragged_batch,
-    random_model,
 )
 
 import main
 import utils
 from config import LossConfig
-from losses import LENGTH_NORMALIZATIONS, LOSSES
+from losses import LENGTH_NORMALIZATIONS, LOSSES, clip_range, estimate_kl
 
 
 def unpadded_logps(model, ids, num_tokens, temperature):
@@ -45,8 +42,7 @@ def float64_grpo_loss(
     *,
     loss_type="grpo_clip",
     beta=0.04,
-    cliprange=0.2,
-    cliprange_high=None,
+    cliprange_high=0.2,
     length_normalization="masked_mean",
     max_completion_length=None,
     old_logps=None,
@@ -54,63 +50,62 @@ def float64_grpo_loss(
 ):
     """Equation 3 of the GRPO paper (arXiv:2402.03300) in float64, and its gradient.
 
-    One row at a time, unpadded, without cache or masks, in plain Python sums. Three settings are
-    not that paper's: "masked_normalize" is Dr. GRPO's mean (arXiv:2503.20783), "token_mean" is
-    DAPO's (arXiv:2503.14476), and the policy term of REINFORCE is log-prob x advantage.
+    One row at a time, unpadded, without cache or masks, in plain Python sums. Other losses and
+    means are those of the papers that losses.py names.
     """
     model = copy.deepcopy(model).double()
     base_model = copy.deepcopy(base_model).double()
-    if cliprange_high is None:
-        cliprange_high = cliprange
+    highest = 1 + cliprange_high
     B, C = batch["completion_ids"].shape
-    P = batch["prompt_completion_ids"].shape[1] - C
     losses_of_sequences = []  # of each sequence with a reward, the losses of its tokens
     for b in range(B):
         advantage = batch["advantages"][b].double()
         if advantage.isnan():
             continue
-        num_tokens = int(batch["attention_mask"][b, P:].sum())
-        prompt = batch["prompt_completion_ids"][b, :P][batch["attention_mask"][b, :P].bool()]
-        ids = torch.cat([prompt, batch["completion_ids"][b, :num_tokens]])
+        ids = batch["prompt_completion_ids"][b][batch["attention_mask"][b].bool()]
+        num_tokens = int(batch["attention_mask"][b, -C:].sum())
         policy_logps = unpadded_logps(model, ids, num_tokens, temperature)
-        reference_logps = unpadded_logps(base_model, ids, num_tokens, temperature)
+        ref_logps = unpadded_logps(base_model, ids, num_tokens, temperature)
+        old = [logp.detach() for logp in policy_logps]
+        if old_logps is not None:
+            old = old_logps[b, :num_tokens].double()
+        ratios = [torch.exp(policy_logps[t] - old[t]) for t in range(num_tokens)]
+        if loss_type == "gspo":
+            ratios = [torch.prod(torch.stack(ratios)) ** (1 / num_tokens)] * num_tokens
         token_losses = []
-        for t in range(num_tokens):
-            if not batch["completion_mask"][b, t]:
-                continue
-            policy = policy_logps[t]
-            old = policy.detach() if old_logps is None else old_logps[b, t].double()
-            ratio = torch.exp(policy - old)
-            if loss_type == "grpo_clip":
-                clipped_ratio = torch.clamp(ratio, 1 - cliprange, 1 + cliprange_high)
+        for t, ratio in enumerate(ratios):
+            if loss_type in ("grpo_clip", "gspo"):
+                clipped_ratio = torch.clamp(ratio, 0.8, highest)
                 policy_term = torch.minimum(ratio * advantage, clipped_ratio * advantage)
             elif loss_type == "grpo_no_clip":
                 policy_term = ratio * advantage
+            elif loss_type == "cispo":
+                policy_term = min(ratio.item(), highest) * advantage * policy_logps[t]
             else:  # both REINFORCE losses: advantages holds rewards for "no_baseline"
-                policy_term = policy * advantage
-            log_ratio = reference_logps[t].detach() - policy
+                policy_term = policy_logps[t] * advantage
+            log_ratio = ref_logps[t].detach() - policy_logps[t]
             kl = torch.exp(log_ratio) - log_ratio - 1
             token_losses.append(-(policy_term - beta * kl))
-        losses_of_sequences.append(token_losses)
+        is_masked = not batch["completion_mask"][b].any()
+        losses_of_sequences.append([] if is_masked else token_losses)
 
-    if length_normalization == "token_mean":
-        num_tokens = sum(len(losses) for losses in losses_of_sequences)
-        loss = sum(sum(losses) for losses in losses_of_sequences) / num_tokens
-    else:
-        shares = []
-        for losses in losses_of_sequences:
-            denominator = len(losses)
-            if length_normalization == "masked_normalize":
-                denominator = max_completion_length or C
-            if losses:
-                shares.append(sum(losses) / denominator)
-        loss = sum(shares) / len(losses_of_sequences)
+    num_sequences = len(losses_of_sequences)
+    num_tokens_of_update = sum(len(losses) for losses in losses_of_sequences)
+    loss = 0.0
+    for losses in losses_of_sequences:
+        denominator = {
+            "masked_mean": len(losses) * num_sequences,
+            "masked_normalize": (max_completion_length or C) * num_sequences,
+            "token_mean": num_tokens_of_update,
+        }[length_normalization]
+        if losses:
+            loss = loss + sum(losses) / denominator
     return loss, gradients(model, loss)
 
 
-def perturbed_old_logps(model, batch):
+def perturbed_old_logps(model, batch, temperature):
     """Old log-probs far enough from the policy's that every branch of the clip is taken."""
-    logps = logps_of(model, batch)
+    logps = logps_of(model, batch, temperature)
     return logps + 0.4 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
 
 
@@ -123,47 +118,48 @@ def test_bare_call_equals_the_float64_formula(model, base_model, batch):
     assert metrics["response_length"] == batch["completion_mask"].sum(1).float().mean()
 
 
-LOSS_TYPES = list(LOSSES)[:4]  # the others: tests/test_family.py
 # No setting at its default.
 SETTINGS = dict(max_completion_length=9, cliprange_high=0.28, beta=0.1, temperature=0.7)
 
 
-@pytest.mark.parametrize("off_policy", [False, True])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_every_loss_type_equals_the_float64_formula(
-    loss_type, off_policy, model, base_model, batch
-):
-    """With the prompt shared by its group and without."""
-    settings = SETTINGS | dict(loss_type=loss_type)
-    if off_policy:
-        settings["old_logps"] = perturbed_old_logps(model, batch)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_every_loss_type_equals_the_float64_formula(loss_type, model, base_model, batch):
+    """Off-policy, with the prompt shared by its group and without."""
+    old_logps = perturbed_old_logps(model, batch, SETTINGS["temperature"])
+    settings = SETTINGS | dict(loss_type=loss_type, old_logps=old_logps)
     expected, expected_gradient = float64_grpo_loss(model, base_model, batch, **settings)
     for group_size in (1, 4):
-        loss, _ = loss_of(model, base_model, batch, group_size=group_size, **settings)
+        loss, metrics = loss_of(model, base_model, batch, group_size=group_size, **settings)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
         assert_same_gradient(gradients(model, loss), expected_gradient)
+        assert 0.1 < metrics.get("clip_fraction", 0.5) < 0.9
 
 
-@pytest.mark.parametrize("off_policy", [False, True])
 @pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_difficult_rows_equal_the_float64_formula(
-    loss_type, length_normalization, off_policy, model, base_model
+    loss_type, length_normalization, model, base_model
 ):
-    """An update with two masked rows and one whose reward is missing, at once and in parts."""
-    batch = make_difficult(ragged_batch())
+    """An off-policy update, of which two rows are masked and one has no reward.
+
+    At once, in whole groups, in parts of groups and row by row, the groups in another order.
+    """
+    batch = make_difficult(ragged_batch(groups=4))
     settings = SETTINGS | dict(loss_type=loss_type, length_normalization=length_normalization)
-    old_logps = perturbed_old_logps(model, batch) if off_policy else None
+    old_logps = perturbed_old_logps(model, batch, SETTINGS["temperature"])
     expected, expected_gradient = float64_grpo_loss(
         model, base_model, batch, old_logps=old_logps, **settings
     )
+    old_logps[2] = -30.0  # of a masked row
     completions = completions_of(batch)
-    if off_policy:
-        for completion, logps in zip(completions, old_logps.tolist(), strict=True):
-            completion.old_logps = logps[: len(completion.ids)]
-    for budget in (20, 10_000):
-        metrics, gradient = one_update(model, base_model, completions, budget, **settings)
+    for completion, logps in zip(completions, old_logps.tolist(), strict=True):
+        completion.old_logps = logps[: len(completion.ids)]
+    expected_metrics, _ = one_update(model, base_model, completions, 10_000, **settings)
+    in_another_order = completions[8:] + completions[:8]
+    for budget in (10, 20, 40, 10_000):
+        metrics, gradient = one_update(model, base_model, in_another_order, budget, **settings)
         assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+        assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-6), budget
         assert_same_gradient(gradient, expected_gradient)
 
 
@@ -189,12 +185,6 @@ def test_kl_uses_the_loss_reduction_and_is_zero_for_equal_models(model, base_mod
         assert loss.item() == pytest.approx(0.04 * metrics["kl"], rel=1e-6)
 
 
-def test_no_reference_and_no_kl_metric_with_beta_zero(model, batch):
-    loss, metrics = loss_of(model, None, batch, beta=0.0)
-    assert "kl" not in metrics
-    assert loss.requires_grad
-
-
 def test_ratio_is_one_for_the_old_self(model, base_model, batch):
     """Given its own log-probs as old ones, the policy has ratio 1 and clips nothing."""
     old_logps = logps_of(model, batch)
@@ -203,101 +193,62 @@ def test_ratio_is_one_for_the_old_self(model, base_model, batch):
     assert metrics["clip_fraction"] == 0
 
 
-@pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])
-@pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
+@pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip", "gspo", "cispo"])
+@pytest.mark.parametrize("length_normalization", ["masked_mean", "token_mean"])
 def test_on_policy_gradient_is_reinforce_with_a_group_baseline(
     loss_type, length_normalization, model, batch
 ):
     settings = dict(beta=0.0, length_normalization=length_normalization)
-    loss, _ = loss_of(model, None, batch, loss_type=loss_type, **settings)
+    loss, metrics = loss_of(model, None, batch, loss_type=loss_type, **settings)
     reinforce, _ = loss_of(model, None, batch, loss_type="reinforce_with_baseline", **settings)
     assert_same_gradient(gradients(model, loss), gradients(model, reinforce), 1e-6)
-
-
-def grpo_clip(advantages, policy_logps, old_logps, **settings):
-    """(loss of each token, masks of clipped tokens); settings are fields of LossConfig."""
-    mask = torch.ones_like(policy_logps, dtype=torch.bool)
-    config = LossConfig(**settings)
-    return LOSSES["grpo_clip"](advantages, policy_logps, old_logps, mask, config)
+    assert "kl" not in metrics
 
 
 @pytest.mark.parametrize(
-    ("advantage", "ratio", "has_gradient"),
+    ("advantage", "ratio", "stopped"),
     [
-        (1, 1.3, False),
-        (-1, 0.7, False),
-        (1, 0.7, True),
-        (-1, 1.3, True),
-        (1, 1.1, True),
-        (-1, 0.9, True),
+        (1, 1.3, "high"),
+        (-1, 0.7, "low"),
+        (1, 0.7, None),
+        (-1, 1.3, None),
+        (1, 1.22, None),  # the range is 0.8 to 1.25
+        (-1, 0.81, None),
+        (-1, 0.78, "low"),
     ],
 )
-def test_clip_in_all_quadrants(advantage, ratio, has_gradient):
+def test_clip_in_all_quadrants(advantage, ratio, stopped):
     """The clip only stops steps that go further in the direction that improves the objective."""
     old_logps = torch.tensor([[-1.0]])
     policy_logps = (old_logps + torch.tensor(ratio).log()).requires_grad_()
     advantages = torch.tensor([[float(advantage)]])
-    loss, clipped = grpo_clip(advantages, policy_logps, old_logps)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    config = LossConfig(cliprange=0.2, cliprange_high=0.25)
+    loss, clipped = LOSSES["grpo_clip"](advantages, policy_logps, old_logps, mask, config)
     (gradient,) = torch.autograd.grad(loss.sum(), policy_logps)
-    clipped_ratio = max(0.8, min(1.2, ratio))
+    clipped_ratio = max(0.8, min(1.25, ratio))
     assert loss.item() == pytest.approx(-min(ratio * advantage, clipped_ratio * advantage))
-    assert clipped["clip_fraction"].item() == (not has_gradient)
-    expected_gradient = -advantage * ratio if has_gradient else 0.0
-    assert gradient.item() == pytest.approx(expected_gradient)
+    assert gradient.item() == pytest.approx(0.0 if stopped else -advantage * ratio)
+    assert clipped["clip_fraction"].item() == (stopped is not None)
+    assert clipped["clip_fraction_low"].item() == (stopped == "low")
+    assert clipped["clip_fraction_high"].item() == (stopped == "high")
+    assert clip_range(LossConfig(cliprange=0.3)) == pytest.approx((0.7, 1.3))
 
 
-def test_clip_range_high_moves_only_the_upper_bound():
-    old_logps = torch.zeros(1, 2)
-    advantages = torch.tensor([[1.0]])
-    policy_logps = torch.tensor([[1.25, 0.75]]).log()
-    _, narrow = grpo_clip(advantages, policy_logps, old_logps)
-    loss, wide = grpo_clip(advantages, policy_logps, old_logps, cliprange_high=0.28)
-    assert narrow["clip_fraction_high"].tolist() == [[True, False]]
-    assert not wide["clip_fraction"].any()
-    assert loss[0].tolist() == pytest.approx([-1.25, -0.75])
-
-
-def test_expected_k3_is_the_true_kl():
-    """The k3 estimates of all outcomes, weighted by the policy, add up to the true KL."""
-    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
-    q = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
-    policy = FixedDistribution(p.log())
-    reference = FixedDistribution(q.log())
-    estimates = []
-    for outcome in range(4):
-        _, metrics = main.compute_loss(policy, reference, **one_token_batch(outcome))
-        estimates.append(metrics["kl"])
-    expected_k3 = (p * torch.tensor(estimates, dtype=torch.float64)).sum().item()
-    true_kl = (p * (p / q).log()).sum().item()
-    assert expected_k3 == pytest.approx(true_kl, rel=1e-6)
-    assert min(estimates) >= 0
-
-
-@pytest.mark.parametrize(
-    ("loss_type", "length_normalization"),
-    [
-        ("grpo_clip", "masked_mean"),
-        ("grpo_clip", "masked_normalize"),
-        ("grpo_no_clip", "token_mean"),
-        ("reinforce_with_baseline", "token_mean"),
-        ("no_baseline", "token_mean"),
-        ("no_baseline", "masked_normalize"),
-    ],
-)
-def test_gradient_and_metrics_do_not_depend_on_micro_batches_or_order(
-    loss_type, length_normalization, model, base_model
-):
-    """Row by row, in parts of groups, in whole groups of several sizes, and at once."""
-    completions = completions_of(make_difficult(ragged_batch(groups=4)))
-    settings = dict(loss_type=loss_type, length_normalization=length_normalization)
-    expected_metrics, expected_gradient = one_update(
-        model, base_model, completions, 10_000, **settings
-    )
-    in_another_order = completions[8:] + completions[:8]
-    for budget in (10, 20, 40, 10_000):
-        metrics, gradient = one_update(model, base_model, in_another_order, budget, **settings)
-        assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7), budget
-        assert_same_gradient(gradient, expected_gradient)
+def test_k3_has_the_value_of_one_kl_and_the_gradient_of_the_other():
+    """Over all outcomes, each weighted by its constant probability, as samples weigh them."""
+    logits = torch.tensor([1.2, 0.4, -0.3, -1.0], dtype=torch.float64, requires_grad=True)
+    log_p = logits.log_softmax(-1)
+    log_q = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64).log()
+    kl_from_policy = (log_p.exp() * (log_p - log_q)).sum()  # KL(policy || reference)
+    kl_from_reference = (log_q.exp() * (log_q - log_p)).sum()  # KL(reference || policy)
+    estimates = estimate_kl(log_p, log_q)
+    mean_estimate = (log_p.exp().detach() * estimates).sum()
+    assert estimates.min() >= 0
+    assert mean_estimate.item() == pytest.approx(kl_from_policy.item(), rel=1e-12)
+    (gradient,) = torch.autograd.grad(mean_estimate, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(kl_from_reference, logits)
+    torch.testing.assert_close(gradient, expected)
 
 
 def loss_of_the_task_sheet(
@@ -382,35 +333,14 @@ def test_padding_changes_nothing(group_size, model, base_model, batch):
 
 def test_masked_rows_add_exactly_zero_even_with_nan_inside(model, base_model, batch):
     """A masked row whose ratio overflows must not spoil the batch: 0 * inf is NaN."""
-    batch["completion_mask"][3] = 0
-    old_logps = torch.zeros(12, 7)
-    old_logps[3] = -torch.inf
-    loss, _ = loss_of(model, base_model, batch, old_logps=old_logps, loss_type="grpo_no_clip")
-    assert loss.isfinite()
     batch["completion_mask"][:] = 0
     loss, metrics = loss_of(model, base_model, batch)
-    assert loss.item() == 0
     assert gradients(model, loss).abs().max() == 0
     assert metrics["response_length"] == 0
-
-
-def test_masked_and_empty_rows_stay_in_the_denominator_and_missing_rewards_leave_it(
-    model, base_model, batch
-):
-    all_rows, _ = loss_of(model, base_model, batch)
-    first_half = {name: tensor[:6] for name, tensor in batch.items()}
-    first_half, _ = loss_of(model, base_model, first_half)
-
-    mask = batch["completion_mask"].clone()
-    mask[6:] = 0
-    with_masked_rows, _ = loss_of(model, base_model, batch | {"completion_mask": mask})
-    assert with_masked_rows.item() == pytest.approx(first_half.item() / 2, rel=1e-5)
-
-    advantages = batch["advantages"].clone()
-    advantages[6:] = torch.nan
-    with_missing_rewards, _ = loss_of(model, base_model, batch | {"advantages": advantages})
-    assert with_missing_rewards.item() == pytest.approx(first_half.item(), rel=1e-5)
-    assert all_rows.item() != first_half.item()
+    assert all(math.isfinite(value) for value in metrics.values())
+    old_logps = torch.full((12, 7), -torch.inf)
+    loss, _ = loss_of(model, base_model, batch, old_logps=old_logps, loss_type="grpo_no_clip")
+    assert loss.item() == 0
 
 
 @pytest.mark.parametrize(
@@ -420,14 +350,8 @@ def test_importance_cap_weights_the_policy_term_by_the_truncated_ratio(gap, weig
     """gap: by how much the sampler's log-probs exceed the policy's."""
     settings = dict(beta=0.0, loss_type="reinforce_with_baseline")
     plain, _ = loss_of(model, None, batch, **settings)
-    loss, metrics = loss_of(
-        model,
-        None,
-        batch,
-        sampled_logps=logps_of(model, batch) + gap,
-        importance_cap=2.0,
-        **settings,
-    )
+    settings |= dict(sampled_logps=logps_of(model, batch) + gap, importance_cap=2.0)
+    loss, metrics = loss_of(model, None, batch, **settings)
     assert loss.item() == pytest.approx(plain.item() * weight, rel=1e-5)
     assert metrics["sampling_logp_gap"] == pytest.approx(abs(gap), rel=1e-5)
 
@@ -447,12 +371,13 @@ def test_group_normalization_by_hand():
     assert not_divided.tolist() == centred
     with_eps = main.compute_group_normalized_rewards(rewards[:4], 4, 1.0, True)
     assert with_eps[0].item() == pytest.approx(0.5 / (first_std + 1))
+    by_default = main.compute_group_normalized_rewards(1e-6 * rewards[:4], 4)
+    assert by_default[0].item() == pytest.approx(0.5 / (first_std + 1))
 
 
 def test_equal_rewards_have_advantage_exactly_zero():
     """The mean of six float32 rewards of 2.35 is rounded; with eps 1e-6 that gave -0.189."""
-    advantages = main.compute_group_normalized_rewards(torch.full((6,), 2.35), 6, 1e-6, True)
-    assert advantages.tolist() == [0.0] * 6
+    assert main.compute_group_normalized_rewards(torch.full((6,), 2.35), 6).tolist() == [0.0] * 6
 
 
 def test_missing_rewards_leave_the_mean_and_std():
@@ -464,19 +389,11 @@ def test_missing_rewards_leave_the_mean_and_std():
     assert torch.equal(advantages.isnan(), rewards.isnan())
 
 
-def test_advantages_do_not_depend_on_the_order_of_groups():
-    rewards = torch.randn(20, generator=torch.Generator().manual_seed(0))
-    order = [3, 0, 4, 1, 2]
-    expected = main.compute_group_normalized_rewards(rewards, 4)
-    shuffled = rewards.view(5, 4)[order].flatten()
-    advantages = main.compute_group_normalized_rewards(shuffled, 4)
-    assert torch.equal(advantages.view(5, 4), expected.view(5, 4)[order])
-
-
 # --- log-probs and micro-batches ------------------------------------------------------------------
 
 
-def test_logps_are_float32_log_softmax_of_the_plain_forward(model, batch):
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_logps_are_float32_log_softmax_of_the_plain_forward(group_size, model, batch):
     ids = batch["prompt_completion_ids"]
     attention_mask = batch["attention_mask"]
     completion_mask = batch["completion_mask"]
@@ -484,28 +401,30 @@ def test_logps_are_float32_log_softmax_of_the_plain_forward(model, batch):
     output = model(ids, attention_mask=attention_mask, position_ids=position_ids)
     log_probs = (output.logits[:, -8:-1].double() / 0.5).log_softmax(-1)  # (B, C, V)
     targets = ids[:, -7:].unsqueeze(-1)  # (B, C, 1)
-    expected_logps = log_probs.gather(-1, targets).squeeze(-1) * completion_mask
+    expected = log_probs.gather(-1, targets).squeeze(-1) * completion_mask
     expected_entropy = -(log_probs.exp() * log_probs).sum(-1) * completion_mask
-    for group_size in (1, 4):
-        logps, entropy = utils.get_per_token_logps(
-            model,
-            ids,
-            attention_mask,
-            7,
-            group_size=group_size,
-            temperature=0.5,
-            return_entropy=True,
-        )
-        assert logps.dtype == torch.float32
-        torch.testing.assert_close(logps.double(), expected_logps, rtol=1e-5, atol=2e-5)
-        torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=2e-5)
+    settings = dict(group_size=group_size, temperature=0.5, return_entropy=True)
+    logps, entropy = utils.get_per_token_logps(model, ids, attention_mask, 7, **settings)
+    assert logps.dtype == torch.float32
+    torch.testing.assert_close(logps.double(), expected, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("chunk", [1, 200, 2**24])
-def test_chunks_of_logits_change_nothing(chunk, model, base_model, batch, monkeypatch):
+@pytest.mark.parametrize("chunk", [1, 200])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_chunks_of_logits_and_gradient_checkpointing_change_nothing(
+    chunk, checkpointing, model, base_model, batch, monkeypatch
+):
+    """Transformers drops a checkpointed model's cache with only a warning.
+
+    The prompt must not be shared then.
+    """
     expected, _ = loss_of(model, base_model, batch)
     expected_gradient = gradients(model, expected)
     monkeypatch.setattr(utils, "LOGITS_CHUNK", chunk)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.train()
     loss, _ = loss_of(model, base_model, batch, group_size=4)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradient(gradients(model, loss), expected_gradient)
@@ -515,32 +434,15 @@ def test_output_layer_leaves_autocast_and_tensorfloat_as_they_were():
     """TensorFloat-32 must end with the output layer: it would round the rotary frequencies."""
     settings = torch.backends.cuda.matmul
     precision = settings.fp32_precision
-    with utils._float32_products():
-        assert settings.fp32_precision == precision, "without autocast, products stay exact"
     torch.set_autocast_enabled("cuda", True)  # torch.autocast would do nothing without a GPU
     try:
-        with pytest.raises(KeyError), utils._float32_products():
+        with utils._float32_products():
             assert settings.fp32_precision == "tf32"
             assert not torch.is_autocast_enabled("cuda")
-            raise KeyError
         assert settings.fp32_precision == precision
         assert torch.is_autocast_enabled("cuda")
     finally:
         torch.set_autocast_enabled("cuda", False)
-
-
-def test_gradient_checkpointing_changes_nothing(model, base_model, batch):
-    """Transformers drops a checkpointed model's cache with only a warning.
-
-    The prompt must not be shared then.
-    """
-    expected, _ = loss_of(model, base_model, batch, group_size=4)
-    expected_gradient = gradients(model, expected)
-    model.activation_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    loss, _ = loss_of(model, base_model, batch, group_size=4)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
 def test_entropy_by_hand_and_stable():
@@ -551,23 +453,19 @@ def test_entropy_by_hand_and_stable():
 
 @pytest.mark.parametrize("budget", [1, 25, 60, 150, 10_000])
 def test_micro_batches_hold_every_row_once_within_budget(budget):
-    generator = torch.Generator().manual_seed(0)
-    prompt_lengths = torch.randint(3, 30, (10,), generator=generator)
-    prompt_lengths = prompt_lengths.repeat_interleave(4).tolist()
-    lengths = torch.randint(1, 20, (40,), generator=generator).tolist()
+    generator = random.Random(0)
+    prompt_lengths = utils.repeat_each([generator.randint(3, 30) for _ in range(10)], 4)
+    lengths = [generator.randint(1, 20) for _ in range(40)]
     micro_batches = utils.split_into_micro_batches(prompt_lengths, lengths, 4, budget)
     assert sorted(itertools.chain(*micro_batches)) == list(range(40))
     for rows in micro_batches:
         groups = list(dict.fromkeys(row // 4 for row in rows))  # each once, in their order
         if len(groups) > 1:
-            in_whole_groups = [row for group in groups for row in range(4 * group, 4 * group + 4)]
-            assert rows == in_whole_groups, "a micro-batch is whole groups, or a part of one"
+            assert rows == utils.rows_of_groups(groups, 4), "whole groups, or a part of one"
         P = max(prompt_lengths[row] for row in rows)
         C = max(lengths[row] for row in rows)
-        num_tokens = len(groups) * P + len(rows) * C
-        assert num_tokens <= budget or len(rows) == 1, num_tokens
-    if budget == 10_000:
-        assert len(micro_batches) == 1
+        assert len(groups) * P + len(rows) * C <= budget or len(rows) == 1
+    assert budget < 10_000 or len(micro_batches) == 1
 
 
 def test_masked_reductions_by_hand():
@@ -576,9 +474,3 @@ def test_masked_reductions_by_hand():
     assert utils.masked_mean(values, mask).item() == 1.5
     assert utils.masked_mean(values, mask, dim=1).tolist()[0] == 1.5
     assert utils.masked_mean(values, mask, dim=1)[1].isnan()
-
-
-def test_random_model_is_not_uniform():
-    """The other tests would prove little on a model whose every distribution is the same."""
-    logits = random_model()(torch.tensor([[3, 4, 5]])).logits
-    assert utils.compute_entropy(logits).max() < 3.6  # log 48 = 3.87
