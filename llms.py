@@ -52,7 +52,7 @@ def get_llm_tokenizer(
             computed here would differ from the model's own.
     """
     try:
-        config = AutoConfig.from_pretrained(model_name)
+        config = AutoConfig.from_pretrained(model_name, output_attentions=False, return_dict=True)
         _remove_noise(config)
         tokenizer = AutoTokenizer.from_pretrained(model_name)
         if not tokenizer("a 1", add_special_tokens=False)["input_ids"]:
@@ -132,6 +132,8 @@ def _set_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Non
         print(f"completions end with {end}, as in the chat template, or {tokenizer.eos_token}")
         tokenizer.eos_token = end
         eos_ids.append(tokenizer.eos_token_id)
+    if tokenizer.eos_token is None:
+        raise ValueError("its tokenizer has no EOS token to end a completion")
     if tokenizer.pad_token_id is None:
         # This does no harm: masks here go by position, never by token id.
         tokenizer.pad_token = tokenizer.eos_token

@@ -193,6 +193,8 @@ def find_files(folder: str | Path, split: str) -> list[Path]:
 
     A single data file of another name is the test split.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"--dataset_path {folder} is not a folder with .jsonl or .parquet files")
     files = sorted(path for path in Path(folder).iterdir() if path.suffix in (".jsonl", ".parquet"))
     one_file = [path for path in files if path.stem == split]
     shards = [path for path in files if path.stem.startswith(f"{split}-")]

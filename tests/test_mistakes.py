@@ -78,7 +78,6 @@ MISTAKES = """
     main --model_name data | --model_name data: cannot be loaded
     main --model_name pickled | --model_name pickled | safetensors
     main --model_name without_eos | --model_name without_eos | EOS
-    main --model_name other_tokenizer | --model_name other_tokenizer | 47 | 39
     main --model_name Qwen/Qwen2-0.5B-Instruct | --model_name Qwen/Qwen2-0.5B-Instruct
     main --dataset_name gsm8k --dataset_path absent | absent
     main --dataset_name creative --evaluator creative --judge_base_url x | --judge_base_url
@@ -143,9 +142,8 @@ DAMAGED_FILES = [
 def workshop(tmp_path_factory):
     """A folder in which everything is right. Each test gets a copy of it, and spoils something."""
     folder = tmp_path_factory.mktemp("workshop")
-    for name in ("model", "pickled", "without_eos", "other_tokenizer"):
-        vocab_size = 40 if name == "other_tokenizer" else 48
-        model = random_model(max_position_embeddings=1024, vocab_size=vocab_size)
+    for name in ("model", "pickled", "without_eos"):
+        model = random_model(max_position_embeddings=1024)
         tokenizer = small_tokenizer()
         if name == "without_eos":
             tokenizer.eos_token = None

@@ -219,10 +219,11 @@ def test_a_run_killed_as_it_writes_a_checkpoint_goes_on_from_the_one_before(
         (
             "main",
             # When a signal comes: before a call, counted from the start, of a module's function.
-            # How many iterations have finished when the run ends.
+            # How many iterations have finished when the run ends. The first call of generate is the
+            # check of the model at load.
             [
-                (generation, "generate", 1, 0),  # the evaluation before the first update
-                (generation, "generate", 1, 1),  # sampling in the first iteration
+                (generation, "generate", 2, 0),  # the evaluation before the first update
+                (generation, "generate", 2, 1),  # sampling in the first iteration
                 (torch, "save", 1, 2),  # the checkpoint of the second iteration
                 (main, "take_step", 1, 3),
                 (main, "take_step", 1, 4),  # the last update
@@ -232,7 +233,7 @@ def test_a_run_killed_as_it_writes_a_checkpoint_goes_on_from_the_one_before(
             "sft",
             [
                 (sft, "accumulate_gradient", 3, 3),
-                (generation, "generate", 1, 6),  # the evaluation after the last update
+                (generation, "generate", 2, 6),  # the evaluation after the last update
             ],
         ),
     ],
