@@ -18,7 +18,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-import anyio
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -441,17 +440,6 @@ def run_script(script, *flags, **options):
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=300, **options
     )
-
-
-@pytest.fixture
-def no_waiting(monkeypatch):
-    """The openai client repeats a request at once, and the user's key is not there."""
-
-    async def sleep(seconds):
-        pass
-
-    monkeypatch.setattr(anyio, "sleep", sleep)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 def closed_port():
