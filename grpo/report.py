@@ -76,9 +76,10 @@ def step_of(path: Path) -> int:
 
 
 def choose(paths: list[Path]) -> list[Path]:
-    """The last transcripts, at most MAX_STEPS; of a longer run every tenth, which has tokens."""
+    """At most MAX_STEPS, evenly spread; of a longer run every tenth, with tokens, and the last."""
     if len(paths) > MAX_STEPS:
-        paths = [path for path in paths if step_of(path) % 10 == 0] or paths
+        tenths = [path for path in paths[:-1] if step_of(path) % 10 == 0]
+        paths = [*tenths, paths[-1]]
     positions = np.linspace(0, len(paths) - 1, min(len(paths), MAX_STEPS)).round().astype(int)
     return [paths[i] for i in positions]
 
