@@ -198,6 +198,7 @@ FORMATS = {
     "reasoning_answer": r"""
         <reasoning>a</reasoning>\n<answer>$\frac12$</answer> | 0.5 | 1 1 1
         <reasoning>a</reasoning>\n<answer>5</answer> ok | 5 | 0 0 1
+        <reasoning>a</reasoning>\n<answer>6</answer> | So it is \boxed{6}. | 1 1 1
         <reasoning>a</reasoning>\n<answer>6</answer> | 5 | 1 0 0""",
 }
 

@@ -89,13 +89,13 @@ def test_distinct_word_pairs_of_a_batch_of_stories_by_hand():
 def test_what_is_logged_of_verdicts_by_hand():
     """The values of a column may be numbers and text, and missing."""
     records = []
-    for i, level in enumerate(("hard", 10, None, 2)):
-        verdicts = {"format": i < 3, "correct_strict": i == 0, "correct_flexible": i < 2}
+    for i, level in enumerate(("hard", 10, None, 2, 2)):
+        verdicts = {"format": i < 2, "correct_strict": i == 0, "correct_flexible": i < 2}
         records.append(RECORD | verdicts | {"level": level, "length": 10 * i, "finished": i < 3})
-    metrics = iteration_metrics(records, 2)
-    assert (metrics["accuracy"], metrics["accuracy_flexible"]) == (1 / 4, 2 / 4)
+    metrics = iteration_metrics(records, 5)
+    assert (metrics["accuracy"], metrics["accuracy_flexible"]) == (1 / 5, 2 / 5)
     assert metrics["response_length_correct"] == 0
-    assert metrics["response_length_incorrect"] == (10 + 20 + 30) / 3
+    assert metrics["response_length_incorrect"] == (10 + 20 + 30 + 40) / 4
     metrics = evaluation_metrics(records, 1)
     for name in (
         "accuracy_low",
@@ -105,19 +105,20 @@ def test_what_is_logged_of_verdicts_by_hand():
     ):
         del metrics[name]
     assert list(metrics.items()) == [
-        ("n", 4),
-        ("accuracy", 1 / 4),
-        ("accuracy_flexible", 2 / 4),
+        ("n", 5),
+        ("accuracy", 1 / 5),
+        ("accuracy_flexible", 2 / 5),
         ("count/format1_answer1", 1),
-        ("count/format1_answer0", 2),
-        ("count/format0_answer0", 1),
+        ("count/format1_answer0", 1),
+        ("count/format0_answer0", 3),
         ("accuracy_level/2", 0),
         ("accuracy_level/10", 0),
         ("accuracy_level/hard", 1),
         ("reward", 1),
-        ("response_length", 15),
-        ("truncated_fraction", 1 / 4),
+        ("response_length", 20),
+        ("truncated_fraction", 2 / 5),
     ]
+    assert evaluation_metrics(records, 5)["n"] == 1
 
 
 def test_wilson_interval_agrees_with_scipy():

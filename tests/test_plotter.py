@@ -65,7 +65,7 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
     """
     constant = {"ratio_mean": lambda t: 1 + 1e-8 * t, "beta": 0.5, "zero": 0.0, "note": "text"}
     clipped = {"clip_fraction": lambda t: t / 9, "clip_fraction_low": lambda t: t / 18}
-    costly = {"": abs, "a $5^$ name": abs}
+    costly = {"": abs, "a $5^$ name": abs} | {f"metric {i}": abs for i in range(12)}
     rows = train_rows(4, novelty=abs, reward=abs, epoch=abs, **constant, **clipped, **costly)
     panels = draw(write_run(tmp_path / "run", rows, [eval_row(0), eval_row(4, 0.5)]))
     main_metrics = ["eval/accuracy", "reward"]
@@ -124,6 +124,7 @@ def test_runs_are_compared_on_the_questions_they_share(tmp_path, capsys):
     """An id with another gold answer is another question; of several samples the first counts."""
     a = write_run(tmp_path / "a", train_rows(3, loss=abs), [eval_row(3)])
     b = write_run(tmp_path / "b", train_rows(3, loss=abs), [eval_row(3)])
+    write_answers(a, 0, [False, False, False, False])
     write_answers(a, 3, [True, False, False, False])
     write_answers(b, 3, [True, True, True, True], gold=lambda i: "other" if i == 3 else str(i))
     rows = jsonl.read(b / "eval/step_000003.jsonl")
