@@ -15,7 +15,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from grpo import generation
+import utils
+from grpo import decoding, generation
 from grpo.rollout import Completion, compute_logps, split_into_groups
 
 transformers_logging.disable_progress_bar()
@@ -79,6 +80,11 @@ def get_llm_tokenizer(
     # The attention of the loss; the sampler has its own. With the package flash-attn on a GPU,
     # "flash_attention_2" pays for long completions.
     model.set_attn_implementation("sdpa")
+    # oneDNN compiles a kernel for each new shape, which takes longer than a small model's products.
+    is_large = model.config.get_text_config().hidden_size >= 512
+    if is_large and model.device.type == "cpu":
+        utils.use_fastest_exact_products()
+        model.set_attn_implementation(decoding.ATTENTION)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     print(f"{model_name}: {model.num_parameters():,} parameters, on {device}")

@@ -217,43 +217,64 @@ def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
     return token.clamp(max=probs.shape[1] - 1)  # if all are NaN, the search ends beyond the last
 
 
-# --- Attention of one query token -----------------------------------------------------------------
+# --- Attention on a CPU ---------------------------------------------------------------------------
 
 ATTENTION = "sdpa_or_products"  # the name under which transformers finds the two functions below
 
+# More scores than this (256 MiB) are left to SDPA, which never holds them all.
+MAX_SCORES = 2**26
+
+
+def prefers_products(device: torch.device, query_length: int) -> bool:
+    """Whether products are faster than SDPA: on a CPU for one query token, and where oneDNN is on.
+
+    Of oneDNN's many small products, SDPA's kernel for CPUs becomes 2 to 5 times as slow.
+    """
+    return device.type == "cpu" and (query_length == 1 or utils.has_onednn_products())
+
 
 def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **options):
-    """Attention by SDPA; for one query token on a CPU by two matrix products, which is faster."""
-    if query.device.type != "cpu" or query.shape[2] > 1:
+    """Attention by SDPA, or by two matrix products where these are faster."""
+    R, num_heads, T, D = query.shape
+    num_kv_heads, S = key.shape[1:3]
+    is_small = R * num_heads * T * S <= MAX_SCORES
+    if attention_mask is None or not (prefers_products(query.device, T) and is_small):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
-    R, num_heads, _, D = query.shape
-    num_kv_heads = key.shape[1]
     if scaling is None:
         scaling = D**-0.5
     # Query heads that share their keys and values are next to each other.
-    queries = query.reshape(R, num_kv_heads, -1, D) * scaling
-    scores = queries @ key.mT + attention_mask  # (R, kv heads, query heads of each, S)
-    probs = scores.softmax(-1, dtype=torch.float32)
-    outputs = probs.to(value.dtype) @ value
-    return outputs.reshape(R, 1, num_heads, -1), None
+    queries = (query * scaling).reshape(R, num_kv_heads, -1, D)
+    scores = (queries @ key.mT).view(R, num_heads, T, S) + attention_mask
+    probs = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    outputs = probs.view(R, num_kv_heads, -1, S) @ value
+    return outputs.view(R, num_heads, T, D).transpose(1, 2), None
 
 
 def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):
-    """(R, 1, 1, S): what is added to the scores of one query token, 0 or minus infinity.
+    """What is added to the scores of products: (R, 1, 1, S) for one query token, or (R, 1, T, S).
 
-    transformers' own mask function, which serves for several query tokens, would copy a value from
-    the GPU to Python.
+    For one query token transformers' mask function would copy a value from the GPU to Python. For
+    several, it gives the mask, of SDPA's kind where that is used.
 
     Args:
         attention_mask: (R, S) bool, False on padding and on columns that are still free.
         local_size: the size of the layer's sliding window, if it has one.
     """
     if q_length > 1:
-        return sdpa_mask(
+        has_products = attention_mask is not None and prefers_products(
+            attention_mask.device, q_length
+        )
+        if has_products:
+            options["allow_is_causal_skip"] = False
+        mask = sdpa_mask(
             q_length=q_length, attention_mask=attention_mask, local_size=local_size, **options
         )
+        if not has_products:
+            return mask
+        # Not minus infinity, since a row of padding may see nothing, and would be NaN.
+        return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
     if local_size:
         columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
         last_column = (columns * attention_mask).amax(1, keepdim=True)  # (R, 1)
