@@ -140,8 +140,8 @@ class RunConfig:
     )
     micro_batch_tokens: int = setting(
         16384,
-        "Tokens of a forward and backward pass, padding included: fewer take less memory, and do"
-        " not change the gradient.",
+        "Tokens of completions in a forward and backward pass, padding included; their prompts come"
+        " on top. Fewer take less memory, and do not change the gradient.",
         may_change=True,
     )
     eval_split: str | None = setting(

@@ -294,10 +294,12 @@ def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
 def split_into_micro_batches(
     prompt_lengths: list[int], completion_lengths: list[int], group_size: int, max_tokens: int
 ) -> list[list[int]]:
-    """Split rows into micro-batches of at most max_tokens tokens, padding included.
+    """Split rows into micro-batches of at most max_tokens completion tokens, padding included.
 
-    A shared prompt counts once for its group. Groups of similar length go together, so that little
-    is padded. A group that is too long for the budget is split over several micro-batches.
+    Prompts, which run once for each group, may have as many on top of that: they are a pass of
+    their own, and eight completions of 512 tokens fit into 4,096 whatever their prompt. Groups of
+    similar length go together, so that little is padded. A group that is too long for the budget is
+    split over several micro-batches.
 
     Args:
         prompt_lengths, completion_lengths: one number for each row; each group is group_size
@@ -317,15 +319,15 @@ def split_into_micro_batches(
     P = 0  # the tokens of its longest prompt
     C = 0  # the tokens of its longest completion
     for group_C, group_P, rows in sorted(sizes, key=lambda size: size[:2]):
-        num_fitting_rows = max(1, (max_tokens - group_P) // group_C)
+        num_fitting_rows = max(1, max_tokens // group_C)
         if num_fitting_rows < group_size:
             for start in range(0, group_size, num_fitting_rows):
                 micro_batches.append(list(rows[start : start + num_fitting_rows]))
             continue
         # Would the micro-batch be too large with this group? All groups are padded to one size.
         num_groups_with_this = len(current) // group_size + 1
-        padded_tokens_per_group = max(P, group_P) + group_size * max(C, group_C)
-        if current and num_groups_with_this * padded_tokens_per_group > max_tokens:
+        tokens_per_group = max(max(P, group_P), group_size * max(C, group_C))
+        if current and num_groups_with_this * tokens_per_group > max_tokens:
             micro_batches.append(current)
             current = []
             P = 0
