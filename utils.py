@@ -163,18 +163,16 @@ def compute_logits(
 ) -> Tensor:
     """(n, V): the float32 logits / temperature of hidden states (n, H), by the output layer.
 
-    A bfloat16 copy's logits are not rounded to bfloat16, in which the two greatest are often equal.
+    On a GPU a bfloat16 copy's logits are not rounded to bfloat16, in which the two greatest are
+    often equal. A CPU has no such product, and float32 weights would have to be made in every step.
     """
     states = states.to(weight.dtype)
     with _float32_products():
-        if weight.dtype != torch.bfloat16:
-            logits = F.linear(states, weight, bias).float()
-        elif weight.is_cuda:
+        if weight.dtype == torch.bfloat16 and weight.is_cuda:
             logits = torch.mm(states, weight.T, out_dtype=torch.float32)
+            logits = logits if bias is None else logits + bias
         else:
-            logits = states.float() @ weight.T.float()
-    if bias is not None and weight.dtype == torch.bfloat16:
-        logits += bias
+            logits = F.linear(states, weight, bias).float()
     if temperature != 1:
         logits /= temperature
     return logits
