@@ -1,5 +1,6 @@
 """Loading a policy with its tokenizer, and refusing one that cannot be trained exactly here."""
 
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import utils
-from grpo import decoding, generation
+from grpo import decoding, generation, packed
 from grpo.rollout import Completion, compute_logps, split_into_groups
 
 transformers_logging.disable_progress_bar()
@@ -72,14 +73,14 @@ def get_llm_tokenizer(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
             " another model"
         )
+    is_packed = utils.has_autocast(device) and can_pack(model)
     model.to(device)
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    # The attention of the loss; the sampler has its own. With the package flash-attn on a GPU,
-    # "flash_attention_2" pays for long completions.
-    model.set_attn_implementation("sdpa")
+    # The attention of the loss; the sampler has its own.
+    model.set_attn_implementation(packed.ATTENTION if is_packed else "sdpa")
     # oneDNN compiles a kernel for each new shape, which takes longer than a small model's products.
     is_large = model.config.get_text_config().hidden_size >= 512
     if is_large and model.device.type == "cpu":
@@ -255,3 +256,22 @@ def _plain_logps(model: PreTrainedModel, completion: Completion) -> Tensor:
     logits = model(row, use_cache=False).logits[0, :-1]  # each predicts the next token
     logps = logits.float().log_softmax(-1).gather(-1, row[0, 1:].unsqueeze(-1)).squeeze(-1)
     return logps[-len(completion.ids) :]
+
+
+@torch.no_grad()
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether log-probs of a packed row (grpo/packed.py) are those of padded rows."""
+    config = model.config.get_text_config()
+    windows = ("sliding_window", "attention_chunk_size")  # a few tokens would not show these
+    if any(getattr(config, name, None) is not None for name in windows):
+        return False
+    completions = [Completion([1, 2, 3][:n], [4, 5, 6, 7][:n]) for n in (3, 3, 1, 1)]
+    logps = []
+    for attention in ("sdpa", packed.ATTENTION):
+        try:
+            model.set_attn_implementation(attention)
+            rows = compute_logps(model, split_into_groups(completions, 2))
+        except Exception:  # a model with attention of its own may raise anything
+            return False
+        logps.append(torch.tensor([*chain(*rows)]))
+    return (logps[0] - logps[1]).abs().max().item() < LOGP_TOLERANCE

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, set_seed
 
-from grpo import distributed
+from grpo import distributed, packed
 
 # At most this many logits (tokens x vocabulary) exist at a time: 32 MiB in float32.
 LOGITS_CHUNK = 2**23
@@ -81,9 +81,14 @@ def per_token_logps_of_unsharded(
     model, ids: Tensor, attention_mask: Tensor, C: int, group_size, temperature, return_entropy
 ) -> Tensor | tuple[Tensor, Tensor]:
     """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
-    hidden_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)
     is_token = attention_mask[:, -C:].bool()  # (B, C)
-    token_states = hidden_states[is_token]  # (N, H): padding never meets the output layer
+    # (N, H): padding never meets the output layer.
+    if packed.is_on(model) and not distributed.is_sharded(model):
+        token_states = packed.token_states(model, ids, attention_mask, C, group_size)
+    else:
+        token_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)[
+            is_token
+        ]
     token_ids = ids[:, -C:][is_token]  # (N,)
 
     output_layer = model.get_output_embeddings()

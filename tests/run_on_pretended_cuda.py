@@ -20,9 +20,12 @@ sys.path.insert(2, folder)
 import pretend  # noqa: E402
 from torch import library  # noqa: E402
 
+from grpo import packed  # noqa: E402
 from grpo.timer import StageTimer  # noqa: E402
 
-# The CPU, whose kernels compute here, has no product of bfloat16 with float32 results.
+# The CPU, whose kernels compute here, has no attention of segments, and no product of bfloat16 with
+# float32 results.
+packed.attention_of_segments = packed.sdpa_of_segments
 products = library.Library("aten", "IMPL")
 products.impl("mm.dtype", lambda a, b, dtype: a.to(dtype) @ b.to(dtype), "CUDA")
 
