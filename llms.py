@@ -79,7 +79,8 @@ def get_llm_tokenizer(
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    # The attention of the loss; the sampler has its own.
+    # The attention of the loss; the sampler has its own. A packed row uses PyTorch's flash attention.
+    # With the package flash-attn on a GPU, "flash_attention_2" may stand in the place of "sdpa".
     model.set_attn_implementation(packed.ATTENTION if is_packed else "sdpa")
     # oneDNN compiles a kernel for each new shape, which takes longer than a small model's products.
     is_large = model.config.get_text_config().hidden_size >= 512
