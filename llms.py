@@ -1,6 +1,5 @@
 """Loading a policy with its tokenizer, and refusing one that cannot be trained exactly here."""
 
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 import utils
 from grpo import decoding, generation, packed
-from grpo.rollout import Completion, compute_logps, split_into_groups
+from grpo.rollout import Completion, compute_logps, make_batch, split_into_groups
 
 transformers_logging.disable_progress_bar()
 
@@ -79,8 +78,10 @@ def get_llm_tokenizer(
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    # The attention of the loss; the sampler has its own. A packed row uses PyTorch's flash attention.
-    # With the package flash-attn on a GPU, "flash_attention_2" may stand in the place of "sdpa".
+        # The GPU's own kernel, which the check above has not used, must run, and agree roughly.
+        is_packed = is_packed and can_pack(model, tolerance=0.5)
+    # The attention of the loss; the sampler has its own. A packed row has PyTorch's own flash
+    # attention. With the package flash-attn, "flash_attention_2" may take the place of "sdpa".
     model.set_attn_implementation(packed.ATTENTION if is_packed else "sdpa")
     # oneDNN compiles a kernel for each new shape, which takes longer than a small model's products.
     is_large = model.config.get_text_config().hidden_size >= 512
@@ -259,20 +260,28 @@ def _plain_logps(model: PreTrainedModel, completion: Completion) -> Tensor:
     return logps[-len(completion.ids) :]
 
 
-@torch.no_grad()
-def can_pack(model: PreTrainedModel) -> bool:
+def can_pack(model: PreTrainedModel, tolerance: float = LOGP_TOLERANCE) -> bool:
     """Whether log-probs of a packed row (grpo/packed.py) are those of padded rows."""
     config = model.config.get_text_config()
     windows = ("sliding_window", "attention_chunk_size")  # a few tokens would not show these
     if any(getattr(config, name, None) is not None for name in windows):
         return False
-    completions = [Completion([1, 2, 3][:n], [4, 5, 6, 7][:n]) for n in (3, 3, 1, 1)]
+    completions = [Completion([1, 2, 3][:n], [4, 5, 6][:n], [0.0] * n) for n in (3, 3, 1, 1)]
+    batch = make_batch(split_into_groups(completions, 2), model.device)
+    is_cuda = model.device.type == "cuda"
     logps = []
     for attention in ("sdpa", packed.ATTENTION):
         try:
             model.set_attn_implementation(attention)
-            rows = compute_logps(model, split_into_groups(completions, 2))
+            with utils.autocast(model.device), torch.set_grad_enabled(is_cuda):
+                logps.append(
+                    utils.get_per_token_logps(
+                        model, batch.prompt_completion_ids, batch.attention_mask, 3, group_size=2
+                    )
+                )
+            if is_cuda:
+                logps[-1].sum().backward()  # the GPU has a kernel of its own for this
+                model.zero_grad()
         except Exception:  # a model with attention of its own may raise anything
             return False
-        logps.append(torch.tensor([*chain(*rows)]))
-    return (logps[0] - logps[1]).abs().max().item() < LOGP_TOLERANCE
+    return (logps[0] - logps[1]).abs().max().item() < tolerance

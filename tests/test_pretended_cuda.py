@@ -107,6 +107,7 @@ def assert_all_is_captured(output, counts):
 def test_the_host_is_seldom_asked_and_never_in_a_captured_step(trained):
     """Each synchronisation makes the GPU wait for Python."""
     _, output, counts = trained
+    assert int(output.rpartition("attentions of a packed row: ")[2]) > 0
     assert_all_is_captured(output, counts)
     num_checks_for_ends = NUM_ITERATIONS * 2 * 48 / 8
     assert counts["by_stage"]["sample"] < 10 * num_checks_for_ends
