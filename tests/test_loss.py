@@ -1,7 +1,4 @@
-"""compute_loss against an independent float64 version, and what must not change it.
-
-experiments/exercise_stage1.txt to exercise_stage3.txt name the tests here that need compute_loss.
-"""
+"""compute_loss against an independent float64 version, and what must not change it."""
 
 import copy
 import itertools
