@@ -242,6 +242,7 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
+    assert attention_mask.shape[1] == 1, "a mask of its own for each head, which chooses keys"
     if scaling is None:
         scaling = D**-0.5
     # Query heads that share their keys and values are next to each other.

@@ -8,7 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB, random_model, sampled_logps_of, sampling_gaps
+from conftest import (
+    VOCAB,
+    assert_same_gradient,
+    gradients,
+    ragged_batch,
+    random_model,
+    sampled_logps_of,
+    sampling_gaps,
+)
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, Qwen2Config
 from transformers.cache_utils import DynamicCache
 
@@ -336,3 +344,34 @@ def test_the_least_recently_used_graph_makes_room(model, monkeypatch):
             decoder.start(model, [[1, 1, 1, 1]], prompt_of_row)
             decoder.step(model, prompt_of_row, uniforms, 1.0)
     assert [R for R, _ in sizes] == [1, 2, 3, 2]
+
+
+@pytest.mark.parametrize("window", [{}, {"use_sliding_window": True, "sliding_window": 3}])
+def test_attention_by_products_equals_sdpa(window, monkeypatch):
+    """As large models on a CPU have it in the loss: log-probs and gradient, with padding."""
+    monkeypatch.setattr(utils, "has_onednn_products", lambda: True)
+    model = random_model(0, **window)
+    batch = ragged_batch()
+    logps = {}
+    gradient = {}
+    for attention in ("sdpa", decoding.ATTENTION):
+        model.set_attn_implementation(attention)
+        logps[attention] = utils.get_per_token_logps(
+            model, batch["prompt_completion_ids"], batch["attention_mask"], 7, group_size=4
+        )
+        gradient[attention] = gradients(model, logps[attention].square().sum())
+    torch.testing.assert_close(logps[decoding.ATTENTION], logps["sdpa"], atol=1e-5, rtol=0)
+    assert_same_gradient(gradient[decoding.ATTENTION], gradient["sdpa"])
+
+
+def test_the_fastest_products_are_exact():
+    settings = torch.backends.mkldnn.matmul
+    precision = settings.fp32_precision
+    factor = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+    try:
+        utils.use_fastest_exact_products()
+        torch.testing.assert_close(
+            (factor @ factor).double(), factor.double() @ factor.double(), atol=1e-4, rtol=0
+        )
+    finally:
+        settings.fp32_precision = precision
