@@ -75,8 +75,8 @@ class RunConfig:
     )
     lora_rank: int | None = setting(
         None,
-        "Train adapters of this rank instead of the weights (LoRA, arXiv:2106.09685). Takes much"
-        " less memory, and about ten times the --learning_rate. (default: no adapters)",
+        "Train adapters of this rank instead of the weights (LoRA, arXiv:2106.09685). Uses much"
+        " less memory; set --learning_rate about ten times higher. (default: no adapters)",
     )
     gradient_checkpointing: bool = setting(
         False,
@@ -146,7 +146,7 @@ class RunConfig:
     )
     eval_split: str | None = setting(
         None,
-        "Choose flags and checkpoints on validation, and report the accuracy on test. The"
+        "The split to evaluate: choose flags and checkpoints on validation, and report test. The"
         " validation split of gsm8k is the last 500 training problems. (default: test; of"
         " arithmetic, validation)",
         title="evaluation",
@@ -172,8 +172,8 @@ class RunConfig:
     )
     resume: bool = setting(
         False,
-        "Continue the run in --output_dir from its newest checkpoint, with its own flags; one that"
-        " is done goes on if it is given more iterations.",
+        "Continue the run in --output_dir from its newest checkpoint, with the flags it had; one"
+        " that is done goes on if it is given more iterations.",
         may_change=True,
     )
     report_to: str = setting(
@@ -240,11 +240,11 @@ class LossConfig:
     cliprange: float = setting(0.2, "The ratio is clipped to the range from 1 - X to 1 + X.")
     cliprange_high: float | None = setting(
         None,
-        "The ratio is clipped at 1 + X from above, as in DAPO; in cispo it is the cap. (default:"
+        "Another upper limit 1 + X, as in DAPO; in cispo 1 + X caps the ratio. (default:"
         " --cliprange)",
     )
     use_std_normalization: bool = setting(
-        True, "Divide advantages by the standard deviation of their group; Dr. GRPO does not."
+        True, "Divide advantages by their group's standard deviation (default); Dr. GRPO does not."
     )
     mask_truncated_completions: bool = setting(
         False, "Compute no loss on completions that were cut off."
@@ -273,7 +273,8 @@ class GRPOConfig(LossConfig, RunConfig):
         256, "Completions of an iteration: prompts times --group_size."
     )
     epochs_per_rollout_batch: int = setting(
-        1, "Passes over each rollout batch. All updates but the first are off-policy."
+        1,
+        "Passes over each rollout batch; updates after an iteration's first are off-policy.",
     )
     train_batch_size: int | None = setting(
         None, "Completions of an update. (default: --rollout_batch_size, so one update a pass)"
@@ -287,14 +288,14 @@ class GRPOConfig(LossConfig, RunConfig):
     eval_only: bool = setting(False, "Evaluate the model and stop, without training.")
     judge_model: str | None = setting(
         None,
-        "Its name at the endpoint, or without one on the hub or a directory. (default: the frozen"
-        " model of the run itself)",
+        "With --judge_base_url the model's name there; otherwise a model on the hub or a directory."
+        " (default: the run's own model as it was before training)",
         title="judge (of the data set creative)",
     )
     judge_base_url: str | None = setting(
         None,
         "An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1, whose key is in the"
-        " environment variable OPENAI_API_KEY.",
+        " environment variable OPENAI_API_KEY. (default: the judge runs in this process)",
         may_change=True,
     )
 
@@ -501,7 +502,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, config_type: type):
         super().__init__(
-            description=config_type.__doc__,
+            description=f"{config_type.__doc__} @FILE stands for the flags in a file.",
             usage="%(prog)s [@experiments/recipes/NAME.args] [--flag value ...]",
             formatter_class=HelpFormatter,
             allow_abbrev=False,
