@@ -260,10 +260,11 @@ def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32
     several, it gives the mask, of SDPA's kind where that is used.
 
     Args:
-        attention_mask: (R, S) bool, False on padding and on columns that are still free.
+        attention_mask: (R, S) bool, False on padding and on columns that are still free. None, as
+            transformers' own `generate` may give, if there are none of these.
         local_size: the size of the layer's sliding window, if it has one.
     """
-    if q_length > 1:
+    if q_length > 1 or attention_mask is None:
         has_products = attention_mask is not None and prefers_products(
             attention_mask.device, q_length
         )

@@ -364,6 +364,19 @@ def test_attention_by_products_equals_sdpa(window, monkeypatch):
     assert_same_gradient(gradient[decoding.ATTENTION], gradient["sdpa"])
 
 
+def test_generate_of_transformers_runs_on_a_model_with_products(model):
+    """It gives no mask where nothing is padded, and the notebook or a user may call it."""
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    options = dict(max_new_tokens=8, do_sample=False)
+    own_attention = model.config._attn_implementation
+    expected = model.generate(prompt, **options)
+    model.set_attn_implementation(decoding.ATTENTION)
+    try:
+        assert model.generate(prompt, **options).tolist() == expected.tolist()
+    finally:
+        model.set_attn_implementation(own_attention)
+
+
 def test_the_fastest_products_are_exact():
     settings = torch.backends.mkldnn.matmul
     precision = settings.fp32_precision
