@@ -7,20 +7,26 @@ README.md says what the tables and their columns are.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
+from PIL import Image  # matplotlib brings it
 
 FOLDER = Path(__file__).resolve().parent
 STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9,
+    "figure.titlesize": 10,
+    "font.size": 9,
     "grid.color": "0.9",
     "legend.frameon": False,
+    "legend.handlelength": 1.5,
     "lines.markersize": 4,
     "savefig.dpi": 150,
 }
@@ -30,9 +36,18 @@ HEAVY_PENALTY = "#56B4E9"
 SFT = "#D55E00"
 FORMAT_ONLY = "#E69F00"
 RANDOM_REWARD = "#CC79A7"
-BEFORE_TRAINING = "0.5"
-FAMILIES = {"Qwen2.5-Math-1.5B": GRPO, "OLMo-2-1B": SFT, "another model": "#009E73"}
-SMOLLM2 = "#CC79A7"
+# Variants of GRPO in the figures of the ablations.
+GREEN = "#009E73"
+WINE = "#882255"
+GREY = "0.45"
+FAMILIES = {"Qwen2.5-Math-1.5B": GRPO, "OLMo-2-1B": SFT, "another model": GREEN}
+ACCURACY = "accuracy on validation (%)"
+TITLES = {
+    "accuracy": ACCURACY,
+    "grad_norm": "gradient norm",
+    "response_length": "length (tokens)",
+    "entropy": "entropy (nats per token)",
+}
 
 curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
 hard_steps = curves["careful"] + curves["direct"]
@@ -41,21 +56,97 @@ curves["careful_share"] = curves["careful"] / hard_steps
 curves[["accuracy", "careful_share", "distinct_2_batch"]] *= 100
 test = pd.read_csv(FOLDER / "test.csv")
 test["accuracy"] *= 100
+real = pd.read_csv(FOLDER / "real.csv")
+real["accuracy"] *= 100
 choices = pd.read_csv(FOLDER / "choices.csv")
 public = pd.read_csv(FOLDER / "public.csv")
 measures = pd.read_csv(FOLDER / "measures.csv")
 
 
-def new_figure(num_rows, num_columns, height):
+class Arm(NamedTuple):
+    """A line of a figure; without a rate it is at the learning rate that suits the arm best."""
+
+    label: str
+    arm: str
+    color: str
+    linestyle: str = "-"
+    study: str = "choices"
+    rate: float | None = None
+
+
+# The figures of CS336's ablations: message, arms, and a panel for each column of curves.csv.gz.
+ABLATIONS = {
+    "grpo_learning_rate": (
+        "2e-4 is the best of four learning rates, and 1e-3 destroys the model",
+        [
+            Arm("1e-4", "base", GREEN, "-", "rates", 1e-4),
+            Arm("2e-4", "base", GRPO, "-", "rates", 2e-4),
+            Arm("4e-4", "base", WINE, "-", "rates", 4e-4),
+            Arm("1e-3 (one seed)", "base", GREY, "--", "rates", 1e-3),
+        ],
+        ["accuracy", "grad_norm", "entropy"],
+    ),
+    "grpo_baselines": (
+        "Raw rewards teach the format and little more",
+        [
+            Arm("group's mean subtracted (the baseline)", "base", GRPO),
+            Arm("raw rewards", "no_baseline", WINE, "--"),
+        ],
+        ["accuracy", "grad_norm", "response_length"],
+    ),
+    "grpo_length_normalization": (
+        "Dividing by a constant makes gradients smaller; accuracy and length are alike",
+        [
+            Arm("own length (the baseline)", "base", GRPO),
+            Arm("all tokens of the batch", "token_mean", GREEN, ":"),
+            Arm("a constant", "masked_normalize", WINE, "--"),
+        ],
+        ["accuracy", "grad_norm", "response_length"],
+    ),
+    "grpo_group_standard_deviation": (
+        "Without the division early gradients are larger, and accuracy is alike",
+        [
+            Arm("divided by the std (the baseline)", "base", GRPO),
+            Arm("not divided", "no_std", WINE, "--"),
+        ],
+        ["accuracy", "grad_norm", "response_length"],
+    ),
+    "grpo_off_policy_clip_ablation": (
+        "Without the clip gradients are larger, and accuracy is alike at iteration 60",
+        [
+            Arm("4 updates, clip", "updates4", GRPO),
+            Arm("4 updates, no clip", "updates4_no_clip", GREEN, "--"),
+            Arm("16 updates, clip", "updates16", GREY),
+            Arm("16 updates, no clip", "updates16_no_clip", WINE, "--"),
+        ],
+        ["accuracy", "grad_norm", "entropy", "response_length"],
+    ),
+    "grpo_prompt_ablation": (
+        "Three prompts, and no difference in accuracy",
+        [
+            Arm("r1_zero", "r1_zero", WINE),
+            Arm("question_only", "question_only", GREEN),
+            Arm("reasoning_answer", "answer_reward", GRPO, "--"),
+        ],
+        ["accuracy", "grad_norm", "entropy", "response_length"],
+    ),
+}
+
+
+def new_figure(message, num_rows, num_columns, height):
     figure = Figure((6.5, height), layout="constrained")  # as wide as a phone can show it
+    figure.suptitle(message, x=0.01, ha="left", weight="bold")
     axes = figure.subplots(num_rows, num_columns, squeeze=False)
     return figure, axes.flatten()
 
 
-def by_seed(study, arm, column, split="train"):
+def by_seed(study, arm, column, split="train", rate=None, index="step"):
     """A column of curves.csv.gz: a row for each step, a column for each seed."""
     rows = curves.query("study == @study and arm == @arm and split == @split")
-    return rows.pivot(index="step", columns="seed", values=column)
+    if study == "choices":
+        rows = rows.query("seed <= 6")  # the four seeds that every arm has
+    is_wanted = rows["best"] == 1 if rate is None else rows["rate"] == rate
+    return rows[is_wanted].pivot_table(column, index=index, columns="seed")
 
 
 def accuracies_on_test(study, arm):
@@ -79,29 +170,28 @@ def draw(ax, seeds, color, linestyle="-", **style):
     ax.plot(mean, color=color, linestyle=linestyle, **style)
 
 
-def describe(ax, title, unit, lowest=None, highest=None):
+def describe(ax, title, lowest=None, highest=None, x="iteration"):
     ax.set_title(title, loc="left")
-    ax.set_ylabel(unit)
+    ax.set_xlabel(x)
     ax.set_ylim(lowest, highest)
 
 
 def draw_training():
-    figure, axes = new_figure(3, 2, 7.5)
+    message = "GRPO finds the careful steps; a reward for the format alone doesn't"
+    figure, axes = new_figure(message, 2, 3, 4.6)
     accuracy, careful, reward, entropy, kl, length = axes
     draw_reward(axes, "grpo", GRPO, 4)
     draw_reward(axes, "format", FORMAT_ONLY, 2)
     draw_reward(axes, "random", RANDOM_REWARD, 1)
-    accuracy.text(100, 80, "GRPO", color=GRPO, ha="right")
-    accuracy.text(100, 51, "format only", color=FORMAT_ONLY, ha="right")
-    accuracy.text(100, 10, "random reward", color=RANDOM_REWARD, ha="right")
-    describe(accuracy, "(a) accuracy on validation", "%", 0, 102)
-    describe(careful, "(b) careful steps", "% of the hard steps", 0, 102)
-    describe(reward, "(c) reward", "% of its maximum", 0, 102)
-    describe(entropy, "(d) entropy of samples", "nats per token", 0)
-    describe(kl, "(e) KL divergence of samples", "nats per token", 0)
-    describe(length, "(f) length of samples", "tokens", 0)
-    kl.set_xlabel("iteration")
-    length.set_xlabel("iteration")
+    accuracy.text(100, 76, "GRPO", color=GRPO, ha="right")
+    accuracy.text(100, 52, "format only", color=FORMAT_ONLY, ha="right")
+    accuracy.text(100, 6, "random reward", color=RANDOM_REWARD, ha="right")
+    describe(accuracy, ACCURACY, 0, 102)
+    describe(careful, "hard steps: careful (%)", 0, 102)
+    describe(reward, "reward (% of its maximum)", 0, 102)
+    describe(entropy, TITLES["entropy"], 0)
+    describe(kl, "KL (nats per token)", 0)
+    describe(length, TITLES["response_length"], 0)
     return figure
 
 
@@ -120,18 +210,17 @@ def draw_reward(axes, arm, color, maximum):
 
 
 def draw_scaling():
-    figure, axes = new_figure(1, 2, 3.2)
+    message = "1m and 3m learn the task; 0.1m and 0.3m barely do"
+    figure, axes = new_figure(message, 1, 2, 2.9)
     by_iteration, by_size = axes
-    describe(by_iteration, "(a) by iteration", "accuracy on validation (%)", -2, 102)
-    describe(by_size, "(b) by size", "accuracy on test (%)", -2, 102)
-    by_iteration.set_xlabel("iteration")
-    by_size.set_xlabel("parameters")
+    describe(by_iteration, ACCURACY, -2, 102)
+    describe(by_size, "accuracy on test (%)", -2, 102, x="parameters")
     by_size.set_xscale("log")
     draw_size(axes, "3m", "#00304d", "scaling", "3m", "3m_before")
     draw_size(axes, "1m", GRPO, "dynamics", "grpo", "before")
     draw_size(axes, "0.3m", "#3d97cc", "scaling", "0.3m", "0.3m_before")
     draw_size(axes, "0.1m", "#7ab8dc", "scaling", "0.1m", "0.1m_before")
-    by_iteration.legend()
+    by_iteration.legend(loc=(0.72, 0.3))
     by_size.text(1.7e6, 84, "after", ha="center")
     by_size.text(1.7e6, 30, "before", ha="center")
     return figure
@@ -149,7 +238,8 @@ def draw_size(axes, name, color, study, arm, arm_before):
 
 
 def draw_sft():
-    figure, (by_solutions, by_iteration) = new_figure(2, 1, 7.5)
+    message = "10 careful solutions match 47 iterations, 1,000 direct ones fewer than 5"
+    figure, (by_solutions, by_iteration) = new_figure(message, 2, 1, 6)
     draw_solutions(by_solutions)
     draw_worth(by_iteration)
     return figure
@@ -157,22 +247,22 @@ def draw_sft():
 
 def draw_solutions(ax):
     """Accuracy on test by the number of solutions, beside GRPO's."""
-    describe(ax, "(a) SFT, by number of solutions", "accuracy on test (%)", 15, 102)
-    ax.set_xlabel("worked solutions")
+    title = "SFT by number of solutions: accuracy on test (%)"
+    describe(ax, title, 15, 102, x="worked solutions")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:,.0f}")
     for study, arm in (("dynamics", "grpo"), ("rates", "base")):
         seeds = accuracies_on_test(study, arm)
         ax.axhspan(seeds.min(), seeds.max(), color=GRPO, alpha=0.2, linewidth=0)
     start = accuracies_on_test("dynamics", "before").item()
-    ax.axhline(start, color=BEFORE_TRAINING, linestyle=":")
+    ax.axhline(start, color=GREY, linestyle=":")
     draw_kind(ax, "careful", "o", "-")
     draw_kind(ax, "direct", "s", "--")
     ax.text(8_500, 52, "10,000 direct, five times the updates", color=SFT, ha="right")
     ax.text(17_000, 95, "GRPO, the demo", color=GRPO, ha="right")
     ax.text(17_000, 84, "GRPO, the baseline", color=GRPO, ha="right")
-    ax.text(17_000, 26, "before training", color=BEFORE_TRAINING, ha="right")
-    ax.legend(loc=(0.1, 0.6))
+    ax.text(17_000, 27, "before training", color=GREY, ha="right")
+    ax.legend(loc=(0.1, 0.55))
 
 
 def draw_kind(ax, kind, marker, linestyle):
@@ -187,9 +277,8 @@ def draw_kind(ax, kind, marker, linestyle):
 
 def draw_worth(ax):
     """The baseline of GRPO by iteration, and at which of them it has the accuracy of SFT."""
-    title = "(b) GRPO, by iteration, and where SFT ends"
-    describe(ax, title, "accuracy on validation (%)", 15, 102)
-    ax.set_xlabel("iteration of GRPO")
+    title = "GRPO by iteration, and where SFT ends: accuracy on validation (%)"
+    describe(ax, title, 15, 102, x="iteration of GRPO")
     ax.set_xlim(0, 60)
     draw(ax, by_seed("exchange", "grpo", "accuracy", "validation"), GRPO, linewidth=2)
     ax.text(32, 51, "GRPO, the baseline", color=GRPO)
@@ -216,50 +305,115 @@ def draw_end_of_sft(ax, arm, name):
 
 
 def draw_judge():
-    figure, axes = new_figure(3, 1, 7)
+    message = "The judge's reward rises, and under a light KL penalty the stories become alike"
+    figure, axes = new_figure(message, 1, 3, 2.6)
     diversity, reward, kl = axes
     for ax, column in zip(axes, ("distinct_2_batch", "reward", "kl_per_token"), strict=True):
         light = smooth(by_seed("judge", "beta0.04", column))
         heavy = smooth(by_seed("judge", "beta0.4", column))
-        draw(ax, light, GRPO, label="beta 0.04")
-        draw(ax, heavy, HEAVY_PENALTY, "--", label="beta 0.4")
-    diversity.legend(loc="lower left")
-    describe(diversity, "(a) distinct word pairs in a batch", "%", 0, 102)
-    describe(reward, "(b) the judge's reward", "nats per token")
-    describe(kl, "(c) KL divergence", "nats per token", 0)
-    kl.set_xlabel("iteration")
+        draw(ax, light, GRPO, label="light penalty, beta 0.04")
+        draw(ax, heavy, HEAVY_PENALTY, "--", label="heavy penalty, beta 0.4")
+    describe(diversity, "distinct word pairs (%)", 0, 102)
+    describe(reward, "reward (nats per token)")
+    describe(kl, "KL (nats per token)", 0)
+    figure.legend(*kl.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
+
+
+def draw_smollm2():
+    message = "SmolLM2-135M gains little in 60 iterations and more in 240 slower ones"
+    figure, axes = new_figure(message, 2, 2, 4.8)
+    greedy, solutions, samples, entropy = axes
+    for arm in (
+        Arm("GRPO at 5e-6", "slow", GRPO, "--"),
+        Arm("GRPO at 2e-5", "grpo", GRPO),
+        Arm("format only", "format", FORMAT_ONLY),
+    ):
+        seeds = by_seed("real", arm.arm, "accuracy", "validation")
+        draw(greedy, seeds, arm.color, arm.linestyle, label=arm.label)
+        draw(samples, mean_of_last_ten(arm.arm, "accuracy"), arm.color, arm.linestyle)
+        if arm.arm != "format":  # too few of its groups have different rewards
+            draw(entropy, mean_of_last_ten(arm.arm, "entropy"), arm.color, arm.linestyle)
+    draw_solutions_of_smollm2(solutions)
+    describe(greedy, "GRPO: " + ACCURACY, 0, 44)
+    describe(solutions, "SFT: " + ACCURACY, 0, 44, x="worked solutions")
+    describe(samples, "accuracy of training samples (%)", 0, 44)
+    describe(entropy, TITLES["entropy"], 0)
+    greedy.legend(loc="upper left")
+    return figure
+
+
+def mean_of_last_ten(arm, column):
+    windows = by_seed("real", arm, column).rolling(10)
+    return windows.mean().iloc[9:]
+
+
+def draw_solutions_of_smollm2(ax):
+    """Greedy accuracy by the number of solutions, and where GRPO's longer runs end."""
+    runs = real.query("study == 'real' and split == 'validation' and n == 300 and step > 0")
+    sizes = {"sft32": 32, "sft128": 128, "sft512": 512, "more_sft": 128 + 1_920}
+    last = runs.groupby(["arm", "seed"]).last().reset_index()
+    trained = last[last["arm"].isin(sizes)]
+    num_solutions = trained["arm"].map(sizes)
+    ax.plot(num_solutions, trained["accuracy"], "o", color=SFT, markerfacecolor="none")
+    ax.plot(trained["accuracy"].groupby(num_solutions).mean(), color=SFT)
+    longer = last[last["arm"] == "slow"]["accuracy"]
+    ax.axhspan(longer.min(), longer.max(), color=GRPO, alpha=0.2, linewidth=0)
+    ax.text(30, 28, "128, then GRPO\nat 5e-6", color=GRPO)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(sizes.values()), [f"{size:,}" for size in sizes.values()])
+
+
+def draw_carries_over():
+    """A row for each question with a verdict: a dot for each project, their median, and ours."""
+    message = "Raw rewards and large rounds of expert iteration lose in public runs too"
+    figure, (ax,) = new_figure(message, 1, 1, 5)
+    equal_runs = measures[measures["run"] == "all equal runs, step 50"]
+    noise = equal_runs["value"].item()
+    ax.axvspan(-noise, noise, color="0.93", linewidth=0, zorder=0)
+    decided = public.query("quality == 'good' and verdict != 'unclear'").dropna(subset="difference")
+    questions = decided["question"].unique()
+    labels = [
+        draw_question(ax, row, question, decided[decided["question"] == question])
+        for row, question in enumerate(questions)
+    ]
+    ax.axvline(0, color="0.4", linewidth=0.8)
+    ax.set_xlabel("difference in accuracy (points)")
+    ax.grid(visible=False, axis="y")
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.set_yticks(range(len(labels)), labels, multialignment="left")
+    for family, color in FAMILIES.items():
+        ax.plot([], [], "o", color=color, label=f"a project with {family}")
+    ax.plot([], [], "o", color="0.4", markerfacecolor="none", label="open: a run collapsed")
+    ax.plot([], [], color="black", linewidth=2.5, label="median of the projects")
+    ax.plot([], [], "-D", color="0.3", label="tiny/1m, with its interval")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw_question(ax, row, question, projects):
+    """The dots and lines of a row; its label is returned."""
+    ours = next(projects.itertuples())
+    for project in projects.itertuples():
+        color = FAMILIES[project.family]
+        has_collapsed = project.collapsed_a + project.collapsed_b > 0
+        fill = "none" if has_collapsed else color
+        ax.plot(project.difference, row, "o", color=color, markerfacecolor=fill, markersize=5)
+    median = projects["difference"].median()
+    ax.vlines(median, row - 0.2, row + 0.2, "black", linewidth=2.5)
+    ax.hlines(row + 0.3, ours.ours_low, ours.ours_high, "0.3")
+    ax.plot(ours.ours, row + 0.3, "D", color="0.3")
+    ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
+    num_higher = (projects["difference"].round(1) > 0).sum()
+    lines = question.replace(" - ", "\nminus ")
+    return f"{lines}\n({num_higher} of {len(projects)} higher)"
 
 
 def draw_choices():
-    figure = Figure((6.5, 8.5), layout="constrained")
-    rates, forest = figure.subplots(2, 1, height_ratios=[1, 2.2])
-    draw_rates(rates)
-    draw_forest(forest)
-    return figure
-
-
-def draw_rates(ax):
-    """Four seeds of the baseline at three learning rates."""
-    runs = curves.query("study == 'choices' and arm == 'base' and split == 'validation'")
-    runs = runs.query("3 <= seed <= 6 and step > 0")
-    over_the_run = runs.pivot_table("accuracy", index="rate", columns="seed")
-    last = runs.query("step == 60")
-    at_the_end = last.pivot_table("accuracy", index="rate", columns="seed")
-    draw(ax, at_the_end, GRPO, "--", marker="o", label="at iteration 60")
-    draw(ax, over_the_run, GRPO, marker="s", label="averaged")
-    describe(ax, "(a) the baseline by learning rate", "accuracy on validation (%)")
-    ax.legend(loc="lower right")
-    ax.set_xscale("log")
-    ax.set_xticks([1e-4, 2e-4, 4e-4], ["1e-4", "2e-4", "4e-4"])
-    ax.set_xticks([], minor=True)
-    ax.set_xlabel("learning rate")
-
-
-def draw_forest(ax):
     """A row for each choice, the best one on top."""
-    ax.set_title("(b) each choice at its best rate", loc="left")
-    ax.set_xlabel("difference averaged over the run (points)")
+    message = "Raw rewards lose far more than any other choice gains or loses"
+    figure, (ax,) = new_figure(message, 1, 1, 5)
+    ax.set_xlabel("accuracy averaged over iterations 10 to 60 (points)")
     rows = choices.query("study == 'choices' and measure == 'averaged over the run'")
     rows = rows.sort_values("mean").reset_index()
     names = rows["choice"] + " minus " + rows["reference"]
@@ -272,92 +426,131 @@ def draw_forest(ax):
     ax.scatter(rows["mean"], rows.index, 25, fills, edgecolors=colors, zorder=3)
     ax.axvline(0, color="0.4", linewidth=0.8)
     ax.grid(visible=False, axis="y")
-
-
-def draw_real_model():
-    figure, axes = new_figure(4, 1, 9)
-    greedy, samples, length, entropy = axes
-    draw_smollm2(axes, "slow", GRPO, "--", "GRPO at 5e-6")
-    draw_smollm2(axes, "grpo", GRPO, "-", "GRPO at 2e-5")
-    draw_smollm2(axes, "format", FORMAT_ONLY, "-", "format only")
-    describe(greedy, "(a) greedy answers, on validation", "accuracy (%)", 0, 36)
-    describe(samples, "(b) samples in training", "accuracy (%)", 0, 36)
-    describe(length, "(c) length of samples", "tokens", 0, 40)
-    describe(entropy, "(d) entropy of samples", "nats per token", 0)
-    entropy.set_xlabel("iteration")
-    greedy.legend(loc="lower right")
     return figure
 
 
-def draw_smollm2(axes, arm, color, linestyle, name):
-    greedy, samples, length, entropy = axes
-    accuracies = by_seed("real", arm, "accuracy", "validation")
-    draw(greedy, accuracies, color, linestyle, label=name)
-    draw(samples, mean_of_last_ten(arm, "accuracy"), color, linestyle)
-    draw(length, mean_of_last_ten(arm, "response_length"), color, linestyle)
-    if arm != "format":  # too few of its groups have different rewards
-        draw(entropy, mean_of_last_ten(arm, "entropy"), color, linestyle)
-
-
-def mean_of_last_ten(arm, column):
-    windows = by_seed("real", arm, column).rolling(10)
-    return windows.mean().iloc[9:]
-
-
-def draw_carries_over():
-    """A row for each question with a verdict: a dot for each project, their median, and ours."""
-    figure, (ax,) = new_figure(1, 1, 7)
-    draw_noise(ax, 50, "0.94")
-    draw_noise(ax, 200, "0.87")
-    decided = public.query("quality == 'good' and verdict != 'unclear'").dropna(subset="difference")
-    questions = decided["question"].unique()
-    for row, question in enumerate(questions):
-        draw_question(ax, row, question, decided[decided["question"] == question])
-    ax.axvline(0, color="0.4", linewidth=0.8)
-    ax.set_xscale("symlog", linthresh=10, linscale=0.9)
-    ticks = [-80, -20, -5, 0, 5, 20]
-    ax.set_xticks(ticks, ticks)
-    ax.set_xticks([], minor=True)
-    ax.set_xlim(-100, 70)
-    ax.set_xlabel("b is better   <   a - b in points of accuracy   >   a is better")
-    ax.set_yticks([])
-    ax.set_ylim(len(questions) - 0.5, -0.6)
-    for family, color in FAMILIES.items():
-        ax.plot([], [], "o", color=color, label=f"a project with {family}")
-    ax.plot([], [], "o", color="0.4", markerfacecolor="none", label="open: a run collapsed")
-    ax.plot([], [], color="black", linewidth=2.5, label="median of the projects")
-    ax.plot([], [], "-D", color="0.3", label="our toy world, with its interval")
-    ax.plot([], [], "-s", color=SMOLLM2, label="SmolLM2-135M")
-    figure.legend(loc="outside lower center", ncols=2)
+def draw_expert_iteration():
+    message = "Every round gains, and five of them stay below GRPO"
+    figure, (accuracy, entropy) = new_figure(message, 1, 2, 3.6)
+    study = "expert_iteration"
+    for arm in (
+        Arm("96 x 4", "questions96_group4_epochs4", HEAVY_PENALTY),
+        Arm("96 x 8", "questions96_group8_epochs4", SFT),
+        Arm("96 x 8, one epoch", "questions96_group8_epochs1", SFT, ":"),
+        Arm("96 x 16", "questions96_group16_epochs4", WINE),
+        Arm("192 x 4", "questions192_group4_epochs4", GREEN),
+        Arm("512 x 8", "questions512_group8_epochs4", "black"),
+    ):
+        by_round = by_seed(study, arm.arm, "accuracy", "validation", index="ei_step")
+        draw(accuracy, by_round, arm.color, arm.linestyle, marker="o", label=arm.label)
+        kept = by_seed(study, arm.arm, "entropy", index="ei_step")
+        draw(entropy, kept, arm.color, arm.linestyle, marker="o")
+        if arm.arm in ("questions96_group4_epochs4", "questions96_group16_epochs4"):
+            of_all = by_seed(study, arm.arm, "sample_entropy", index="ei_step")
+            draw(entropy, of_all, arm.color, "--", marker="s")
+    grpo = by_seed("rates", "base", "accuracy", "validation").loc[60]
+    accuracy.axhspan(grpo.min(), grpo.max(), color=GRPO, alpha=0.2, linewidth=0)
+    accuracy.text(1, 85, "GRPO, 3,840 samples", color=GRPO)
+    describe(accuracy, ACCURACY, x="round")
+    describe(entropy, TITLES["entropy"], 0, x="round")
+    entropy.text(1.3, 0.16, "all samples")
+    entropy.text(1.5, 0.006, "samples kept")
+    figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def draw_noise(ax, step, color):
-    """A band from minus to plus the difference that holds 95% of pairs of equal runs."""
-    equal_runs = measures[measures["run"] == f"all equal runs, step {step}"]
-    width = equal_runs["value"].item()
-    ax.axvspan(-width, width, color=color, linewidth=0, zorder=0)
-    ax.text(width, -0.55, f"{width:.0f}", ha="right", va="top", color="0.4")
+def draw_sft_experiment():
+    message = "What the solutions show counts more than how many there are"
+    figure, axes = new_figure(message, 1, 3, 3.2)
+    careful, direct, filtered = axes
+    shades = matplotlib.colormaps["viridis_r"]
+    sizes = (10, 100, 128, 256, 512, 1_000)
+    for number, size in enumerate(sizes):
+        color = shades((number + 1) / len(sizes))
+        draw_set(careful, "sft", f"careful{size}", color, f"{size:,}")
+        draw_set(direct, "sft", f"direct{size}", color, f"{size:,}")
+    draw_set(direct, "sft", "direct10000", SFT, "10,000")
+    draw_set(filtered, "filtered", "right", GREEN, "268 right")
+    draw_set(filtered, "filtered", "wrong", WINE, "268 wrong")
+    draw_set(filtered, "filtered", "as_many", FORMAT_ONLY, "268 random")
+    draw_set(filtered, "filtered", "all", GREY, "all 2,048")
+    describe(careful, "careful solutions", 15, 95, x="update")
+    describe(direct, "direct solutions", 15, 95, x="update")
+    describe(filtered, "samples of the 3m model", 15, 95, x="update")
+    careful.set_ylabel(ACCURACY)
+    filtered.legend(loc="upper left")
+    handles, labels = direct.get_legend_handles_labels()
+    title = "number of solutions"
+    figure.legend(handles, labels, loc="outside lower center", ncols=7, title=title)
+    return figure
 
 
-def draw_question(ax, row, question, projects):
-    ours = next(projects.itertuples())
-    num_higher = (projects["difference"].round(1) > 0).sum()
-    verdict = f"{num_higher} of {len(projects)} higher; carries over: {ours.verdict}"
-    ax.text(-97, row - 0.4, question, weight="bold")
-    ax.text(-97, row - 0.24, verdict)
-    for project in projects.itertuples():
-        color = FAMILIES[project.family]
-        has_collapsed = project.collapsed_a + project.collapsed_b > 0
-        fill = "none" if has_collapsed else color
-        ax.plot(project.difference, row, "o", color=color, markerfacecolor=fill, markersize=5)
-    median = projects["difference"].median()
-    ax.vlines(median, row - 0.14, row + 0.14, "black", linewidth=2.5)
-    ax.hlines(row + 0.2, ours.ours_low, ours.ours_high, "0.3")
-    ax.plot(ours.ours, row + 0.2, "D", color="0.3")
-    ax.hlines(row + 0.32, ours.smollm2_low, ours.smollm2_high, SMOLLM2)
-    ax.plot(ours.smollm2, row + 0.32, "s", color=SMOLLM2)
-    ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
+def draw_set(ax, study, arm, color, label):
+    draw(ax, by_seed(study, arm, "accuracy", "validation"), color, marker=".", label=label)
+
+
+def draw_ablation(message, arms, columns):
+    """A panel for each column of curves.csv.gz, with a line for each arm."""
+    num_rows = 1 if len(columns) == 3 else 2
+    figure, axes = new_figure(message, num_rows, len(columns) // num_rows, 0.6 + 2 * num_rows)
+    for ax, column in zip(axes, columns, strict=True):
+        for arm in arms:
+            draw_arm(ax, arm, column)
+        describe(ax, TITLES[column], 0)
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(arms))
+    return figure
+
+
+def draw_arm(ax, arm, column):
+    if column == "accuracy":
+        seeds = by_seed(arm.study, arm.arm, column, "validation", arm.rate)
+    else:
+        seeds = smooth(by_seed(arm.study, arm.arm, column, "train", arm.rate))
+    draw(ax, seeds, arm.color, arm.linestyle, label=arm.label)
+
+
+def draw_grpo_off_policy_sweep():
+    message = "Two or four updates learn sooner per iteration, and no sooner per second"
+    figure, axes = new_figure(message, 2, 3, 5)
+    broad, by_iteration, by_second, grad_norm, entropy, length = axes
+    sweep = curves.query("study == 'three_seeds' and seed == 0 and step == 60")
+    sweep = sweep.query("split == 'validation'").pivot(index="arm", columns="rate")["accuracy"]
+    broad.plot(sweep.loc["epochs1_batch32"].dropna(), color=GREEN, marker="o")
+    broad.plot(sweep.loc["epochs2_batch32"].dropna(), color=WINE, marker="o")
+    broad.plot(sweep.loc["epochs4_batch16"].dropna(), color=GREY, marker="o")
+    for arm in (
+        Arm("1 update", "base", GRPO),
+        Arm("2 updates", "updates2", GREEN),
+        Arm("4 updates", "updates4", WINE),
+        Arm("16 updates", "updates16", GREY),
+    ):
+        draw_arm(by_iteration, arm, "accuracy")
+        draw_by_second(by_second, arm)
+        draw_arm(grad_norm, arm, "grad_norm")
+        draw_arm(entropy, arm, "entropy")
+        draw_arm(length, arm, "response_length")
+    draw_arm(entropy, Arm("expert iteration", "expert_iteration", SFT, "--"), "sample_entropy")
+    draw_arm(by_iteration, Arm("", "base_200", GRPO, ":"), "accuracy")
+    draw_arm(by_iteration, Arm("", "updates4_200", WINE, ":"), "accuracy")
+    broad.set_xscale("log")
+    describe(broad, "broad sweep, at 60 (%)", x="learning rate")
+    describe(by_iteration, ACCURACY)
+    describe(by_second, ACCURACY, x="seconds")
+    describe(grad_norm, TITLES["grad_norm"], 0)
+    describe(entropy, TITLES["entropy"], 0)
+    describe(length, TITLES["response_length"])
+    figure.legend(*entropy.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def draw_by_second(ax, arm):
+    """Accuracy by the seconds of the fastest seed, without evaluations."""
+    accuracy = by_seed(arm.study, arm.arm, "accuracy", "validation")
+    seconds = by_seed(arm.study, arm.arm, "seconds").cumsum()
+    fastest = seconds[seconds.loc[60].idxmin()]
+    accuracy.index = [0 if step == 0 else fastest[step] for step in accuracy.index]
+    draw(ax, accuracy, arm.color, arm.linestyle)
 
 
 def main():
@@ -367,17 +560,24 @@ def main():
         "scaling": draw_scaling,
         "sft": draw_sft,
         "judge": draw_judge,
-        "choices": draw_choices,
-        "real_model": draw_real_model,
+        "smollm2": draw_smollm2,
         "carries_over": draw_carries_over,
+        "choices": draw_choices,
+        "expert_iteration": draw_expert_iteration,
+        "sft_experiment": draw_sft_experiment,
+        "grpo_off_policy_sweep": draw_grpo_off_policy_sweep,
     }
+    for name, ablation in ABLATIONS.items():
+        figures[name] = partial(draw_ablation, *ablation)
     parser.add_argument("name", nargs="?", choices=figures, help="one of them alone")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the PNG files go")
     args = parser.parse_args()
     matplotlib.rcParams.update(STYLE)
     for name in [args.name] if args.name else figures:
-        figure = figures[name]()
-        figure.savefig(args.folder / f"{name}.png", metadata={"Software": None})
+        path = args.folder / f"{name}.png"
+        figures[name]().savefig(path)
+        with Image.open(path) as image:
+            image.convert("RGB").quantize(128).save(path, optimize=True)  # a third of the size
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """results/: a figure is drawn, and the tables say what analysis.md says."""
 
+import re
+
 from conftest import ROOT, run_script
 
 from results import figures
@@ -7,10 +9,13 @@ from results import figures
 REPORT = (ROOT / "analysis.md").read_text("utf-8")
 
 
-def test_a_figure_is_drawn(tmp_path):
-    result = run_script("results/figures.py", "scaling", "--folder", tmp_path)
+def test_every_figure_of_the_report_is_drawn(tmp_path):
+    result = run_script("results/figures.py", "--folder", tmp_path)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    drawn = {path.name for path in tmp_path.iterdir() if path.stat().st_size > 10_000}
+    shown = set(re.findall(r"\(results/(\w+\.png)\)", REPORT))
+    stored = {path.name for path in (ROOT / "results").glob("*.png")}
+    assert drawn == shown == stored
 
 
 def ends_of_lines(ax):
@@ -19,7 +24,7 @@ def ends_of_lines(ax):
 
 
 def test_figures_end_where_the_report_says():
-    """Accuracies and worths are those of its captions and tables."""
+    """Accuracies and worths are those of its text."""
     accuracy, careful, reward, *_, length = figures.draw_training().axes
     assert ends_of_lines(accuracy) == [91.7, 42.0, 20.8]
     band_of_grpo = accuracy.collections[0].get_paths()[0].vertices
@@ -33,9 +38,11 @@ def test_figures_end_where_the_report_says():
     assert ends_of_lines(by_size) == after_and_before
     parameters = [line.get_xdata()[0] for line in by_size.lines[::2]]
     assert parameters == [2_775_936, 1_018_496, 271_680, 91_920]
-    greedy, samples, _, entropy = figures.draw_real_model().axes
+    greedy, solutions, samples, entropy = figures.draw_smollm2().axes
     assert ends_of_lines(greedy) == [25.5, 16.9, 6.8]
     assert ends_of_lines(samples) == [28.3, 15.4, 6.5]
+    means_by_solutions = solutions.lines[-1].get_ydata()
+    assert [round(float(mean)) for mean in means_by_solutions] == [1, 19, 34, 40]
     assert len(entropy.lines) == 2
     _, worth = figures.draw_sft().axes
     assert {41.9, 61.7, 80.7, 86.4, 91.9} < set(ends_of_lines(worth))
@@ -43,12 +50,31 @@ def test_figures_end_where_the_report_says():
     assert "10 careful: 47 (39 to 54)" in names and "100 careful" in names
 
 
+def test_figures_of_ablations_end_where_the_report_says():
+    """An arm is at its best rate, with the four seeds that all arms have."""
+    accuracy, grad_norm, _ = figures.draw_ablation(*figures.ABLATIONS["grpo_baselines"]).axes
+    assert ends_of_lines(accuracy) == [83.2, 44.1]
+    assert ends_of_lines(grad_norm) == [0.2, 0.4]
+    accuracy, *_ = figures.draw_ablation(*figures.ABLATIONS["grpo_learning_rate"]).axes
+    assert ends_of_lines(accuracy) == [76.9, 85.9, 76.2, 2.8]
+    accuracy, *_ = figures.draw_ablation(*figures.ABLATIONS["grpo_off_policy_clip_ablation"]).axes
+    assert ends_of_lines(accuracy) == [87.3, 87.4, 83.5, 84.0]
+    broad, by_iteration, by_second, *_ = figures.draw_grpo_off_policy_sweep().axes
+    assert ends_of_lines(broad) == [83.4, 77.2, 38.2]
+    assert ends_of_lines(by_iteration) == [83.2, 84.9, 87.3, 83.5, 87.8, 88.0]
+    seconds = [round(float(line.get_xdata()[-1])) for line in by_second.lines]
+    assert seconds == [110, 140, 157, 296]
+    accuracy, _ = figures.draw_expert_iteration().axes
+    assert ends_of_lines(accuracy) == [71.9, 70.5, 70.3, 73.3, 66.6, 75.9]
+
+
 def test_headline_numbers_are_those_of_the_report():
     demo = figures.accuracies_on_test("dynamics", "grpo")
-    assert f"| 93.0 ({demo.min():.1f} to {demo.max():.1f}) |" in REPORT
+    assert f"93.0% ({demo.min():.1f}% to {demo.max():.1f}%)" in REPORT
     assert abs(demo.mean() - 93.0) <= 0.051  # a tie
     choices = figures.choices.set_index(["choice", "reference", "measure"])
     raw = choices.loc["raw rewards", "the baseline", "averaged over the run"]
-    assert f"{raw['mean']:+.1f} [{raw['low']:.1f}, {raw['high']:.1f}] | significant |" in REPORT
-    last = figures.by_seed("dynamics", "random", "kl_per_token").loc[96:].mean().mean()
-    assert f"to {last:.2f} nats per token" in REPORT
+    loss = f"{-raw['mean']:.1f} points over the run [{-raw['high']:.1f}, {-raw['low']:.1f}]"
+    assert loss in REPORT
+    last = figures.by_seed("dynamics", "grpo", "kl_per_token").loc[96:].mean().mean()
+    assert f"{last:.2f} nats per token" in REPORT
