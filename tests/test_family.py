@@ -1,4 +1,4 @@
-"""GSPO and CISPO, TRL's numbers, and the table of docs/family.md."""
+"""GSPO and CISPO, TRL's numbers, and the table of losses in docs/tuning.md."""
 
 import re
 from dataclasses import dataclass
@@ -188,9 +188,10 @@ def test_numbers_of_trl(algorithm, monkeypatch):
 
 
 def table_of_algorithms():
-    """{name: its flags as a list of text} of each row of docs/family.md."""
-    page = (ROOT / "docs" / "family.md").read_text("utf-8")
-    rows = re.findall(r"^\| ([^|]+) \|.*\| \[?`([@-].+?)`", page, re.M)
+    """{name: its flags as a list of text} of each row of the table in docs/tuning.md."""
+    page = (ROOT / "docs" / "tuning.md").read_text("utf-8")
+    section = page.partition("## The family of losses")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \|.*\| `([@-].+?)`", section, re.M)
     return {name: command_line.split() for name, command_line in rows}
 
 
