@@ -1,25 +1,31 @@
-"""tiny/tiny_grpo.ipynb: stored with its outputs, short, true to them, and it runs."""
+"""tiny/tiny_grpo.ipynb: its step is that of main.py, its text fits its outputs, and it runs."""
 
 import ast
 import json
-import os
 import re
-import sys
-import warnings
-from types import SimpleNamespace
 
 import nbclient
 import nbformat
 import pytest
 import torch
-from conftest import ROOT, assert_same_gradient, gradients, logps_of, loss_of
+from conftest import (
+    ROOT,
+    assert_same_gradient,
+    completions_of,
+    flat_gradient,
+    gradients,
+    logps_of,
+    loss_of,
+    update_gradient,
+)
 
 import main
-import utils
+from config import GRPOConfig
 
 PATH = ROOT / "tiny" / "tiny_grpo.ipynb"
 NOTEBOOK = json.loads(PATH.read_text("utf-8"))
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+PROMPTS = ["one and two", "a", "the third prompt", "ten"]  # of several lengths
 
 
 def source_of(cell):
@@ -34,30 +40,58 @@ def text_of(cell):
     return "".join(shown_lines)
 
 
-@pytest.fixture(scope="module")
-def update():
-    """The functions and constants of the cell with the update, by name."""
-    (cell,) = [cell for cell in CODE if "def grpo_step" in source_of(cell)]
-    tree = ast.parse(source_of(cell))
-    definitions = []
-    for node in tree.body:
-        is_constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        if is_constant or isinstance(node, ast.FunctionDef):
-            definitions.append(node)
-    tree.body = definitions
-    names = {"torch": torch, "utils": utils}
-    exec(compile(tree, PATH.name, "exec"), names)
+def is_definition(node):
+    """Whether it is an import, a function, or a constant in capitals."""
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.targets[0]).isupper()
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)
+
+
+@pytest.fixture
+def notebook(model, base_model, tokenizer):
+    """The notebook's definitions by name, with a small random model in the place of its own."""
+    tokenizer.padding_side = "left"
+    names = {"model": model, "base_model": base_model, "tokenizer": tokenizer, "device": "cpu"}
+    for cell in CODE:
+        tree = ast.parse(source_of(cell))
+        tree.body = [node for node in tree.body if is_definition(node)]
+        exec(compile(tree, PATH.name, "exec"), names)
+    names["MAX_NEW_TOKENS"] = 40
     return names
 
 
-def test_its_loss_and_gradient_are_those_of_main(update, model, base_model, batch):
+def share_of_vowels(prompts, responses):
+    shares = [
+        sum(letter in "aeiou" for letter in response) / (len(response) + 1)
+        for response in responses
+    ]
+    return torch.tensor(shares)
+
+
+def plain_logps(model, row_ids, row_mask):
+    """(tokens, vocabulary): the log-probs after each token of a row, alone and without padding."""
+    ids = row_ids[row_mask.bool()]
+    with torch.no_grad():
+        return model(ids.unsqueeze(0)).logits[0].log_softmax(-1)
+
+
+# --- Its step -------------------------------------------------------------------------------------
+
+
+def test_its_loss_and_gradient_are_those_of_main(notebook, model, base_model, batch):
     """The notebook writes GRPO out again, and two copies drift apart."""
-    advantages = batch["advantages"]
     logps = logps_of(model, batch)
     noise = 0.4 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
     for old_logps in (None, logps + noise):  # the second one takes every branch of the clip
-        tensors = SimpleNamespace(**batch)
-        loss, kl = update["compute_loss"](model, base_model, tensors, advantages, old_logps)
+        loss, kl = notebook["compute_loss"](
+            model,
+            base_model,
+            batch["prompt_completion_ids"],
+            batch["attention_mask"],
+            batch["completion_ids"].shape[1],
+            batch["advantages"],
+            old_logps,
+        )
         expected, metrics = loss_of(model, base_model, batch, old_logps=old_logps)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         assert kl == pytest.approx(metrics["kl"], rel=1e-5) and kl > 0.01
@@ -65,33 +99,123 @@ def test_its_loss_and_gradient_are_those_of_main(update, model, base_model, batc
     assert metrics["clip_fraction_low"] > 0 and metrics["clip_fraction_high"] > 0
 
 
-def test_its_advantages_are_those_of_main(update):
+def test_its_advantages_are_those_of_main(notebook):
     # The second group is flat. Its mean is rounded, so only a test for it makes its advantages 0.
     rewards = torch.tensor([0.0, 4.0, 0.375, 2.0, 0.1, 0.7] + 6 * [0.9])
     assert rewards[6:].mean() != rewards[6]
     expected = main.compute_group_normalized_rewards(rewards, group_size=6)
-    actual = update["compute_advantages"](rewards, group_size=6)
+    actual = notebook["compute_advantages"](rewards, group_size=6)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
     assert actual[:6].abs().min() > 0 and not actual[6:].any()
 
 
-def test_it_is_what_its_assignment_asks_for():
-    """A Quarto header, the plan, few cells, and under 40,000 characters as Markdown.
+def test_its_whole_step_has_the_gradient_of_main(notebook, model, base_model):
+    """From the sampled ids on: who is in which group, the masks, and the loss."""
+    notebook["get_reward"] = share_of_vowels
+    torch.manual_seed(3)
+    loss, advantages, metrics = notebook["grpo_step"](PROMPTS)
+    actual = gradients(model, loss)
+
+    torch.manual_seed(3)
+    ids, mask, C = notebook["sample"](model, PROMPTS, notebook["GROUP_SIZE"])
+    rewards = share_of_vowels(None, notebook["decode"](ids, C))
+    expected_advantages = main.compute_group_normalized_rewards(rewards, notebook["GROUP_SIZE"])
+    torch.testing.assert_close(advantages, expected_advantages, rtol=1e-5, atol=1e-6)
+    assert metrics["reward"] == pytest.approx(rewards.mean().item())
+    completions = completions_of(
+        {
+            "prompt_completion_ids": ids,
+            "completion_ids": ids[:, -C:],
+            "attention_mask": mask,
+            "completion_mask": mask[:, -C:],
+            "advantages": expected_advantages,
+        }
+    )
+    config = GRPOConfig(group_size=notebook["GROUP_SIZE"])
+    update_gradient(model, base_model, completions, config)
+    assert_same_gradient(actual, flat_gradient(model))
+
+
+def test_its_log_probs_are_those_of_a_plain_pass(notebook, model):
+    ids, mask, C = notebook["sample"](model, PROMPTS, 4)
+    assert 0 < mask[:, 0].sum() < len(mask), "some prompts are padded"
+    logps = notebook["get_logps"](model, ids, mask, C)
+    for row in range(len(ids)):
+        after_each_token = plain_logps(model, ids[row], mask[row])
+        completion = ids[row, -C:][mask[row, -C:].bool()]
+        expected = after_each_token[-len(completion) - 1 : -1]
+        expected = expected.gather(1, completion.unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(logps[row, : len(completion)], expected, rtol=0, atol=1e-5)
+    model.bfloat16()
+    assert notebook["get_logps"](model, ids, mask, C).dtype == torch.float32
+
+
+# --- Its sampling ---------------------------------------------------------------------------------
+
+
+def test_the_mask_includes_the_end_token_and_nothing_after_it(notebook, model, tokenizer):
+    ids, mask, C = notebook["sample"](model, PROMPTS, 8)
+    prompt_ids = tokenizer(PROMPTS, padding=True, return_tensors="pt").input_ids
+    assert torch.equal(ids[:, :-C], prompt_ids.repeat_interleave(8, dim=0))
+    num_finished = 0
+    for row_ids, row_mask in zip(ids[:, -C:].tolist(), mask[:, -C:].tolist(), strict=True):
+        length = C
+        if tokenizer.eos_token_id in row_ids:
+            length = row_ids.index(tokenizer.eos_token_id) + 1
+            num_finished += 1
+        assert row_mask == length * [1] + (C - length) * [0]
+        assert set(row_ids[length:]) <= {tokenizer.pad_token_id}
+    assert 0 < num_finished < len(ids), "some completions are cut off"
+
+
+def test_with_a_cache_and_padding_it_samples_what_a_plain_pass_predicts(notebook, model):
+    ids, mask, C = notebook["sample"](model, PROMPTS, greedy=True)
+    for row in range(len(ids)):
+        best = plain_logps(model, ids[row], mask[row]).argmax(-1)
+        length = mask[row, -C:].sum()
+        assert torch.equal(ids[row, -C:][:length], best[-length - 1 : -1])
+
+
+def test_samples_come_from_the_whole_distribution(notebook, model):
+    """At temperature 1, and whatever the model's own generation config says."""
+    model.generation_config.update(do_sample=True, temperature=0.7, top_k=5, top_p=0.8)
+    notebook["MAX_NEW_TOKENS"] = 1
+    num_samples = 4_000
+    torch.manual_seed(0)
+    ids, mask, _ = notebook["sample"](model, PROMPTS[:1], num_samples)
+    probs = plain_logps(model, ids[0, :-1], mask[0, :-1])[-1].exp()
+    counts = ids[:, -1].bincount(minlength=len(probs))
+    standard_errors = (num_samples * probs * (1 - probs)).sqrt() + 1
+    assert ((counts - num_samples * probs) / standard_errors).abs().max() < 4
+    assert probs.topk(5).values.sum() < 0.9, "a cut at the fifth token would show"
+
+
+# --- Its form -------------------------------------------------------------------------------------
+
+
+def test_it_has_the_cells_of_its_assignment():
+    """Nine cells, where that of the step is led by its formula, and few characters as Markdown.
 
     nbconvert writes every source, fenced if it is code, and every output, indented by four.
     """
-    header, introduction, *_ = NOTEBOOK["cells"]
-    lines = source_of(header).split("\n")
-    assert lines[0] == lines[-1] == "---" and "jupyter: python3" in lines
-    for heading in ("**Model.**", "**Task.**", "**Reward.**", "**Hypothesis, before the run.**"):
-        assert heading in source_of(introduction)
-    # It asks for nine cells. Explanations and the sweep take three more.
-    assert len(NOTEBOOK["cells"]) <= 12
+    starts = [source_of(cell).split("\n")[0] for cell in NOTEBOOK["cells"]]
+    assert starts[0] == "---" and "jupyter: python3" in source_of(NOTEBOOK["cells"][0])
+    numbers = [int(re.search(r"\d", start)[0]) for start in starts[1:]]
+    assert numbers == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+    for topic in ("**Model.**", "**Task.**", "**Reward.**", "**Hypothesis.**"):
+        assert topic in source_of(NOTEBOOK["cells"][1])
     num_characters = sum(len(source_of(cell)) + 2 for cell in NOTEBOOK["cells"])
     for cell in CODE:
         text = text_of(cell)
         num_characters += len("```python\n\n```\n\n") + len(text) + 4 * text.count("\n") + 8
-    assert 15_000 < num_characters < 40_000
+    assert num_characters < 40_000
+
+
+def test_it_needs_no_module_of_the_repository():
+    imported = re.findall(r"^(?:import|from) (\w+)", source_of(CODE[0]), re.MULTILINE)
+    assert set(imported) == {"copy", "random", "re", "matplotlib", "torch", "transformers"}
+    for cell in CODE[1:]:
+        assert "import " not in source_of(cell)
 
 
 def test_it_is_stored_with_the_outputs_of_one_clean_run():
@@ -106,51 +230,41 @@ def test_it_is_stored_with_the_outputs_of_one_clean_run():
     assert not re.search(
         r"/(home|root|tmp|work|usr|opt|Users|mnt)/|site-packages|\r|\x1b", all_text
     )
+    assert PATH.stat().st_size < 200_000
 
 
-def test_every_measured_number_in_its_text_is_in_its_outputs():
+def test_every_measured_number_in_its_analysis_is_in_its_outputs():
     """The analysis is written by hand: after a new run its numbers must be read again."""
     all_text = "".join(text_of(cell) for cell in CODE)
-    prose = "\n".join(source_of(cell) for cell in NOTEBOOK["cells"] if cell not in CODE)
-    _, analysis = prose.split("## Analysis")
-    numbers_in_analysis = set(re.findall(r"\d+\.\d+%?|\d+%", analysis))
-    assert len(numbers_in_analysis) > 10
-    assert numbers_in_analysis <= set(re.findall(r"\d+(?:\.\d+)?%?", all_text))
-
-
-def test_opened_in_its_folder_it_goes_up_to_the_modules(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(PATH.parent)
-    with warnings.catch_warnings():  # the first cell silences some for good
-        for _ in range(2):  # a cell can be run again by hand
-            exec(source_of(CODE[0]), {})
-            assert os.getcwd() == sys.path[0] == str(ROOT)
+    analysis, _ = source_of(NOTEBOOK["cells"][-1]).split("**Group size.**")  # computed from there
+    measured = set(re.findall(r"\d+\.\d+%?|\d+%", analysis))
+    assert len(measured) > 5
+    assert measured <= set(re.findall(r"\d+(?:\.\d+)?%?", all_text))
 
 
 @pytest.mark.slow
-def test_it_runs_top_to_bottom_and_training_helps():
-    """Training and evaluations are shortened, to save minutes."""
+def test_it_runs_outside_the_repository_and_training_helps(tmp_path):
+    """The file and the model's folder are enough. Training and evaluation are shortened."""
+    (tmp_path / "1m").symlink_to(ROOT / "tiny" / "1m")
     notebook = nbformat.read(PATH, as_version=4)
     for code, quicker_code in (
-        ("eval_size=500", "eval_size=100"),
-        ("num_updates=60, print_every", "num_updates=15, print_every"),
-        ("num_updates=60, reward_function", "num_updates=3, reward_function"),
-        ("num_updates=12,", "num_updates=3,"),
-        ("sizes = (2, 4, 8, 16)", "sizes = (2, 16)"),
-        ("eval_loader.examples[:200]", "eval_loader.examples[:20]"),
+        ("NUM_UPDATES = 40", "NUM_UPDATES = 15"),
+        ("make_prompts(1_200)", "make_prompts(1_100)"),
     ):
         (cell,) = [cell for cell in notebook.cells if code in cell.source]
         cell.source = cell.source.replace(code, quicker_code)
     checks = """
-assert trained["strict"] > baseline["strict"] + 0.1
-assert trained["reward"] > baseline["reward"] + 1
-assert "gradient norm" in log
-for values in log.values():
-    assert len(values) == 15 and torch.tensor(values).isfinite().all()
-assert len(jumps) == 4 and torch.tensor(list(jumps.values())).isfinite().all()
+responses = sample(model, eval_prompts, greedy=True)
+base_responses = sample(base_model, eval_prompts, greedy=True)
+reward, base_reward = [
+    get_reward(eval_prompts, decode(ids, C)).mean() for ids, _, C in (responses, base_responses)
+]
+assert reward > base_reward + 0.2, (reward, base_reward)
+for row in log:
+    assert torch.tensor(list(row.values())).isfinite().all()
 """
     notebook.cells.append(nbformat.v4.new_code_cell(checks))
-    resources = {"metadata": {"path": str(PATH.parent)}}  # where Jupyter would start it
+    resources = {"metadata": {"path": str(tmp_path)}}  # where Jupyter would start it
     client = nbclient.NotebookClient(
         notebook, timeout=900, kernel_name="python3", resources=resources
     )
