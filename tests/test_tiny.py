@@ -88,7 +88,7 @@ def test_habits_seldom_take_the_careful_way_and_drills_often_do(stage, careful_s
 
 
 def test_kinds_of_steps_by_hand():
-    """The notebook counts them; what a model writes may be anything."""
+    """The tables in results/ count them; what a model writes may be anything."""
     steps = {
         "33 * 4 = 120 + 12 = 132": ("careful", True),
         "33 * 4 = 132": ("direct", True),
