@@ -1,6 +1,7 @@
 # make demo       install, train the built-in tiny model with GRPO, plot the run (again: resume it, plot)
 # make test       install, lint, run the fast tests; make test-slow: the others
 # make exercise   a copy of the repository whose compute_loss is yours to write; make test-exercise: judge it
+# make interview  a copy for a candidate, without the loss, SFT and judges, and with five tasks
 # make lock       write .ci/requirements.lock anew (needs uv)
 PYTHON = .venv/bin/python
 EXERCISE = output/exercise
@@ -17,7 +18,7 @@ VENV = python3 -m venv .venv && $(PYTHON) -m pip install --quiet --upgrade "pip>
 INSTALL = $(PYTHON) -m pip install
 endif
 
-.PHONY: demo test test-slow exercise test-exercise lock
+.PHONY: demo test test-slow exercise test-exercise interview lock
 demo: .venv/installed
 	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir output/demo --num_train_iters 100 \
 		--rollout_batch_size 128 --group_size 16 --max_completion_length 160 --learning_rate 1e-4 --micro_batch_tokens 4096 \
@@ -33,7 +34,10 @@ test-slow: .venv/installed
 	$(PYTEST) -m slow
 
 exercise: .venv/installed
-	$(PYTHON) experiments/make_exercise.py --output_dir $(EXERCISE)
+	$(PYTHON) experiments/make_copy.py exercise --output_dir $(EXERCISE)
+
+interview: .venv/installed
+	$(PYTHON) experiments/make_copy.py interview
 
 test-exercise:
 	cd $(EXERCISE) && $(abspath $(PYTHON)) -m pytest -q -x --tb=short tests/test_loss.py

@@ -3,8 +3,8 @@
     python main.py --model_name tiny/1m --dataset_name arithmetic
     torchrun --nproc_per_node 4 main.py --model_name Qwen/Qwen2-7B-Instruct
 
-`train` is the algorithm, in seven numbered steps. `compute_loss` comes below it, and losses.py has
-the loss of each paper. An iteration is one rollout batch with its updates; the logs call it a step.
+`train` is the algorithm, in seven numbered steps, and `compute_loss` comes below it. An iteration
+is one rollout batch with its updates; the logs call it a step. losses.py has each paper's loss.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
   1. Rewards come from rules or a judge (--evaluator), not from a trained reward model, and are for
