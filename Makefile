@@ -1,10 +1,9 @@
 # make demo       install, train the built-in tiny model with GRPO, plot the run (again: resume it, plot)
 # make test       install, lint, run the fast tests; make test-slow: the others
 # make exercise   a copy of the repository whose compute_loss is yours to write; make test-exercise: judge it
-# make interview  a copy for a candidate, without the loss, SFT and judges, and with five tasks
+# make interview  a copy for a candidate: five tasks, and nothing that solves them
 # make lock       write .ci/requirements.lock anew (needs uv)
 PYTHON = .venv/bin/python
-EXERCISE = output/exercise
 LOCK = .ci/requirements.lock
 # Two workers of one thread each, which is faster than one of two.
 PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist worksteal
@@ -18,7 +17,7 @@ VENV = python3 -m venv .venv && $(PYTHON) -m pip install --quiet --upgrade "pip>
 INSTALL = $(PYTHON) -m pip install
 endif
 
-.PHONY: demo test test-slow exercise test-exercise interview lock
+.PHONY: demo test
 demo: .venv/installed
 	$(PYTHON) main.py --model_name tiny/1m --dataset_name arithmetic --output_dir output/demo --num_train_iters 100 \
 		--rollout_batch_size 128 --group_size 16 --max_completion_length 160 --learning_rate 1e-4 --micro_batch_tokens 4096 \
@@ -30,24 +29,28 @@ test: .venv/installed
 	.venv/bin/ruff format --check .
 	$(PYTEST) -m "not slow"
 
-test-slow: .venv/installed
-	$(PYTEST) -m slow
-
-exercise: .venv/installed
-	$(PYTHON) experiments/make_copy.py exercise --output_dir $(EXERCISE)
-
-interview: .venv/installed
-	$(PYTHON) experiments/make_copy.py interview
-
-test-exercise:
-	cd $(EXERCISE) && $(abspath $(PYTHON)) -m pytest -q -x --tb=short tests/test_loss.py
-
 # This file remembers that .venv has the versions of the lock.
 .venv/installed: requirements.txt pyproject.toml $(LOCK)
 	$(VENV)
 	@$(INSTALL) -r requirements.txt --group dev -c $(LOCK) || \
 		{ echo "error: the packages could not be installed (is the index reachable? see above)" >&2; exit 1; }
 	touch $@
+
+# --- For this repository alone: the copy of `make interview` ends above ---
+
+EXERCISE = output/exercise
+.PHONY: test-slow exercise test-exercise interview lock
+test-slow: .venv/installed
+	$(PYTEST) -m slow
+
+exercise: .venv/installed
+	$(PYTHON) experiments/make_copy.py exercise --output_dir $(EXERCISE)
+
+test-exercise:
+	cd $(EXERCISE) && $(abspath $(PYTHON)) -m pytest -q -x --tb=short tests/test_loss.py
+
+interview: .venv/installed
+	$(PYTHON) experiments/make_copy.py interview
 
 # CUDA's packages are left out: each build of torch asks for its own.
 lock:

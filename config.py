@@ -212,6 +212,12 @@ class LossConfig:
     group_size: int = setting(8, "Number of completions per prompt.", title="sampling")
     temperature: float = setting(1.0, "Temperature of sampling, and of log-probs in the loss.")
     max_completion_length: int = again(RunConfig, "max_completion_length")
+    beta: float = setting(
+        0.04,
+        "Weight of the KL to the reference model, which 0 leaves out.",
+        title="loss",
+        zero=True,
+    )
     loss_type: str = setting(
         "grpo_clip",
         "The loss of a token. The ratio is its probability now, divided by that before the"
@@ -223,7 +229,6 @@ class LossConfig:
         "gspo: grpo_clip with one ratio for a whole completion (arXiv:2507.18071)\n"
         "cispo: reinforce_with_baseline times the capped ratio (arXiv:2506.13585)\n"
         "FILE.py:NAME: a function of your own (README.md)",
-        title="loss",
     )
     length_normalization: str = setting(
         "masked_mean",
@@ -233,9 +238,6 @@ class LossConfig:
         " GRPO, arXiv:2503.20783)\n"
         "token_mean: over all tokens of the update (DAPO, arXiv:2503.14476)",
         choices=("masked_mean", "masked_normalize", "token_mean"),
-    )
-    beta: float = setting(
-        0.04, "Weight of the KL to the reference model, which 0 leaves out.", zero=True
     )
     cliprange: float = setting(0.2, "The ratio is clipped to the range from 1 - X to 1 + X.")
     cliprange_high: float | None = setting(

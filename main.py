@@ -28,7 +28,6 @@ a rollout batch.
 import math
 import sys
 from collections.abc import Iterable
-from functools import partial
 from itertools import chain
 
 from config import GRPOConfig, LossConfig, parse
@@ -87,10 +86,10 @@ def train(config: GRPOConfig, run: Run) -> None:
         advantages = compute_group_normalized_rewards(
             rewards, config.group_size, normalize_by_std=config.use_std_normalization
         )
-        # For no_baseline the reward takes the place of the advantage.
-        multipliers = rewards if config.loss_type == "no_baseline" else advantages
-        for completion, multiplier in zip(completions, multipliers.tolist(), strict=True):
-            completion.advantage = multiplier
+        if config.loss_type == "no_baseline":
+            advantages = rewards  # nothing is subtracted
+        for completion, advantage in zip(completions, advantages.tolist(), strict=True):
+            completion.advantage = advantage
 
         # 4. Several updates compare with the policy from before the first of them; a single one
         # compares with itself.
@@ -310,8 +309,7 @@ def compute_loss(
     assert completion_mask.shape == (B, C), completion_mask.shape
     assert advantages.shape == (B,), advantages.shape
     mask = completion_mask.bool()
-    compute_logps_of = partial(
-        get_per_token_logps,
+    inputs = dict(
         prompt_completion_ids=prompt_completion_ids,
         attention_mask=attention_mask,
         logits_to_keep=C,
@@ -319,7 +317,7 @@ def compute_loss(
         temperature=config.temperature,
     )
     # (B, C) each; the entropy has no gradient.
-    policy_logps, entropy = compute_logps_of(model, return_entropy=True)
+    policy_logps, entropy = get_per_token_logps(model, **inputs, return_entropy=True)
     if old_logps is None:
         old_logps = policy_logps.detach()
 
@@ -337,13 +335,13 @@ def compute_loss(
     if config.beta > 0:
         if ref_logps is None:
             with torch.inference_mode():
-                ref_logps = compute_logps_of(base_model)
+                ref_logps = get_per_token_logps(base_model, **inputs)
         per_token_kl = estimate_kl(policy_logps, ref_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
     # The mean over tokens and then sequences, or over all tokens at once.
-    reduce = partial(LENGTH_NORMALIZATIONS[config.length_normalization], mask=mask, config=config)
-    loss = reduce(per_token_loss)
+    mean = LENGTH_NORMALIZATIONS[config.length_normalization]
+    loss = mean(per_token_loss, mask, config)
 
     with torch.no_grad():
         per_token = {"entropy": entropy, "ratio_mean": (policy_logps - old_logps).exp()}
@@ -351,7 +349,7 @@ def compute_loss(
         metrics = {"response_length": mask.sum().item() / B}
         if config.beta > 0:
             per_token["kl_per_token"] = per_token_kl
-            metrics["kl"] = reduce(per_token_kl).item()
+            metrics["kl"] = mean(per_token_kl, mask, config).item()
         if sampled_logps is not None:
             per_token["sampling_logp_gap"] = (old_logps - sampled_logps).abs()
         for name, values in per_token.items():

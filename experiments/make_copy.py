@@ -1,16 +1,16 @@
 """Copies of the repository in which the loss is left to you.
 
-make exercise     all of it, but for the body of main.compute_loss; experiments/exercise.md
+make exercise     everything, but for the body of main.compute_loss; experiments/exercise.md
 make interview    what a candidate gets: no loss, no SFT, no judge; experiments/interview.md
 """
 
 import argparse
 import ast
+import itertools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,67 +19,127 @@ EXERCISE_BODY = '''\
     raise NotImplementedError("compute_loss is yours to write: see experiments/exercise.md")
 '''
 INTERVIEW_BODY = '''\
-    """The loss of a batch, yours to write: task 1 of README.md says what it must do.
+    """The loss of a batch, yours to write: task 1 of README.md says what it must be.
+
+    The first seven arguments are enough. The others have what flags and speed need.
 
     Args:
-        model, base_model: the policy that is trained, and the frozen reference.
+        model, base_model: the policy that is trained, and the frozen reference (None if beta is 0).
         prompt_completion_ids, attention_mask: (B, T), prompts padded on the left.
-        completion_ids, completion_mask: (B, C), the last C columns; 1 through the token that ends a
-            completion.
+        completion_ids, completion_mask: (B, C), the last C columns; the mask is 1 through the token
+            that ends the completion.
         advantages: (B,).
-        old_logps, ref_logps: (B, C), if a rollout batch gets several updates; else None.
-        config, group_size, sampled_logps: you need none of them for the task.
+        config: `beta` is the weight of the KL; `temperature` is for get_per_token_logps.
+        group_size: so many consecutive rows share a prompt; get_per_token_logps then runs it once.
+        old_logps, ref_logps: (B, C), where a rollout batch gets several updates, under the policy
+            before the first of them and under the reference; otherwise None.
+        sampled_logps: (B, C) as the sampler gave them.
 
     Returns:
-        (loss, metrics): a scalar with gradient, the mean over this batch, and a dict of floats.
+        (loss, metrics): the mean over this batch, a scalar with gradient, and a dict of floats.
     """
-    raise NotImplementedError("compute_loss is yours to write: see task 1 in README.md")
+    raise NotImplementedError("compute_loss is yours to write: see task 1 of README.md")
 '''
 
-# What a candidate gets; the sheet becomes the copy's README.md.
-INTERVIEW_FILES = (
-    "main.py config.py evaluator.py rl_datasets.py llms.py utils.py plotter.py grpo/*.py Makefile"
-    " pyproject.toml requirements.txt .ci/requirements.lock .gitignore LICENSE data/arithmetic/*"
-    " tiny/1m/* tests/test_loss_by_hand.py"
-).split()
-# Left out of these: statements by name, imports by module, and entries of dictionaries by key.
-INTERVIEW_LEFT_OUT = {
-    "main.py": "losses",
-    "config.py": "FineTuningConfig SFTConfig ExpertIterationConfig GoldConfig judge_model"
-    " judge_base_url loss_type cliprange cliprange_high length_normalization importance_cap",
-    "evaluator.py": "CreativeWritingEvaluator why_no_story creative",
-    "rl_datasets.py": "STORY_PROMPT story story_example creative",
+# --- What a candidate gets ------------------------------------------------------------------------
+
+FILES = """
+    LICENSE Makefile requirements.txt pyproject.toml .gitignore .ci/requirements.lock
+    main.py evaluator.py rl_datasets.py llms.py utils.py plotter.py config.py
+    grpo/*.py grpo/report.html data/arithmetic/* tiny/1m/* tests/test_by_hand.py
+""".split()
+# A statement, or an element of a dict or tuple, that names one of these is left out.
+LEFT_OUT = {
+    *"losses find_loss ZERO_WITHOUT_ADVANTAGE loss_type length_normalization".split(),
+    *"cliprange cliprange_high importance_cap".split(),
+    *"SFTConfig ExpertIterationConfig FineTuningConfig GoldConfig n_ei_steps ei_step".split(),
+    *"CreativeWritingEvaluator why_no_story share_of_distinct rewards/distinct_2".split(),
+    *"creative story story_example STORY_PROMPT becomes_alike judge_model judge_base_url".split(),
+    "judge (of the data set creative)",
 }
-# Texts of these that need what is left out, and what takes their place.
-INTERVIEW_TEXTS = {
-    "main.py": {
-        " losses.py has each paper's loss.": "",
-        ", and\n     --importance_cap corrects for it": "",
-        "        # For no_baseline the reward takes the place of the advantage.\n": "",
-        '        multipliers = rewards if config.loss_type == "no_baseline" else advantages\n': "",
-        "for completion, multiplier in zip(completions, multipliers.": (
-            "for completion, advantage in zip(completions, advantages."
-        ),
-        "completion.advantage = multiplier": "completion.advantage = advantage",
-        """        if config.length_normalization == "token_mean":
-            share = batch_tokens / num_tokens
-""": "",
-        " and config.loss_type in ZERO_WITHOUT_ADVANTAGE": "",
-        "    find_loss(config.loss_type)  # a wrong name raises before the model is loaded\n": "",
-    },
-    "config.py": {
-        '    "judge (of the data set creative)",\n': "",
-        '        "creative: opening lines of stories, which a judge rewards\\n"\n': "",
-        '        "creative: stories, by a judge\\n"\n': "",
-        ", question_only or story": " or question_only",
-        " (docs/gpus.md)": "",
-        '0 leaves out.", zero=True': '0 leaves out.", zero=True, title="loss"',
-        ' and self.loss_type != "no_baseline"': "",
-        "; use --loss_type no_baseline": "",
-    },
-    "evaluator.py": {f"# --- Stories {86 * '-'}\n\n\n": ""},
-    "Makefile": {' -m "not slow"': ""},
+# Texts that tell of it: a pattern, and what takes its place.
+TEXTS = {
+    r" losses\.py has each paper's loss\.": "",
+    r", and\s+--importance_cap corrects for it| or `--importance_cap 2`": "",
+    r'\n +"creative: .*"': "",
+    ", question_only or story": " or question_only",
+    ", `creative` and those": " and those",
+    "; use --loss_type no_baseline": "",
+    r" and \w+\.loss_type [^:\n]*": "",
+    r"(SFT|ExpertIteration)Config, | \| may_change\((SFT|ExpertIteration)Config\)": "",
+    r"@experiments/recipes/\w+\.args": "@FILE",
+    r": ten rules, which docs/tuning\.md prints as a table": "",
+    r" docs/tuning\.md (explains|describes) .*?\.": "",
+    r"in docs/tuning\.md": "of grpo/diagnose.py",
+    r" \(docs/gpus\.md\)| \(sft\.py\)| that tiny/make_word_problems\.py has generated": "",
+    r"in tests/test_math_evaluator\.py": "that were tried",
+    # In the Makefile, pyproject.toml and .gitignore:
+    r"\n# --- For this repository alone(.|\n)*": "",
+    r"\n# make (exercise|interview|lock) .*|\n\t.*ruff.*": "",
+    "lint, run the fast tests; make test-slow: the others": "run the tests",
+    r"\n.*(hypothesis|nbclient|ipykernel|ipynb|conftest|cs336|make_tiny_models).*": "",
 }
+
+
+def without_left_out(source: str) -> str:
+    """A module's source without the code that names something in LEFT_OUT, as an AST has it."""
+    lines = source.splitlines(keepends=True)
+
+    def must_go(node: ast.AST) -> bool:
+        """Whether a node must go as a whole. Parts of it that can go alone are taken out here."""
+        parts = parts_of(node)
+        children_in_parts = list(itertools.chain(*parts))
+        goes = any(name in LEFT_OUT for _, name in ast.iter_fields(node) if isinstance(name, str))
+        for child in ast.iter_child_nodes(node):
+            if child not in children_in_parts:
+                goes |= must_go(child)
+        gone = [i for i, part in enumerate(parts) if any([must_go(child) for child in part])]
+        if len(gone) == len(parts):
+            return goes or len(gone) > 0
+        for i in gone:  # with the comments and empty lines before it
+            start = parts[i - 1][-1].end_lineno if i > 0 else parts[i][0].lineno - 1
+            end = parts[i][-1].end_lineno
+            lines[start:end] = [""] * (end - start)
+        return goes
+
+    must_go(ast.parse(source))
+    return "".join(lines)
+
+
+def parts_of(node: ast.AST) -> list[tuple[ast.AST, ...]]:
+    """The parts of a node that have lines of their own, each as its first and last child."""
+    if isinstance(node, ast.Dict):
+        return [(key or value, value) for key, value in zip(node.keys, node.values, strict=True)]
+    is_block = isinstance(node, ast.Module | ast.stmt)
+    children = getattr(node, "body", []) if is_block else getattr(node, "elts", [])
+    return [(child,) for child in children]
+
+
+def make_interview(folder: Path) -> None:
+    paths = [path for pattern in FILES for path in ROOT.glob(pattern) if path.name != "judges.py"]
+    copy([path.relative_to(ROOT) for path in paths], folder)
+    main_path = folder / "main.py"
+    main_path.write_text(blank(main_path.read_text("utf-8"), INTERVIEW_BODY), "utf-8")
+    unused = set(TEXTS)
+    for path in [*folder.glob("*"), *folder.glob("grpo/*")]:
+        if path.is_file():
+            text = path.read_text("utf-8")
+            for pattern, replacement in TEXTS.items():
+                text, count = re.subn(pattern, replacement, text)
+                unused -= {pattern} if count else set()
+            text = without_left_out(text) if path.suffix == ".py" else text
+            path.write_text(text, "utf-8")
+    assert not unused, f"nothing has the text {unused}"
+    ruff = [sys.executable, "-m", "ruff", "--quiet"]
+    unused_imports = ["--select", "F401", "--exclude", "main.py"]  # the loss needs main.py's
+    subprocess.run([*ruff, "check", "--fix", *unused_imports, folder], check=True)
+    subprocess.run([*ruff, "format", folder], check=True)
+    shutil.rmtree(folder / ".ruff_cache", ignore_errors=True)
+    shutil.copy(ROOT / "experiments/interview.md", folder / "README.md")
+    print(f"Give {folder} to a candidate: its README.md has the five tasks.")
+
+
+# --- Either copy ----------------------------------------------------------------------------------
 
 
 def blank(source: str, body: str) -> str:
@@ -92,86 +152,27 @@ def blank(source: str, body: str) -> str:
     return "".join([*lines_before, body, *lines_after])
 
 
-def names_of(node: ast.AST) -> list[tuple[str | None, ast.AST, ast.AST]]:
-    """What without() can leave out of a node: (its name, where it begins, where it ends)."""
-    if isinstance(node, ast.Dict):
-        keys = [getattr(key, "value", None) for key in node.keys]
-        return list(zip(keys, node.keys, node.values, strict=True))
-    if not isinstance(node, ast.Module | ast.ClassDef):
-        return []
-    parts = []
-    for child in node.body:
-        targets = getattr(child, "targets", [getattr(child, "target", child)])
-        name = getattr(child, "module", getattr(targets[0], "id", getattr(child, "name", None)))
-        parts.append((name, child, child))
-    return parts
-
-
-def without(source: str, names: str) -> str:
-    """A module's source without the parts of these names and the comments above them."""
-    lines = source.splitlines(keepends=True)
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        for name, first, last in names_of(node):
-            if name in names.split():
-                found.add(name)
-                decorators = getattr(first, "decorator_list", [])
-                start = min(node.lineno for node in [first, *decorators]) - 1
-                while lines[start - 1].lstrip().startswith("# "):
-                    start -= 1
-                lines[start : last.end_lineno] = [""] * (last.end_lineno - start)
-    assert found == set(names.split()), f"there is no {set(names.split()) - found}"
-    return "".join(lines)
-
-
 def make_exercise(folder: Path) -> None:
-    git = ["git", "ls-files"]
-    tracked = subprocess.run(git, capture_output=True, text=True, cwd=ROOT, check=True)
-    copy(tracked.stdout.splitlines(), folder)
-    edit(folder / "main.py", lambda source: blank(source, EXERCISE_BODY))
+    command = ["git", "ls-files"]
+    git = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    copy(git.stdout.splitlines(), folder)
+    main_path = folder / "main.py"
+    main_path.write_text(blank(main_path.read_text("utf-8"), EXERCISE_BODY), "utf-8")
     print(f"Write compute_loss in {folder}/main.py, as {folder}/experiments/exercise.md asks.")
     print(f"These tests judge it: make test-exercise EXERCISE={folder}")
 
 
-def make_interview(folder: Path) -> None:
-    paths = [path for pattern in INTERVIEW_FILES for path in ROOT.glob(pattern)]
-    names = [str(path.relative_to(ROOT)) for path in paths if path.name != "judges.py"]
-    copy(names, folder)
-    edit(folder / "main.py", lambda source: blank(source, INTERVIEW_BODY))
-    for name, left_out in INTERVIEW_LEFT_OUT.items():
-        edit(folder / name, lambda source, left_out=left_out: without(source, left_out))
-    for name, texts in INTERVIEW_TEXTS.items():
-        for old, new in texts.items():
-            assert (folder / name).read_text("utf-8").count(old) == 1, f"{name}: {old}"
-            edit(folder / name, lambda source, old=old, new=new: source.replace(old, new))
-    edit(folder / "Makefile", without_other_targets)
-    shutil.copy(ROOT / "experiments/interview.md", folder / "README.md")
-    print(f"Give {folder} to a candidate: its README.md has the five tasks.")
-
-
-def without_other_targets(makefile: str) -> str:
-    lines = makefile.splitlines(keepends=True)
-    others = re.compile("exercise|interview|slow|ruff", re.IGNORECASE)
-    return "".join(line for line in lines if not others.search(line))
-
-
-def copy(names: list[str], folder: Path) -> None:
+def copy(names: list[str | Path], folder: Path) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-
-
-def edit(path: Path, change: Callable[[str], str]) -> None:
-    path.write_text(change(path.read_text("utf-8")), "utf-8")
 
 
 def main():
     parser = argparse.ArgumentParser(description="Leave compute_loss to you, in a copy.")
     makers = {"exercise": make_exercise, "interview": make_interview}
     parser.add_argument("copy", choices=makers)
-    parser.add_argument(
-        "--output_dir", type=Path, help="(default: output/exercise or .../interview)"
-    )
+    parser.add_argument("--output_dir", type=Path, help="(default: output/ and the copy's name)")
     args = parser.parse_args()
     folder = args.output_dir or Path("output") / args.copy
     if folder.exists():

@@ -2,7 +2,7 @@
 
 A run that was ended, by whatever, goes on with --resume as if it had never stopped. A checkpoint is
 written between two iterations, with the random numbers and the place in the data from which the
-next one starts. `config` are the settings of main.py, sft.py or experiments/expert_iteration.py.
+next one starts. `config` are the settings of the script, main.py or another one.
 """
 
 import math
@@ -61,7 +61,7 @@ class Run:
     # Set by the script's `setup`.
     optimizer: torch.optim.Optimizer | None = None  # None for --eval_only, which saves nothing
     num_iterations: int = 0  # of the whole run
-    solutions: list[Completion] = field(default_factory=list)  # those that sft.py trains on
+    solutions: list[Completion] = field(default_factory=list)  # those that SFT trains on
 
     # How far it has come.
     iteration: int = 0  # the last one: of rollout batches, updates of SFT, or expert iterations
@@ -237,7 +237,7 @@ class Run:
             failures = [f"the reward has failed with {error!r}"]
         failures = distributed.gather(failures)
         if failures:
-            if self.place:  # not while sft.py chooses its solutions, nor with --eval_only
+            if self.place:  # not while SFT chooses its solutions, nor with --eval_only
                 checkpoints.save(self)
             distributed.barrier()  # a process that ends would take the others with it
             raise RunEnds(f"error: {failures[0]}; --resume continues from before that")

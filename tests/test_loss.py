@@ -353,39 +353,6 @@ def test_importance_cap_weights_the_policy_term_by_the_truncated_ratio(gap, weig
     assert metrics["sampling_logp_gap"] == pytest.approx(abs(gap), rel=1e-5)
 
 
-# --- advantages -----------------------------------------------------------------------------------
-
-
-def test_group_normalization_by_hand():
-    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 2.0, 4.0, 6.0, 8.0])
-    first_std = (1 / 3) ** 0.5  # mean 1/2, unbiased variance 1/3
-    second_std = (20 / 3) ** 0.5  # mean 5, unbiased variance 20/3
-    centred = [0.5, -0.5, -0.5, 0.5, -3, -1, 1, 3]
-    expected = [x / first_std for x in centred[:4]] + [x / second_std for x in centred[4:]]
-    advantages = main.compute_group_normalized_rewards(rewards, 4, 0.0, True)
-    assert advantages.tolist() == pytest.approx(expected, rel=1e-6)
-    not_divided = main.compute_group_normalized_rewards(rewards, 4, 0.0, False)
-    assert not_divided.tolist() == centred
-    with_eps = main.compute_group_normalized_rewards(rewards[:4], 4, 1.0, True)
-    assert with_eps[0].item() == pytest.approx(0.5 / (first_std + 1))
-    by_default = main.compute_group_normalized_rewards(1e-6 * rewards[:4], 4)
-    assert by_default[0].item() == pytest.approx(0.5 / (first_std + 1))
-
-
-def test_equal_rewards_have_advantage_exactly_zero():
-    """The mean of six float32 rewards of 2.35 is rounded; with eps 1e-6 that gave -0.189."""
-    assert main.compute_group_normalized_rewards(torch.full((6,), 2.35), 6).tolist() == [0.0] * 6
-
-
-def test_missing_rewards_leave_the_mean_and_std():
-    nan = math.nan
-    rewards = torch.tensor([1.0, nan, 3.0, nan, nan, nan, 5.0, nan, nan, nan, nan, nan])
-    advantages = main.compute_group_normalized_rewards(rewards, 4, 0.0, True)
-    root = 0.5**0.5  # rewards 1 and 3: mean 2, unbiased std sqrt 2
-    assert advantages[[0, 2, 6]].tolist() == pytest.approx([-root, root, 0.0])
-    assert torch.equal(advantages.isnan(), rewards.isnan())
-
-
 # --- log-probs and micro-batches ------------------------------------------------------------------
 
 
@@ -442,12 +409,6 @@ def test_output_layer_leaves_autocast_and_tensorfloat_as_they_were():
         torch.set_autocast_enabled("cuda", False)
 
 
-def test_entropy_by_hand_and_stable():
-    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1000.0, 0.0, 0.0, 0.0], [1e4, 1e4, -1e4, -1e4]])
-    expected = torch.tensor([4.0, 1.0, 2.0]).log()
-    torch.testing.assert_close(utils.compute_entropy(logits), expected)
-
-
 @pytest.mark.parametrize("budget", [1, 25, 60, 150, 10_000])
 def test_micro_batches_hold_every_row_once_within_budget(budget):
     generator = random.Random(0)
@@ -471,11 +432,3 @@ def test_a_prompt_does_not_split_completions_that_fit():
     """Eight of 512 tokens are 4,096, and once ran as seven and one."""
     rows = utils.split_into_micro_batches([105] * 8, [512] * 8, 8, 4096)
     assert rows == [list(range(8))]
-
-
-def test_masked_reductions_by_hand():
-    values = torch.tensor([[1.0, 2.0, math.nan], [4.0, 5.0, 6.0]])
-    mask = torch.tensor([[True, True, False], [False, False, False]])
-    assert utils.masked_mean(values, mask).item() == 1.5
-    assert utils.masked_mean(values, mask, dim=1).tolist()[0] == 1.5
-    assert utils.masked_mean(values, mask, dim=1)[1].isnan()
