@@ -58,6 +58,8 @@ test = pd.read_csv(FOLDER / "test.csv")
 test["accuracy"] *= 100
 real = pd.read_csv(FOLDER / "real.csv")
 real["accuracy"] *= 100
+qwen = pd.read_csv(FOLDER / "qwen.csv")
+qwen[["accuracy", "accuracy_low", "accuracy_high"]] *= 100
 choices = pd.read_csv(FOLDER / "choices.csv")
 public = pd.read_csv(FOLDER / "public.csv")
 measures = pd.read_csv(FOLDER / "measures.csv")
@@ -320,6 +322,41 @@ def draw_judge():
     return figure
 
 
+def draw_qwen():
+    message = "Qwen-0.5B, zero-shot and after SFT: 128 solutions bring the format alone"
+    figure, (zero_shot, by_solutions) = new_figure(message, 1, 2, 2.6)
+    before = qwen.query("examples == 0").sort_index(ascending=False)
+    names = before["model"] + ", " + before["dataset"] + ", " + before["prompt"]
+    zero_shot.set_yticks(range(len(before)), names)
+    draw_in_any_format(zero_shot, 100 * before["accuracy_flexible"], range(len(before)))
+    zero_shot.errorbar(
+        before["accuracy"], range(len(before)), xerr=interval(before), fmt="o", color=GREY
+    )
+    describe(zero_shot, "zero-shot, on test", x="accuracy (%)")
+    zero_shot.set_xlim(-0.5)
+    zero_shot.grid(visible=False, axis="y")
+
+    runs = qwen.query("model == '0.5B' and prompt == 'reasoning_answer'").sort_values("examples")
+    draw_in_any_format(by_solutions, range(len(runs)), 100 * runs["accuracy_flexible"])
+    by_solutions.errorbar(
+        range(len(runs)), runs["accuracy"], yerr=interval(runs), fmt="o-", color=SFT, capsize=2
+    )
+    by_solutions.set_xticks(range(len(runs)), runs["examples"])
+    describe(by_solutions, "GSM8K after SFT: accuracy (%)", 0, 30, x="worked solutions")
+    by_solutions.legend(loc="lower right")
+    return figure
+
+
+def draw_in_any_format(ax, x, y):
+    ax.plot(x, y, "o", color="0.3", markerfacecolor="none", markersize=7, label="in any format")
+
+
+def interval(runs):
+    """How far the 95% interval of each evaluation reaches below and above it."""
+    accuracy = runs["accuracy"]
+    return [accuracy - runs["accuracy_low"], runs["accuracy_high"] - accuracy]
+
+
 def draw_smollm2():
     message = "SmolLM2-135M gains little in 60 iterations and more in 240 slower ones"
     figure, axes = new_figure(message, 2, 2, 4.8)
@@ -556,6 +593,7 @@ def draw_by_second(ax, arm):
 def main():
     parser = argparse.ArgumentParser(description="Draw the figures of analysis.md.")
     figures = {
+        "qwen": draw_qwen,
         "training": draw_training,
         "scaling": draw_scaling,
         "sft": draw_sft,
