@@ -323,7 +323,7 @@ def draw_judge():
 
 
 def draw_qwen():
-    message = "Qwen-0.5B, zero-shot and after SFT: 128 solutions bring the format alone"
+    message = "Qwen2.5-Coder: the prompt decides, and 128 solutions bring the format"
     figure, (zero_shot, by_solutions) = new_figure(message, 1, 2, 2.6)
     before = qwen.query("examples == 0").sort_index(ascending=False)
     names = before["model"] + ", " + before["dataset"] + ", " + before["prompt"]
