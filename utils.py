@@ -20,8 +20,8 @@ from transformers import DynamicCache, PreTrainedModel, set_seed
 
 from grpo import distributed, packed
 
-# At most this many logits (tokens x vocabulary) exist at a time: 32 MiB in float32.
-LOGITS_CHUNK = 2**23
+# At most this many logits (tokens x vocabulary) exist at a time: 128 MiB in float32.
+LOGITS_CHUNK = 2**25
 # On a GPU 512 MiB: every chunk reads the whole output layer from memory, which would take longer
 # than the products if a chunk had few tokens.
 LOGITS_CHUNK_ON_GPU = 2**27
