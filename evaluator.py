@@ -6,9 +6,10 @@ r"""Rewards: how completions are scored. A reward is a function in a file of you
 `--evaluator my_rewards.py:short` trains on it, and `--evaluator gsm8k,my_rewards.py:short` on the
 sum of both. FunctionEvaluator says what a function gets; one written for TRL works as it is.
 
-Where an answer can be right, there are two verdicts beside the rewards, always from the data set's
-own evaluator. The strict one asks for the right answer in the required format, the flexible one for
-the right answer anywhere: much of what training seems to gain is only format.
+Where an answer can be right, there are two verdicts beside the rewards, from the data set's own
+evaluator or the one that --evaluator names. The strict one asks for the right answer in the
+required format, the flexible one for the right answer anywhere: much of what training seems to gain
+is only format.
 
 Shapes: N completions, R rewards of each.
 """

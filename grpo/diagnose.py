@@ -131,7 +131,8 @@ RULES = (
     Rule(
         "only format",
         gains_only_format,
-        "`reward` rises by 2 standard errors, and less than 15% of it is `rewards/correctness`",
+        "`reward` rises by 2 standard errors, and less than 15% of the rise is in"
+        " `rewards/correctness`",
         "train longer, then use easier problems or show some solutions first (sft.py)",
     ),
     Rule(
@@ -139,13 +140,13 @@ RULES = (
         gains_no_accuracy,
         "`reward` rises by 4 standard errors, and the last `accuracy` is not above the first one's"
         " interval",
-        "read the completions with the highest rewards, and mend the reward",
+        "read the completions with the highest rewards, and fix the reward",
     ),
     Rule(
         "stories alike",
         becomes_alike,
         "`reward` rises by 4 standard errors, and `distinct_2_batch` falls below 70% of its start",
-        "read the stories, then mend the reward or raise `--beta`",
+        "read the stories, then fix the reward or raise `--beta`",
     ),
     Rule(
         "past its best",

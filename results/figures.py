@@ -448,7 +448,7 @@ def draw_question(ax, row, question, projects):
 
 def draw_choices():
     """A row for each choice, the best one on top."""
-    message = "Raw rewards lose far more than any other choice gains or loses"
+    message = "Of these choices, raw rewards lose by far the most"
     figure, (ax,) = new_figure(message, 1, 1, 5)
     ax.set_xlabel("accuracy averaged over iterations 10 to 60 (points)")
     rows = choices.query("study == 'choices' and measure == 'averaged over the run'")
@@ -571,7 +571,7 @@ def draw_grpo_off_policy_sweep():
     draw_arm(by_iteration, Arm("", "base_200", GRPO, ":"), "accuracy")
     draw_arm(by_iteration, Arm("", "updates4_200", WINE, ":"), "accuracy")
     broad.set_xscale("log")
-    describe(broad, "broad sweep, at 60 (%)", x="learning rate")
+    describe(broad, "accuracy at 60, broad sweep (%)", x="learning rate")
     describe(by_iteration, ACCURACY)
     describe(by_second, ACCURACY, x="seconds")
     describe(grad_norm, TITLES["grad_norm"], 0)
