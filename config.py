@@ -347,7 +347,11 @@ class SFTConfig(FineTuningConfig):
     filter_correct: bool = setting(
         False, "Leave out what the evaluator does not find strictly correct."
     )
-    epochs: float = setting(1.0, "Passes over the examples.", title="iterations")
+    epochs: float = setting(
+        1.0,
+        "Passes over the examples; the next pass fills up the last batch.",
+        title="iterations",
+    )
     num_updates: int | None = setting(None, "Updates, in the place of --epochs.")
     eval_updates: int = setting(
         100, "Evaluate every N updates, before the first and after the last.", may_change=True

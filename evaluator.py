@@ -21,7 +21,7 @@ import re
 import traceback
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -30,6 +30,7 @@ from math_verify import parse, verify
 from torch import Tensor
 
 import utils
+from config import GRPOConfig
 from grpo.metrics import share_of_distinct
 from rl_datasets import last_boxed
 
@@ -327,7 +328,7 @@ class CreativeWritingEvaluator(RewardEvaluator):
     reward_weights = (1.0, 0.0, 0.0)
 
     def __init__(self, judge=None, config=None, frozen=None, **context):
-        if judge is None and not hasattr(config, "judge_model"):
+        if judge is None and not isinstance(config, GRPOConfig):
             raise ValueError("the evaluator creative needs a judge, which only main.py has")
         from grpo.judges import get_judge  # no other evaluator needs it
 
@@ -432,10 +433,13 @@ EVALUATORS = {
 }
 
 
-def get_evaluator(names: str, own: str | None = None, **context) -> RewardEvaluator:
+def get_evaluator(
+    names: str, own: str | None = None, golds: Iterable[str] = (), **context
+) -> RewardEvaluator:
     """The evaluator of these names, such as "gsm8k" or "gsm8k,my_rewards.py:short".
 
     own: the name of the data set's own evaluator, which gives the verdicts if no other does.
+    golds: the data's gold answers. If one is no number, the verdicts are those of `math`.
     context: what evaluators need of a run: prompt (the name of the format), config, and frozen,
         which gives its (frozen model, tokenizer).
     """
@@ -446,8 +450,10 @@ def get_evaluator(names: str, own: str | None = None, **context) -> RewardEvalua
             evaluators.append(found(**context))
         else:
             evaluators.append(FunctionEvaluator(found))
-    if own == "gsm8k" and context.get("prompt", "reasoning_answer") != "reasoning_answer":
-        own = "math"  # which reads the other formats, and numbers too
+    are_numbers = all(to_number(gold.strip()) is not None for gold in golds)
+    has_own_format = context.get("prompt", "reasoning_answer") == "reasoning_answer"
+    if own == "gsm8k" and not (are_numbers and has_own_format):
+        own = "math"  # which reads the other formats and words, and numbers too
     verdicts = None
     gives_verdicts = any(isinstance(evaluator, AnswerEvaluator) for evaluator in evaluators)
     if not gives_verdicts and issubclass(EVALUATORS.get(own, object), AnswerEvaluator):

@@ -1,7 +1,7 @@
 """GRPO, Group Relative Policy Optimization (arXiv:2402.03300), for language models.
 
     python main.py --model_name tiny/1m --dataset_name arithmetic
-    torchrun --nproc_per_node 4 main.py --model_name Qwen/Qwen2-7B-Instruct  # see docs/gpus.md
+    torchrun --nproc_per_node 2 main.py
 
 `train` is the algorithm, in seven numbered steps, and `compute_loss` comes below it. An iteration
 is one rollout batch with its updates; the logs call it a step. losses.py has each paper's loss.

@@ -135,7 +135,7 @@ def gsm8k_example(row: dict) -> dict:
     """From a question, and an answer that ends in `#### N` or is N alone."""
     solution, _, answer = text_of(row, "answer").rpartition("####")
     answer = answer.strip()
-    if re.fullmatch(r"\D*\d{1,3}(,\d{3})+(\.\d+)?\D*", answer):  # 1,000, but not (1, 2)
+    if re.fullmatch(r"[^\d(\[]*\d{1,3}(,\d{3})+(\.\d+)?\D*", answer):  # 1,000, but not (1,200)
         answer = answer.replace(",", "")
     solution = re.sub(r"<<[^<>]*=[^<>]*>>", "", solution).strip()  # meant for a calculator
     return {"question": text_of(row, "question"), "answer": answer, "solution": solution}
@@ -294,8 +294,11 @@ def find_data_set(name: str) -> DataSet:
     if ":" not in name:
         names = ", ".join(DATASETS)
         raise ValueError(f"--dataset_name {name}: choose from {names}, or give FILE.py:NAME")
+    function_name = name.rpartition(":")[2]
+    if function_name in DATASETS:
+        raise ValueError(f"--dataset_name {name}: {function_name} is built in; rename the function")
     function = utils.import_from_file(name, "--dataset_name")
-    return DataSet(name.rpartition(":")[2], gsm8k_example, function)
+    return DataSet(function_name, gsm8k_example, function)
 
 
 def find_prompt(name: str) -> Prompt:
@@ -315,9 +318,12 @@ def default_eval_split(name: str, dataset_path: str | None) -> str:
 class DataLoader:
     """Examples with their prompts, in the data's order, and an endless shuffled stream of them."""
 
-    def __init__(self, examples, tokenizer, *, prompt, max_prompt_length, seed):
+    def __init__(
+        self, examples, tokenizer, *, prompt, max_prompt_length, seed, held_out_ids=frozenset()
+    ):
         self.prompt = prompt
         self.seed = seed
+        self.held_out_ids = held_out_ids  # of all problems that nothing may be trained on
         self.examples = []
         self.longest_prompt = 0  # in tokens
         prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
@@ -387,7 +393,7 @@ def get_dataloaders(
     indices = list(range(len(eval_examples)))
     random.Random("evaluation subset").shuffle(indices)
     eval_examples = [eval_examples[i] for i in sorted(indices[:eval_size])]
-    train_loader = DataLoader(train_examples, tokenizer, **options)
+    train_loader = DataLoader(train_examples, tokenizer, **options, held_out_ids=eval_ids)
     eval_loader = DataLoader(eval_examples, tokenizer, **options)
     if not eval_loader.examples:
         raise ValueError(f"--max_prompt_length {max_prompt_length} leaves no {eval_split} problem")

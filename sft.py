@@ -134,13 +134,12 @@ def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Comp
     solutions in another format than --prompt, and where too few are left.
     """
     prompt = run.train_loader.prompt
-    eval_ids = {example["id"] for example in run.eval_loader}  # held out of the training split
     solutions = []
     for row in rows:
         prompt_name = row.get("prompt_name", prompt.name)
         if prompt_name != prompt.name:
             raise ValueError(f"--train_file {config.train_file} answers --prompt {prompt_name}")
-        if row.get("correct", True) and row.get("id") not in eval_ids:
+        if row.get("correct", True) and row.get("id") not in run.train_loader.held_out_ids:
             text = prompt.render(run.tokenizer, row["question"])
             solutions.append(encode(run.tokenizer, text, row["completion"], row))
     if config.filter_correct:

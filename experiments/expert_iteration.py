@@ -5,7 +5,7 @@
 Each of the --n_ei_steps steps draws --num_questions questions (D_b in the handout of CS336), and
 samples --group_size completions of each (G). It keeps the strictly correct ones, and trains on them
 for --epochs epochs (E) with sft.fine_tune. `entropy` is that at the trained tokens, and
-`sample_entropy` estimates that at all sampled tokens, which GRPO logs as `entropy`.
+`sample_entropy` estimates that at all sampled tokens.
 """
 
 import sys
@@ -38,8 +38,10 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
     """config.n_ei_steps times: sample, keep the strictly correct, fine-tune on them, evaluate."""
     for ei_step in run.iterations(config.eval_ei_steps, config.eval_ei_steps):
         questions = run.train_loader.next_batch(config.num_questions)
-        completions = run.sample(questions, config.group_size, config.temperature)
-        run.reward(completions)
+        with run.timer("sample"):
+            completions = run.sample(questions, config.group_size, config.temperature)
+        with run.timer("reward"):
+            run.reward(completions)
         records = [completion.record() for completion in completions]
         run.write_transcript("rollouts", ei_step, records)
 
@@ -65,15 +67,18 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
         run.total_tokens += len(logps)
         if not solutions:
             continue
+        num_updates = max(1, config.epochs * len(solutions) // config.train_batch_size)
         updates = sft.fine_tune(
             run.model,
             solutions,
             config,
-            num_updates=max(1, config.epochs * len(solutions) // config.train_batch_size),
+            num_updates=num_updates,
             seed=config.seed + ei_step,
             optimizer=run.optimizer,
         )
-        for row in updates:
+        for _ in range(num_updates):
+            with run.timer("loss_and_update"):
+                row = next(updates)
             del row["tokens"]  # those that are sampled are counted
             run.log_update(row | sampled, num_tokens=0)
         weights.refresh_sampler(run.sampler, run.model)

@@ -141,7 +141,8 @@ def remove_old(output_dir: Path) -> None:
     paths = finished(output_dir)
     steps = sorted(paths)
     kept_steps = steps[-KEEP:]
-    rows = [row for row in read_evaluations(output_dir) if row["step"] in paths]
+    evaluations = jsonl.read_log(output_dir / "eval_log.jsonl")
+    rows = [row for row in evaluations if row["step"] in paths]
     if rows:
         best = max(rows, key=lambda row: row.get("accuracy", 0.0))
         kept_steps.append(best["step"])
@@ -149,12 +150,6 @@ def remove_old(output_dir: Path) -> None:
         (paths[step] / "trainer.pt").unlink(missing_ok=True)
         if step not in kept_steps:
             shutil.rmtree(paths[step], ignore_errors=True)
-
-
-def read_evaluations(output_dir: Path) -> list[dict]:
-    """The rows of eval_log.jsonl."""
-    log = output_dir / "eval_log.jsonl"
-    return jsonl.read(log) if log.exists() else []
 
 
 def finished(output_dir: Path) -> dict[int, Path]:

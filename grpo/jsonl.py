@@ -31,6 +31,11 @@ def read(path, required=()) -> list[dict]:
     return rows
 
 
+def read_log(path, required=()) -> list[dict]:
+    """The rows of a file, or none before the first of them is written."""
+    return read(path, required) if Path(path).exists() else []
+
+
 def append(path, row: dict) -> None:
     """Append a row in a single write, so that a killed process can cut only the last line."""
     with open(path, "a", encoding="utf-8") as file:

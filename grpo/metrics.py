@@ -43,11 +43,12 @@ def iteration_metrics(records: list[dict], group_size: int) -> dict[str, float]:
     if "rewards/distinct_2" in records[0]:
         texts = [record["completion"] for record in records]
         metrics["distinct_2_batch"] = share_of_distinct(texts, 2)
-    rewards = [record["reward"] for record in records]
-    starts = range(0, len(rewards), group_size)
-    stds = [reward_std(rewards[start : start + group_size]) for start in starts]
-    metrics["reward_std"] = statistics.fmean(stds)
-    metrics["zero_std_fraction"] = statistics.fmean(std == 0 for std in stds)
+    if group_size > 1:
+        rewards = [record["reward"] for record in records]
+        starts = range(0, len(rewards), group_size)
+        stds = [reward_std(rewards[start : start + group_size]) for start in starts]
+        metrics["reward_std"] = statistics.fmean(stds)
+        metrics["zero_std_fraction"] = statistics.fmean(std == 0 for std in stds)
     return metrics
 
 

@@ -115,7 +115,8 @@ class Run:
         base_model = weights.get_base_model(model) if with_reference else None
         evaluator = get_evaluator(
             evaluator_names,
-            data_set.default_evaluator,
+            own=data_set.default_evaluator,
+            golds=[example["answer"] for example in examples],
             prompt=train_loader.prompt.name,
             config=config,
             frozen=lambda: (base_model or weights.get_base_model(model), tokenizer),
@@ -184,7 +185,7 @@ class Run:
 
     def is_evaluated(self) -> bool:
         """All: whether the log has an evaluation of this step, as after a resume."""
-        rows = checkpoints.read_evaluations(self.config.output_dir)
+        rows = jsonl.read_log(self.config.output_dir / "eval_log.jsonl")
         return distributed.from_main(self.step in [row["step"] for row in rows])
 
     def sample(
@@ -289,7 +290,9 @@ class Run:
         self.step += 1
         self.total_tokens += num_tokens
         self.write("train", row | self.timer.flush())
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if row["skipped_updates"] else 0
+        self.skipped_in_a_row += 1
+        if not row["skipped_updates"]:
+            self.skipped_in_a_row = 0
         if self.skipped_in_a_row == MAX_SKIPPED:
             raise RunEnds(
                 f"in {MAX_SKIPPED} iterations in a row an update was skipped, because its loss or"

@@ -134,6 +134,7 @@ def test_a_chat_template_without_a_system_role(system):
         ("1 << 3 is 8\n#### 1,000,000.5", "1000000.5", "1 << 3 is 8"),
         ("#### 5 is not the answer\n####  -$3,500 ", "-$3500", "#### 5 is not the answer"),
         ("see <<note>>\n#### (1,000, 2,000)", "(1,000, 2,000)", "see <<note>>"),
+        ("a pair\n#### (1,200)", "(1,200)", "a pair"),
         ("1,5", "1,5", ""),
         ("2024-01-01", "2024-01-01", ""),
         (2.5, "2.5", ""),
@@ -278,6 +279,7 @@ def test_the_last_500_problems_of_gsm8k_are_held_out_for_validation(folder):
     train_loader, eval_loader = load(folder, eval_split="validation", eval_size=20)
     assert ids(train_loader) == [f"gsm8k/train/{i}" for i in range(3)]
     assert len(eval_loader) == 20 and not set(ids(eval_loader)) & set(ids(train_loader))
+    assert train_loader.held_out_ids == {f"gsm8k/train/{i}" for i in range(3, 503)}
     _, eval_loader = load(folder, eval_split="validation")
     assert ids(eval_loader) == [f"gsm8k/train/{i}" for i in range(3, 503)]
     assert len(load(folder)[0]) == 503, "they train if another split is evaluated"

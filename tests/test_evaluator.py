@@ -253,6 +253,13 @@ def test_verdicts_are_always_those_of_the_data_set(rewards_file):
     texts = ["</think> <answer>1</answer>"] * 2
     _, details = score(path, "short", own="gsm8k", texts=texts, prompt="r1_zero")
     assert [detail["correct_strict"] for detail in details] == [True, False]
+    # So are words, which it would call wrong.
+    paris = [{**example, "answer": "Paris"} for example in EXAMPLES]
+    context = dict(own="gsm8k", golds=["12", "Paris"], prompt="reasoning_answer")
+    evaluator = get_evaluator(f"{path}:short", **context)
+    texts = [f"<reasoning>\n</reasoning>\n<answer>{city}</answer>" for city in ("Paris", "Rome")]
+    _, details = evaluator.score(paris, texts)
+    assert [detail["correct_strict"] for detail in details] == [True, False]
     assert isinstance(get_evaluator("gsm8k", own="gsm8k"), GSM8kEvaluator)
     # Both add up, each with its own rewards.
     totals, details = get_evaluator(f"gsm8k,{path}:short", "gsm8k").score(EXAMPLES, TEXTS)

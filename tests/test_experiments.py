@@ -40,6 +40,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
     train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert {row["ei_step"] for row in train} == {1, 2, 3}
     assert all(row["entropy"] > 0 for row in train)
+    assert all(row["time/loss_and_update"] > 0 for row in train)
     for step in (1, 2, 3):
         rows = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
         assert len(rows) == 32

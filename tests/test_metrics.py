@@ -76,6 +76,7 @@ def test_equal_and_missing_rewards_have_no_spread():
     assert metrics["reward"] == pytest.approx(3.0)
     assert metrics["reward_std"] == pytest.approx(2**0.5 / 3)
     assert metrics["zero_std_fraction"] == pytest.approx(2 / 3)
+    assert "zero_std_fraction" not in group_metrics([1.0, 0.0], 1), "a single reward has no spread"
 
 
 def test_distinct_word_pairs_of_a_batch_of_stories_by_hand():

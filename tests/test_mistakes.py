@@ -69,6 +69,7 @@ MISTAKES = """
     main --eval_samples 4 --eval_temperature 0 | --eval_temperature 0 | --eval_samples
     main --dataset_name gsm9k | gsm9k | arithmetic
     main --dataset_name absent.py:rows | no file absent.py
+    main --dataset_name absent.py:gsm8k | absent.py:gsm8k | built in
     main --evaluator judge | --evaluator judge | gsm8k
     main --evaluator absent.py:short | no file absent.py
     main --prompt poem | poem | r1_zero
