@@ -127,9 +127,7 @@ def collect(config: GoldConfig) -> int:
 
 def read_rows(path: Path, problems: list[dict], prompt: Prompt) -> list[dict]:
     """The rows of a file so far. A last line that was cut is removed from it."""
-    rows = []
-    if path.exists():
-        rows = jsonl.read(path, ("id", "question", "correct", "prompt_name"))
+    rows = jsonl.read_log(path, ("id", "question", "correct", "prompt_name"))
     questions = {problem["id"]: problem["question"] for problem in problems}
     for row in rows:
         if questions.get(row["id"]) != row["question"] or row["prompt_name"] != prompt.name:

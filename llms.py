@@ -101,6 +101,8 @@ def load_model(model_name: str | Path, config: PreTrainedConfig) -> PreTrainedMo
         ValueError: The weights are quantized, are those of another model, or are not finite.
         Exception: whatever transformers raises for files that are missing or cannot be read.
     """
+    if getattr(config, "quantization_config", None):
+        raise ValueError("its weights are quantized")
     model, report = AutoModelForCausalLM.from_pretrained(
         model_name,
         config=config,
@@ -117,7 +119,6 @@ def load_model(model_name: str | Path, config: PreTrainedConfig) -> PreTrainedMo
         "have another shape": [name for name, *_ in report["mismatched_keys"]],
         "are not finite": [name for name in weights if not weights[name].isfinite().all()],
         "belong to an adapter": [name for name in weights if ".lora_" in name],
-        "are quantized": ["all"] if getattr(config, "quantization_config", None) else [],
     }
     messages = []
     for fault, names in faults.items():

@@ -69,8 +69,7 @@ def read_runs(paths: list[Path]) -> list[Run]:
     for path in paths:
         tables = []
         for log in ("train", "eval"):
-            file = path / f"{log}_log.jsonl"
-            rows = jsonl.read(file, ("step",)) if file.exists() else []
+            rows = jsonl.read_log(path / f"{log}_log.jsonl", ("step",))
             table = pd.DataFrame.from_dict({row["step"]: row for row in rows}, orient="index")
             tables.append(table.apply(pd.to_numeric, errors="coerce").add_prefix(f"{log}/"))
         metrics = pd.concat(tables, axis=1).sort_index()
@@ -272,16 +271,14 @@ def describe_run(run: Run) -> list[str]:
 
 def describe_runs(runs: list[Run]) -> list[str]:
     """What is printed about several runs, whose last answers are compared with the first run's."""
-    lines = []
-    first_label = None
+    last_evaluations = []  # a label and a path
     for run in runs:
         for path in report.transcripts(run.path, "eval")[-1:]:
-            label = f"{run.name} (step {step_of(path)})"
-            if first_label is None:
-                first_label = label
-                first_path = path
-            else:
-                lines += compare(f"{first_label} -> {label}", first_path, path)[1]
+            last_evaluations.append((f"{run.name} (step {step_of(path)})", path))
+    lines = []
+    for label, path in last_evaluations[1:]:
+        first_label, first_path = last_evaluations[0]
+        lines += compare(f"{first_label} -> {label}", first_path, path)[1]
     for run in runs:
         lines += [f"{run.name}: {line}" for line in accuracy_lines(run)]
     return lines

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -397,26 +396,22 @@ def has_onednn_products() -> bool:
 # --- What a user brings in a file of their own ----------------------------------------------------
 
 
-def import_file(path: str) -> ModuleType:
-    """The module in a user's file, which a process pool can import too; ValueError in one line."""
+def import_from_file(reference: str, flag: str) -> Any:
+    """What FILE.py:NAME names, in a module that a process pool can import too.
+
+    Raises:
+        ValueError: in one line, where there is no such thing.
+        Exception: whatever the user's code raises.
+    """
+    path, _, name = reference.rpartition(":")
     file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(f"there is no file {path}")
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"{flag} {reference}: there is no file {path} with Python code")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    try:
-        module = importlib.import_module(file.stem)
-    except Exception as error:  # whatever the user's code raises
-        raise ValueError(f"{path} fails with {error!r}") from error
-    if Path(getattr(module, "__file__", None) or "").resolve() != file:
+    module = importlib.import_module(file.stem)
+    if Path(module.__spec__.origin or "").resolve() != file:
         raise ValueError(f"{path} has the name of another module: rename the file")
-    return module
-
-
-def import_from_file(reference: str, flag: str) -> Any:
-    """What FILE.py:NAME names. Raises ValueError, in one line, where there is no such thing."""
-    file, _, name = reference.rpartition(":")
-    module = import_file(file)
     if not hasattr(module, name):
-        raise ValueError(f"{flag} {reference}: there is no {name} in {file}")
+        raise ValueError(f"{flag} {reference}: there is no {name} in {path}")
     return getattr(module, name)

@@ -84,26 +84,27 @@ TEXTS = {
 def without_left_out(source: str) -> str:
     """A module's source without the code that names something in LEFT_OUT, as an AST has it."""
     lines = source.splitlines(keepends=True)
-
-    def must_go(node: ast.AST) -> bool:
-        """Whether a node must go as a whole. Parts of it that can go alone are taken out here."""
+    for node in ast.walk(ast.parse(source)):
         parts = parts_of(node)
-        children_in_parts = list(itertools.chain(*parts))
-        goes = any(name in LEFT_OUT for _, name in ast.iter_fields(node) if isinstance(name, str))
-        for child in ast.iter_child_nodes(node):
-            if child not in children_in_parts:
-                goes |= must_go(child)
-        gone = [i for i, part in enumerate(parts) if any([must_go(child) for child in part])]
-        if len(gone) == len(parts):
-            return goes or len(gone) > 0
-        for i in gone:  # with the comments and empty lines before it
-            start = parts[i - 1][-1].end_lineno if i > 0 else parts[i][0].lineno - 1
-            end = parts[i][-1].end_lineno
-            lines[start:end] = [""] * (end - start)
-        return goes
-
-    must_go(ast.parse(source))
+        for i, part in enumerate(parts):
+            if any(must_go(child) for child in part):
+                # With the comments and empty lines before it.
+                start = parts[i - 1][-1].end_lineno if i > 0 else part[0].lineno - 1
+                end = part[-1].end_lineno
+                lines[start:end] = [""] * (end - start)
     return "".join(lines)
+
+
+def must_go(node: ast.AST) -> bool:
+    """Whether a node must go as a whole: it names something, or none of its parts can stay."""
+    if any(name in LEFT_OUT for _, name in ast.iter_fields(node) if isinstance(name, str)):
+        return True
+    parts = parts_of(node)
+    children_in_parts = list(itertools.chain(*parts))
+    for child in ast.iter_child_nodes(node):
+        if child not in children_in_parts and must_go(child):
+            return True
+    return len(parts) > 0 and all(any(map(must_go, part)) for part in parts)
 
 
 def parts_of(node: ast.AST) -> list[tuple[ast.AST, ...]]:
@@ -126,8 +127,10 @@ def make_interview(folder: Path) -> None:
             text = path.read_text("utf-8")
             for pattern, replacement in TEXTS.items():
                 text, count = re.subn(pattern, replacement, text)
-                unused -= {pattern} if count else set()
-            text = without_left_out(text) if path.suffix == ".py" else text
+                if count > 0:
+                    unused.discard(pattern)
+            if path.suffix == ".py":
+                text = without_left_out(text)
             path.write_text(text, "utf-8")
     assert not unused, f"nothing has the text {unused}"
     ruff = [sys.executable, "-m", "ruff", "--quiet"]

@@ -264,17 +264,14 @@ def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32
             transformers' own `generate` may give, if there are none of these.
         local_size: the size of the layer's sliding window, if it has one.
     """
-    if q_length > 1 or attention_mask is None:
-        has_products = attention_mask is not None and prefers_products(
-            attention_mask.device, q_length
-        )
-        if has_products:
-            options["allow_is_causal_skip"] = False
-        mask = sdpa_mask(
-            q_length=q_length, attention_mask=attention_mask, local_size=local_size, **options
-        )
-        if not has_products:
-            return mask
+    options |= dict(q_length=q_length, attention_mask=attention_mask, local_size=local_size)
+    if attention_mask is None:
+        return sdpa_mask(**options)
+    if q_length > 1 and not prefers_products(attention_mask.device, q_length):
+        return sdpa_mask(**options)
+    if q_length > 1:
+        options["allow_is_causal_skip"] = False
+        mask = sdpa_mask(**options)
         # Not minus infinity, since a row of padding may see nothing, and would be NaN.
         return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
     if local_size:

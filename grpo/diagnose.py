@@ -171,11 +171,10 @@ RULES = (
 
 def findings(output_dir: Path) -> list[str]:
     """A line for each rule that a run breaks. Raises ValueError for a damaged log."""
-    rows = []
-    for name in ("train_log.jsonl", "eval_log.jsonl"):
-        path = output_dir / name
-        rows.append(jsonl.read(path) if path.exists() else [])
-    log = Log(*rows)
+    log = Log(
+        train=jsonl.read_log(output_dir / "train_log.jsonl"),
+        evaluations=jsonl.read_log(output_dir / "eval_log.jsonl"),
+    )
     lines = []
     for rule in RULES:
         try:

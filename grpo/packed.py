@@ -78,16 +78,11 @@ def token_states(
         ids, attention_mask: (B, T), prompts padded on the left and completions on the right.
     """
     packing = pack(attention_mask.cpu(), C, group_size)
-    rows, columns, positions, keys, predicting = (
-        torch.cat(indices).to(ids.device)
-        for indices in (
-            packing.rows,
-            packing.columns,
-            packing.positions,
-            packing.keys,
-            packing.predicting,
-        )
-    )
+    rows = torch.cat(packing.rows).to(ids.device)
+    columns = torch.cat(packing.columns).to(ids.device)
+    positions = torch.cat(packing.positions).to(ids.device)
+    keys = torch.cat(packing.keys).to(ids.device)
+    predicting = torch.cat(packing.predicting).to(ids.device)
     outputs = model.get_decoder()(
         ids[rows, columns].unsqueeze(0),
         position_ids=positions.unsqueeze(0),
