@@ -60,6 +60,7 @@ real = pd.read_csv(FOLDER / "real.csv")
 real["accuracy"] *= 100
 qwen = pd.read_csv(FOLDER / "qwen.csv")
 qwen[["accuracy", "accuracy_low", "accuracy_high"]] *= 100
+qwen_grpo = pd.read_csv(FOLDER / "qwen_grpo.csv", index_col="step")
 choices = pd.read_csv(FOLDER / "choices.csv")
 public = pd.read_csv(FOLDER / "public.csv")
 measures = pd.read_csv(FOLDER / "measures.csv")
@@ -323,9 +324,9 @@ def draw_judge():
 
 
 def draw_qwen():
-    message = "Qwen2.5-Coder: the prompt decides, and 128 solutions bring the format"
-    figure, (zero_shot, by_solutions) = new_figure(message, 1, 2, 2.6)
-    before = qwen.query("examples == 0").sort_index(ascending=False)
+    message = "A real Qwen: the prompt decides, solutions bring the format, GRPO nothing yet"
+    figure, (zero_shot, trained, samples, entropy) = new_figure(message, 2, 2, 4.8)
+    before = qwen.query("training == 'as it is'").sort_index(ascending=False)
     names = before["model"] + ", " + before["dataset"] + ", " + before["prompt"]
     zero_shot.set_yticks(range(len(before)), names)
     draw_in_any_format(zero_shot, 100 * before["accuracy_flexible"], range(len(before)))
@@ -336,14 +337,22 @@ def draw_qwen():
     zero_shot.set_xlim(-0.5)
     zero_shot.grid(visible=False, axis="y")
 
-    runs = qwen.query("model == '0.5B' and prompt == 'reasoning_answer'").sort_values("examples")
-    draw_in_any_format(by_solutions, range(len(runs)), 100 * runs["accuracy_flexible"])
-    by_solutions.errorbar(
-        range(len(runs)), runs["accuracy"], yerr=interval(runs), fmt="o-", color=SFT, capsize=2
+    stages = qwen.query("prompt == 'reasoning_answer' and training != 'SFT, written solutions'")
+    draw_in_any_format(trained, range(len(stages)), 100 * stages["accuracy_flexible"])
+    trained.errorbar(
+        range(len(stages)), stages["accuracy"], yerr=interval(stages), fmt="o-", color=SFT
     )
-    by_solutions.set_xticks(range(len(runs)), runs["examples"])
-    describe(by_solutions, "GSM8K after SFT: accuracy (%)", 0, 30, x="worked solutions")
-    by_solutions.legend(loc="lower right")
+    trained.set_xticks(range(len(stages)), ["as it is", "SFT", "30 of GRPO", "40"])
+    describe(trained, "0.5B on GSM8K's test split (%)", 0, 30, x="")
+    trained.legend(loc="lower right")
+
+    accuracy = 100 * qwen_grpo["accuracy"]
+    samples.plot(accuracy, "o", color=GRPO, markersize=3, alpha=0.4)
+    samples.plot(accuracy.rolling(10).mean(), color=GRPO)
+    describe(samples, "GRPO: right samples (%)", 0)
+    entropy.plot(qwen_grpo["entropy"], "o", color=GRPO, markersize=3, alpha=0.4)
+    entropy.plot(qwen_grpo["entropy"].rolling(10).mean(), color=GRPO)
+    describe(entropy, TITLES["entropy"], 0)
     return figure
 
 
