@@ -8,8 +8,7 @@ sum of both. FunctionEvaluator says what a function gets; one written for TRL wo
 
 Where an answer can be right, there are two verdicts beside the rewards, from the data set's own
 evaluator or the one that --evaluator names. The strict one asks for the right answer in the
-required format, the flexible one for the right answer anywhere: much of what training seems to gain
-is only format.
+required format, the flexible one for the right answer anywhere.
 
 Shapes: N completions, R rewards of each.
 """

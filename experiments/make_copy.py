@@ -71,11 +71,11 @@ TEXTS = {
     r": ten rules, which docs/tuning\.md prints as a table": "",
     r" docs/tuning\.md (explains|describes) .*?\.": "",
     r"in docs/tuning\.md": "of grpo/diagnose.py",
-    r" \(docs/gpus\.md\)| \(sft\.py\)| that tiny/make_word_problems\.py has generated": "",
+    r" \((docs/gpus|README)\.md\)| \(sft\.py\)| that tiny/make_word_problems\.py has generated": "",
     r"in tests/test_math_evaluator\.py": "that were tried",
     # In the Makefile, pyproject.toml and .gitignore:
     r"\n# --- For this repository alone(.|\n)*": "",
-    r"\n# make (exercise|interview|lock) .*|\n\t.*ruff.*": "",
+    r"\n# make (exercise|interview|lock) .*|\n\t.*ruff.*|\nmarkers = .*": "",
     "lint, run the fast tests; make test-slow: the others": "run the tests",
     r"\n.*(hypothesis|nbclient|ipykernel|ipynb|conftest|cs336|make_tiny_models).*": "",
 }

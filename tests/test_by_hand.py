@@ -1,6 +1,6 @@
 """Numbers worked by hand: advantages, masked means, entropies, and the loss of two completions.
 
-They need nothing but main.py and utils.py, and `make interview` gives them to a candidate.
+They need nothing but main.py and utils.py.
 
 Shapes: B = 2 sequences, P = 2 prompt tokens, C = 3 completion tokens, T = P + C.
 """
