@@ -28,7 +28,13 @@ from tiny.make_word_problems import generate  # noqa: E402
 from utils import seed_everything  # noqa: E402
 
 # {name of the size: (hidden size, layers, attention heads)}
-SIZES = {"0.1m": (48, 2, 2), "0.3m": (64, 4, 2), "1m": (128, 4, 4), "3m": (192, 5, 6)}
+SIZES = {
+    "0.1m": (48, 2, 2),
+    "0.3m": (64, 4, 2),
+    "0.6m": (96, 4, 3),
+    "1m": (128, 4, 4),
+    "3m": (192, 5, 6),
+}
 
 PAD = "<|endoftext|>"
 START = "<|im_start|>"
