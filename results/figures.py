@@ -219,21 +219,22 @@ def draw_scaling():
     describe(by_iteration, ACCURACY, -2, 102)
     describe(by_size, "accuracy on test (%)", -2, 102, x="parameters")
     by_size.set_xscale("log")
-    draw_size(axes, "3m", "#00304d", "scaling", "3m", "3m_before")
-    draw_size(axes, "1m", GRPO, "dynamics", "grpo", "before")
-    draw_size(axes, "0.6m", GREEN, "scaling", "0.6m", "0.6m_before")
-    draw_size(axes, "0.3m", "#3d97cc", "scaling", "0.3m", "0.3m_before")
-    draw_size(axes, "0.1m", "#7ab8dc", "scaling", "0.1m", "0.1m_before")
-    by_iteration.legend(loc=(0.72, 0.3))
+    draw_size(axes, "#00304d", "scaling", "3m", "3m_before")
+    draw_size(axes, GRPO, "dynamics", "grpo", "before")
+    draw_size(axes, "#3d97cc", "scaling", "0.6m", "0.6m_before")
+    draw_size(axes, "#7ab8dc", "scaling", "0.3m", "0.3m_before")
+    draw_size(axes, "#b5d8ec", "scaling", "0.1m", "0.1m_before")
+    for name, height in (("3m", 96), ("1m", 83), ("0.6m", 52), ("0.3m", 22), ("0.1m", 4)):
+        by_iteration.text(101, height, name, ha="right")
     by_size.text(1.7e6, 84, "after", ha="center")
     by_size.text(1.7e6, 30, "before", ha="center")
     return figure
 
 
-def draw_size(axes, name, color, study, arm, arm_before):
+def draw_size(axes, color, study, arm, arm_before):
     by_iteration, by_size = axes
     seeds = by_seed(study, arm, "accuracy", "validation")
-    draw(by_iteration, seeds, color, marker="o", label=name)
+    draw(by_iteration, seeds, color, marker="o")
     accuracies = accuracies_on_test(study, arm)
     start = accuracies_on_test(study, arm_before)
     parameters = test["parameters"][accuracies.index]
@@ -511,7 +512,7 @@ def draw_sft_experiment():
     figure, axes = new_figure(message, 1, 3, 3.2)
     careful, direct, filtered = axes
     shades = matplotlib.colormaps["viridis_r"]
-    sizes = (10, 100, 128, 256, 512, 1_000)
+    sizes = (10, 128, 256, 512, 1_000)
     for number, size in enumerate(sizes):
         color = shades((number + 1) / len(sizes))
         draw_set(careful, "sft", f"careful{size}", color, f"{size:,}")
@@ -528,7 +529,7 @@ def draw_sft_experiment():
     filtered.legend(loc="upper left")
     handles, labels = direct.get_legend_handles_labels()
     title = "number of solutions"
-    figure.legend(handles, labels, loc="outside lower center", ncols=7, title=title)
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, title=title)
     return figure
 
 
