@@ -98,7 +98,7 @@ PROMPTS = {
         plain=SYSTEM_PROMPT + "\n\n{question}\n",
         completion="<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
     ),
-    "r1_zero": Prompt(  # for a base model, with the prompt of DeepSeek-R1-Zero (arXiv:2501.12948)
+    "r1_zero": Prompt(  # for a base model: a shorter wording of R1-Zero's (arXiv:2501.12948)
         "r1_zero",
         plain="A conversation between User and Assistant. The User asks a question. The Assistant "
         "first reasons, then gives the User the final answer, in this form: <think> the reasoning "

@@ -326,7 +326,7 @@ def draw_judge():
 
 
 def draw_qwen():
-    message = "A real Qwen: the prompt matters most, SFT teaches the format, GRPO hasn't helped"
+    message = "A real Qwen: the prompt matters most, and GRPO hasn't helped so far"
     figure, (zero_shot, trained, samples, entropy) = new_figure(message, 2, 2, 4.8)
     before = qwen.query("training == 'as it is'").sort_index(ascending=False)
     names = before["model"] + ", " + before["dataset"] + ", " + before["prompt"]
