@@ -100,7 +100,8 @@ class RunConfig:
     )
     prompt: str | None = setting(
         None,
-        "The format of prompts and answers: reasoning_answer, r1_zero, question_only or story."
+        "The format of prompts and answers: reasoning_answer, r1_zero, r1_zero_handout (the words"
+        " of CS336's handout), question_only or story."
         " (default: the data set's own)",
     )
     max_prompt_length: int = setting(512, "Tokens; problems with longer prompts are left out.")

@@ -106,6 +106,17 @@ PROMPTS = {
         completion="\n{solution}\n</think> <answer>{answer}</answer>",
         stop_strings=("</answer>",),
     ),
+    "r1_zero_handout": Prompt(  # the same format, in the words of CS336's r1_zero.prompt
+        "r1_zero",
+        plain="A conversation between User and Assistant. The User asks a question, and the "
+        "Assistant solves it. The Assistant first thinks about the reasoning process in the mind "
+        "and then provides the User with the answer. The reasoning process is enclosed within "
+        "<think> </think> and answer is enclosed within <answer> </answer> tags, respectively, "
+        "i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
+        "User: {question}\nAssistant: <think>",
+        completion="\n{solution}\n</think> <answer>{answer}</answer>",
+        stop_strings=("</answer>",),
+    ),
     "question_only": Prompt(
         "question_only",
         plain="{question}\n",

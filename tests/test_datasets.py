@@ -84,18 +84,26 @@ def test_prompts_word_for_word(question):
         "Assistant first reasons, then gives the User the final answer, in this form: <think> the "
         "reasoning </think> <answer> the answer </answer>.\nUser: "
         f"{question}\nAssistant: <think>",
+        "r1_zero_handout": "A conversation between User and Assistant. The User asks a question, "
+        "and the Assistant solves it. The Assistant first thinks about the reasoning process in "
+        "the mind and then provides the User with the answer. The reasoning process is enclosed "
+        "within <think> </think> and answer is enclosed within <answer> </answer> tags, "
+        "respectively, i.e., <think> reasoning process here </think> <answer> answer here "
+        f"</answer>.\nUser: {question}\nAssistant: <think>",
         "question_only": f"{question}\n",
         "story": question,
     }
     assert (chat["r1_zero"], chat["question_only"]) == (plain["r1_zero"], plain["question_only"])
     stops = {name: prompt.stop_strings for name, prompt in PROMPTS.items() if prompt.stop_strings}
-    assert stops == {"r1_zero": ("</answer>",), "story": ("\n",)}
+    end = ("</answer>",)
+    assert stops == {"r1_zero": end, "r1_zero_handout": end, "story": ("\n",)}
     solved = {
         name: prompt.format_solution("{1} + {answer}", "2") for name, prompt in PROMPTS.items()
     }
     assert solved == {
         "reasoning_answer": "<reasoning>\n{1} + {answer}\n</reasoning>\n<answer>\n2\n</answer>",
         "r1_zero": "\n{1} + {answer}\n</think> <answer>2</answer>",
+        "r1_zero_handout": "\n{1} + {answer}\n</think> <answer>2</answer>",
         "question_only": "{1} + {answer}\nThe answer is \\boxed{2}.",
         "story": "{1} + {answer}",
     }
