@@ -10,7 +10,7 @@ import glob
 import random
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -91,6 +91,16 @@ STORY_PROMPT = (
     "Do not repeat the line, and write nothing but the story.\n\n{question}"
 )
 
+# For a base model: a shorter wording of R1-Zero's prompt (arXiv:2501.12948).
+R1_ZERO = Prompt(
+    "r1_zero",
+    plain="A conversation between User and Assistant. The User asks a question. The Assistant "
+    "first reasons, then gives the User the final answer, in this form: <think> the reasoning "
+    "</think> <answer> the answer </answer>.\nUser: {question}\nAssistant: <think>",
+    completion="\n{solution}\n</think> <answer>{answer}</answer>",
+    stop_strings=("</answer>",),
+)
+
 PROMPTS = {
     "reasoning_answer": Prompt(
         "reasoning_answer",
@@ -98,24 +108,15 @@ PROMPTS = {
         plain=SYSTEM_PROMPT + "\n\n{question}\n",
         completion="<reasoning>\n{solution}\n</reasoning>\n<answer>\n{answer}\n</answer>",
     ),
-    "r1_zero": Prompt(  # for a base model: a shorter wording of R1-Zero's (arXiv:2501.12948)
-        "r1_zero",
-        plain="A conversation between User and Assistant. The User asks a question. The Assistant "
-        "first reasons, then gives the User the final answer, in this form: <think> the reasoning "
-        "</think> <answer> the answer </answer>.\nUser: {question}\nAssistant: <think>",
-        completion="\n{solution}\n</think> <answer>{answer}</answer>",
-        stop_strings=("</answer>",),
-    ),
-    "r1_zero_handout": Prompt(  # the same format, in the words of CS336's r1_zero.prompt
-        "r1_zero",
+    "r1_zero": R1_ZERO,
+    "r1_zero_handout": replace(  # the same format, in the words of CS336's r1_zero.prompt
+        R1_ZERO,
         plain="A conversation between User and Assistant. The User asks a question, and the "
         "Assistant solves it. The Assistant first thinks about the reasoning process in the mind "
         "and then provides the User with the answer. The reasoning process is enclosed within "
         "<think> </think> and answer is enclosed within <answer> </answer> tags, respectively, "
         "i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
         "User: {question}\nAssistant: <think>",
-        completion="\n{solution}\n</think> <answer>{answer}</answer>",
-        stop_strings=("</answer>",),
     ),
     "question_only": Prompt(
         "question_only",
