@@ -83,8 +83,14 @@ def with_resume(flags, output_dir):
 
 # --- killed ---------------------------------------------------------------------------------------
 
-# What is printed first in an iteration.
-ITERATION = re.compile(r"^(?:step|expert iteration) (\d+) ", re.MULTILINE)
+
+def iterations_in(text, program):
+    """The numbers of the iterations that a program's output tells of.
+
+    An expert iteration that keeps no solution makes no step: it prints a line of its own.
+    """
+    name = "expert iteration" if program is expert_iteration.main else "step"
+    return [int(number) for number in re.findall(rf"^{name} (\d+)\b", text, re.MULTILINE)]
 
 
 def last_saved_iteration(output_dir):
@@ -113,7 +119,7 @@ def run_and_kill(program, flags, output_dir, generator, *, is_first):
     process, output = start(program, with_resume(flags, output_dir))
     iterations = []
     for line in output:
-        iterations += map(int, ITERATION.findall(line))
+        iterations += iterations_in(line, program)
         if len(iterations) >= num_printed:
             break
     assert_goes_on_after(saved_iteration, iterations)
@@ -149,7 +155,7 @@ def test_killed_and_resumed_run_equals_the_undisturbed_one(kind, gold_file, tmp_
     text = output.read()
     process.join()
     assert process.exitcode == 0, text
-    assert_goes_on_after(saved_iteration, [*map(int, ITERATION.findall(text))])
+    assert_goes_on_after(saved_iteration, iterations_in(text, program))
     assert num_kills_after_checkpoint >= 0.75 * KILLS - 0.5
     assert_same_run(killed, tmp_path / "undisturbed")
     rows = jsonl.read(killed / "train_log.jsonl")
