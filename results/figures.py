@@ -40,7 +40,6 @@ RANDOM_REWARD = "#CC79A7"
 GREEN = "#009E73"
 WINE = "#882255"
 GREY = "0.45"
-FAMILIES = {"Qwen2.5-Math-1.5B": GRPO, "OLMo-2-1B": SFT, "another model": GREEN}
 ACCURACY = "accuracy on validation (%)"
 TITLES = {
     "accuracy": ACCURACY,
@@ -62,7 +61,6 @@ qwen = pd.read_csv(FOLDER / "qwen.csv")
 qwen[["accuracy", "accuracy_low", "accuracy_high"]] *= 100
 qwen_grpo = pd.read_csv(FOLDER / "qwen_grpo.csv", index_col="step")
 choices = pd.read_csv(FOLDER / "choices.csv")
-public = pd.read_csv(FOLDER / "public.csv")
 measures = pd.read_csv(FOLDER / "measures.csv")
 
 
@@ -412,51 +410,6 @@ def draw_solutions_of_smollm2(ax):
     ax.set_xticks(list(sizes.values()), [f"{size:,}" for size in sizes.values()])
 
 
-def draw_carries_over():
-    """A row for each question with a verdict: a dot for each project, their median, and ours."""
-    message = "Raw rewards and large rounds of expert iteration lose in public runs too"
-    figure, (ax,) = new_figure(message, 1, 1, 5)
-    equal_runs = measures[measures["run"] == "all equal runs, step 50"]
-    noise = equal_runs["value"].item()
-    ax.axvspan(-noise, noise, color="0.93", linewidth=0, zorder=0)
-    decided = public.query("quality == 'good' and verdict != 'unclear'").dropna(subset="difference")
-    questions = decided["question"].unique()
-    labels = [
-        draw_question(ax, row, question, decided[decided["question"] == question])
-        for row, question in enumerate(questions)
-    ]
-    ax.axvline(0, color="0.4", linewidth=0.8)
-    ax.set_xlabel("difference in accuracy (points)")
-    ax.grid(visible=False, axis="y")
-    ax.set_ylim(len(labels) - 0.5, -0.5)
-    ax.set_yticks(range(len(labels)), labels, multialignment="left")
-    for family, color in FAMILIES.items():
-        ax.plot([], [], "o", color=color, label=f"a project with {family}")
-    ax.plot([], [], "o", color="0.4", markerfacecolor="none", label="open: a run collapsed")
-    ax.plot([], [], color="black", linewidth=2.5, label="median of the projects")
-    ax.plot([], [], "-D", color="0.3", label="tiny/1m, with its interval")
-    figure.legend(loc="outside lower center", ncols=2)
-    return figure
-
-
-def draw_question(ax, row, question, projects):
-    """The dots and lines of a row; its label is returned."""
-    ours = next(projects.itertuples())
-    for project in projects.itertuples():
-        color = FAMILIES[project.family]
-        has_collapsed = project.collapsed_a + project.collapsed_b > 0
-        fill = "none" if has_collapsed else color
-        ax.plot(project.difference, row, "o", color=color, markerfacecolor=fill, markersize=5)
-    median = projects["difference"].median()
-    ax.vlines(median, row - 0.2, row + 0.2, "black", linewidth=2.5)
-    ax.hlines(row + 0.3, ours.ours_low, ours.ours_high, "0.3")
-    ax.plot(ours.ours, row + 0.3, "D", color="0.3")
-    ax.axhline(row + 0.5, color="0.85", linewidth=0.6)
-    num_higher = (projects["difference"].round(1) > 0).sum()
-    lines = question.replace(" - ", "\nminus ")
-    return f"{lines}\n({num_higher} of {len(projects)} higher)"
-
-
 def draw_choices():
     """A row for each choice, the best one on top."""
     message = "Of these choices, raw rewards lose by far the most"
@@ -613,7 +566,6 @@ def main():
         "sft": draw_sft,
         "judge": draw_judge,
         "smollm2": draw_smollm2,
-        "carries_over": draw_carries_over,
         "choices": draw_choices,
         "expert_iteration": draw_expert_iteration,
         "sft_experiment": draw_sft_experiment,

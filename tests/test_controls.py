@@ -1,4 +1,4 @@
-"""The rewards of the studies that cannot teach, or that err."""
+"""The rewards of the studies that cannot teach."""
 
 import pytest
 
@@ -13,10 +13,6 @@ WRONG = RIGHT.replace("42", "43")
     [
         ("random_reward", WRONG, {0.0: 0.5, 1.0: 0.5}),
         ("format_only", RIGHT, {2.0: 1.0}),
-        ("noise_10", RIGHT, {4.0: 0.9, 2.0: 0.1}),
-        ("noise_10", WRONG, {4.0: 0.1, 2.0: 0.9}),
-        ("noise_40", RIGHT, {4.0: 0.6, 2.0: 0.4}),
-        ("noise_40", "43", {2.0: 0.4, 0.0: 0.6}),
     ],
 )
 def test_how_often_a_completion_gets_each_reward(name, completion, shares):
