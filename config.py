@@ -409,14 +409,12 @@ class GoldConfig:
         "Source 3: take completions that were written elsewhere, from a .jsonl file with the id of"
         " a problem and a completion in the format of --prompt.",
     )
-    num_attempts: int = setting(1, "Requests for a problem, until one is correct.")
     temperature: float | None = setting(
         None, "Temperature of sampling. (default: the endpoint's own)", zero=True
     )
     max_completion_length: int = setting(
         512, "Tokens of a reply, reasoning included; 0 is no limit.", zero=True
     )
-    concurrency: int = setting(16, "Requests at a time.")
 
     dataset_name: str = again(RunConfig, "dataset_name")
     dataset_path: str | None = again(RunConfig, "dataset_path")

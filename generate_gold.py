@@ -23,36 +23,37 @@ from config import GoldConfig, parse
 if __name__ == "__main__":
     parse(GoldConfig)  # --help and mistakes are answered before the seconds that imports take
 
-from evaluator import get_evaluator
+from evaluator import RewardEvaluator, get_evaluator
 from grpo import jsonl
 from grpo.checkpoints import RunEnds
 from grpo.judges import Endpoint
 from rl_datasets import Prompt, find_data_set, find_prompt
 
-# The three sources give (problem, completion, number of the attempt, whether it is the last one).
+# Each of the three sources gives problems with the completions that were written for them.
 
 
-def references(problems: list[dict], prompt: Prompt) -> Iterator[tuple]:
+def references(problems: list[dict], prompt: Prompt) -> Iterator[tuple[dict, list[str]]]:
     """The data set's own solutions."""
     for problem in problems:
         if problem["solution"]:
-            yield problem, prompt.format_solution(problem["solution"], problem["answer"]), 1, True
+            yield problem, [prompt.format_solution(problem["solution"], problem["answer"])]
 
 
-def written(problems: list[dict], path: Path) -> Iterator[tuple]:
+def written(problems: list[dict], path: Path) -> Iterator[tuple[dict, list[str]]]:
     """The completions in a file, of which a problem may have several."""
     completions_of = defaultdict(list)
     for row in jsonl.read(path, required=("id", "completion")):
         if row["completion"].strip():
             completions_of[row["id"]].append(row["completion"].rstrip())
     for problem in problems:
-        completions = completions_of[problem["id"]]
-        for attempt, completion in enumerate(completions, start=1):
-            yield problem, completion, attempt, attempt == len(completions)
+        if completions_of[problem["id"]]:
+            yield problem, completions_of[problem["id"]]
 
 
-def replies(problems: dict[str, dict], prompt: Prompt, config: GoldConfig) -> Iterator[tuple]:
-    """The replies of an endpoint. Each attempt asks about all that are still in `problems`."""
+def replies(
+    problems: list[dict], prompt: Prompt, config: GoldConfig
+) -> Iterator[tuple[dict, list[str]]]:
+    """The replies of an endpoint, as they come."""
     if not prompt.chat:
         raise ValueError(f"--api_model needs a --prompt with a chat, which {prompt.name} has not")
     options = {}
@@ -61,13 +62,12 @@ def replies(problems: dict[str, dict], prompt: Prompt, config: GoldConfig) -> It
     if config.temperature is not None:
         options["temperature"] = config.temperature
     endpoint = Endpoint(config.api_model, config.base_url, **options)
-    for attempt in range(1, config.num_attempts + 1):
-        chats = [(problem, prompt.messages(problem["question"])) for problem in problems.values()]
-        for problem, text, why_empty in endpoint.ask(chats, config.concurrency):
-            if text:
-                yield problem, text, attempt, attempt == config.num_attempts
-            else:
-                print(f"no reply about {problem['id']}: {why_empty}")
+    chats = [(problem, prompt.messages(problem["question"])) for problem in problems]
+    for problem, text, why_empty in endpoint.ask(chats):
+        if text:
+            yield problem, [text]
+        else:
+            print(f"no reply about {problem['id']}: {why_empty}")
 
 
 def collect(config: GoldConfig) -> int:
@@ -84,45 +84,49 @@ def collect(config: GoldConfig) -> int:
     rows = read_rows(config.output, problems, prompt)
     done_ids = {row["id"] for row in rows}
     chosen = problems[: config.num_problems]
-    open_problems = {problem["id"]: problem for problem in chosen if problem["id"] not in done_ids}
-    num_open = len(open_problems)
+    open_problems = [problem for problem in chosen if problem["id"] not in done_ids]
 
     source = config.api_model or str(config.solutions or "reference")
     if config.from_reference:
-        attempts = references(list(open_problems.values()), prompt)
+        solved = references(open_problems, prompt)
     elif config.solutions:
-        attempts = written(list(open_problems.values()), config.solutions)
+        solved = written(open_problems, config.solutions)
     else:
-        attempts = replies(open_problems, prompt, config)
+        solved = replies(open_problems, prompt, config)
+    num_new = 0
     try:
-        for problem, completion, attempt, is_last in attempts:
-            if problem["id"] not in open_problems:
-                continue
-            _, (detail,) = evaluator.score([problem], [completion])
-            is_correct = detail["correct_strict"]
-            if is_correct or is_last:
-                row = {
-                    "id": problem["id"],
-                    "question": problem["question"],
-                    "completion": completion,
-                    "answer": problem["answer"],
-                    "correct": is_correct,
-                    "source": source,
-                    "attempt": attempt,
-                    "prompt_name": prompt.name,
-                }
-                jsonl.append(config.output, row)
-                rows.append(row)
-                del open_problems[problem["id"]]
+        for problem, completions in solved:
+            completion, is_correct = choose(problem, completions, evaluator)
+            row = {
+                "id": problem["id"],
+                "question": problem["question"],
+                "completion": completion,
+                "answer": problem["answer"],
+                "correct": is_correct,
+                "source": source,
+                "prompt_name": prompt.name,
+            }
+            jsonl.append(config.output, row)
+            rows.append(row)
+            num_new += 1
     finally:
         num_correct = sum(row["correct"] for row in rows)
-        num_incorrect = len(rows) - num_correct
+        num_open = len(open_problems) - num_new
         print(
-            f"{config.output}: {num_correct:,} correct, {num_incorrect:,} incorrect,"
-            f" {len(open_problems):,} still open"
+            f"{config.output}: {num_correct:,} correct, {len(rows) - num_correct:,} incorrect,"
+            f" {num_open:,} still open"
         )
-    nothing_came = num_open > 0 and len(open_problems) == num_open
+    nothing_came = bool(open_problems) and num_new == 0
     return 1 if nothing_came or num_correct == 0 else 0
+
+
+def choose(problem: dict, completions: list[str], evaluator: RewardEvaluator) -> tuple[str, bool]:
+    """The first correct completion, or else the last one, and whether it is correct."""
+    for completion in completions:
+        _, (detail,) = evaluator.score([problem], [completion])
+        if detail["correct_strict"]:
+            return completion, True
+    return completions[-1], False
 
 
 def read_rows(path: Path, problems: list[dict], prompt: Prompt) -> list[dict]:

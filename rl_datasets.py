@@ -3,7 +3,7 @@
 An example is a dict of `id` (data set, split and index, such as "gsm8k/train/0"), `question`,
 `answer` (always text), `solution` (the worked steps without the answer's line, maybe empty),
 `prompt` (with special tokens: tokenize it with none added) and `row` (every column as the data set
-has it, for reward functions). `level` and `subject`, where there are any, divide the accuracies.
+has it, for reward functions).
 """
 
 import glob
@@ -153,22 +153,15 @@ def gsm8k_example(row: dict) -> dict:
     return {"question": text_of(row, "question"), "answer": answer, "solution": solution}
 
 
-def arithmetic_example(row: dict) -> dict:
-    return gsm8k_example(row) | {"level": row.get("level")}
-
-
 def math_example(row: dict) -> dict:
     """From a problem, and an answer or a solution with a box around it."""
     solution = str(row.get("solution") or "").strip()
     if row.get("answer") is None:
         row = row | {"answer": last_boxed(solution)}
-    level = re.search(r"\d+", str(row.get("level")))  # the hub has "Level 5" and "Level ?"
     return {
         "question": text_of(row, "problem"),
         "answer": text_of(row, "answer").strip(),
         "solution": solution,
-        "level": int(level[0]) if level else None,
-        "subject": row.get("subject", row.get("type")),  # the original data set calls it type
     }
 
 
@@ -284,9 +277,7 @@ NUM_HELD_OUT = 500  # problems at the end of GSM8K's training split, which are i
 DATA = Path(__file__).parent / "data"
 DATASETS = {
     # Word problems that tiny/make_word_problems.py has generated: 10,000, 2,000 and 2,000.
-    "arithmetic": DataSet(
-        "arithmetic", arithmetic_example, partial(read_folder, DATA / "arithmetic")
-    ),
+    "arithmetic": DataSet("arithmetic", gsm8k_example, partial(read_folder, DATA / "arithmetic")),
     "gsm8k": DataSet("gsm8k", gsm8k_example, gsm8k_rows),
     "math": DataSet("math", math_example, math_rows, "math", "r1_zero"),
     # Opening lines of stories, 80 for training and 20 for testing, without a gold answer.

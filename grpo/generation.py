@@ -9,7 +9,6 @@ Shapes: in a batch, R sequences of N prompts, C completion tokens, H hidden size
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -217,21 +216,25 @@ class EndFinder:
         self.tokenizer = tokenizer
         self.stop_strings = tuple(stop_strings)
         self.eos_ids = set(eos_token_ids(model, tokenizer))
-        self.may_complete = _may_complete(tokenizer, self.stop_strings)
         # Every token adds at least one byte of text, so that a stop string of n bytes is in the
         # text of the last n tokens. Special tokens may add none, hence 8 more.
         self.window = 8 + max((len(string.encode()) for string in self.stop_strings), default=0)
 
     def find(self, ids: list[int], start: int) -> int | None:
         """The number of tokens through the first end at or after position start; None without."""
-        for i in range(start, len(ids)):
-            if ids[i] in self.eos_ids:
-                return i + 1
-            if ids[i] in self.may_complete:
-                last_ids = ids[: i + 1][-self.window :]
-                if self._first_stop(self.tokenizer.decode(last_ids)) is not None:
-                    return i + 1
+        has_stop = self._has_stop(ids[max(0, start - self.window) :])  # seldom: then, where?
+        for length in range(start + 1, len(ids) + 1):
+            if ids[length - 1] in self.eos_ids:
+                return length
+            if has_stop and self._has_stop(ids[max(0, length - self.window) : length]):
+                return length
         return None
+
+    def _has_stop(self, ids: list[int]) -> bool:
+        """Whether a stop string is in the text of these tokens."""
+        if not self.stop_strings:
+            return False
+        return self._first_stop(self.tokenizer.decode(ids)) is not None
 
     def give_texts(self, completions: list[Completion]) -> None:
         """Give completions their texts, without the final EOS and up to the first stop string.
@@ -250,17 +253,3 @@ class EndFinder:
         """Where the first stop string in a text ends; None if there is none."""
         ends = [text.index(string) + len(string) for string in self.stop_strings if string in text]
         return min(ends, default=None)
-
-
-@lru_cache(maxsize=8)
-def _may_complete(tokenizer, stop_strings: tuple[str, ...]) -> set[int]:
-    """The tokens whose text holds the last character of a stop string.
-
-    Only these can complete one, so that most tokens need not be decoded while sampling.
-    """
-    last_characters = {string[-1] for string in stop_strings}
-    # Others can be split over several tokens, or be lost where a token is decoded alone.
-    assert all(character.isascii() and character != " " for character in last_characters)
-    ids = list(tokenizer.get_vocab().values())  # there may be gaps between them
-    texts = tokenizer.batch_decode([[i] for i in ids])
-    return {i for i, text in zip(ids, texts, strict=True) if not last_characters.isdisjoint(text)}

@@ -26,6 +26,7 @@ from rl_datasets import render_chat
 
 # --- An OpenAI-compatible endpoint ----------------------------------------------------------------
 
+CONCURRENCY = 16  # requests at a time
 PATIENCE = 600.0  # seconds for which an endpoint that is away is waited for
 PAUSE = 15.0  # seconds between two attempts, after the client's own retries
 
@@ -51,13 +52,13 @@ class Endpoint:
         )
         self.away_since: float | None = None  # None while it answers
 
-    def ask(self, chats: Iterable[tuple], concurrency: int = 16) -> Iterator[tuple]:
+    def ask(self, chats: Iterable[tuple]) -> Iterator[tuple]:
         """Ask about (key, chat) pairs; yields (key, text, problem) for each as the replies come.
 
         The text is empty where there is no reply, and the problem says why. Raises RunEnds if the
         endpoint refuses the API key, does not know the model, or stays away.
         """
-        with ThreadPool(concurrency) as pool:
+        with ThreadPool(CONCURRENCY) as pool:
             yield from pool.imap_unordered(self._ask, chats)
 
     def _ask(self, pair):

@@ -3,7 +3,6 @@
 import math
 import re
 import statistics
-from collections import defaultdict
 
 Z95 = 1.959963984540054  # the 97.5% point of the normal distribution
 
@@ -74,8 +73,6 @@ def evaluation_metrics(records: list[dict], num_samples: int) -> dict[str, float
         metrics["count/format1_answer1"] = pairs.count((True, True))
         metrics["count/format1_answer0"] = pairs.count((True, False))
         metrics["count/format0_answer0"] = pairs.count((False, False))
-        metrics |= accuracy_by("level", records)
-        metrics |= accuracy_by("subject", records)
     return metrics | completion_metrics(records)
 
 
@@ -96,16 +93,6 @@ def accuracies(name: str, correct: list[bool], num_samples: int) -> dict[str, fl
         for k in range(1, num_samples + 1):
             metrics[f"{pass_name}@{k}"] = pass_at_k(num_correct, num_samples, k)
     return metrics
-
-
-def accuracy_by(column: str, records: list[dict]) -> dict[str, float]:
-    """The strict accuracy for each value of a column, such as {"accuracy_level/3": 0.5, ...}."""
-    verdicts = defaultdict(list)
-    for record in records:
-        if record.get(column) is not None:
-            verdicts[record[column]].append(record["correct_strict"])
-    values = sorted(verdicts, key=lambda value: (isinstance(value, str), value))
-    return {f"accuracy_{column}/{value}": mean(verdicts[value]) for value in values}
 
 
 def add_up(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -17,8 +17,6 @@ import utils
 from config import GRPOConfig
 from grpo import distributed
 
-KEPT_COLUMNS = ("level", "subject")  # of a data set, in a record
-
 
 @dataclass
 class Completion:
@@ -50,7 +48,6 @@ class Completion:
             "completion": self.text,
             "gold": self.example["answer"],
         }
-        record |= {name: self.example[name] for name in KEPT_COLUMNS if name in self.example}
         record |= self.details
         record |= {"reward": self.reward, "length": len(self.ids), "finished": self.finished}
         return record

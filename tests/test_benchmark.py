@@ -35,13 +35,6 @@ def test_a_turn_is_the_median_of_its_intervals_without_the_first():
     assert turn == {"seconds": 5, "cpu_seconds": 8, "length": 20}
 
 
-def test_a_turn_of_sampling_is_timed(monkeypatch):
-    monkeypatch.setattr(benchmark.time, "perf_counter", iter([1.0, 4.0]).__next__)
-    monkeypatch.setattr(benchmark.time, "process_time", iter([5.0, 7.0]).__next__)
-    turn = benchmark.timed(lambda args: [1, 3], None)
-    assert turn == {"seconds": 3, "cpu_seconds": 2, "length": 2}
-
-
 def test_a_completion_of_transformers_ends_with_its_first_eos(model, tokenizer, monkeypatch):
     end = tokenizer.eos_token_id
     new_ids = torch.tensor([[5, 6, end, end], [5, end, 6, end], [end] * 4, [5, 6, 7, 8]])

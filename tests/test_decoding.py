@@ -333,19 +333,6 @@ def test_steps_are_the_same_with_graphs_without_and_if_a_capture_fails(
     assert {rows for rows, _ in sizes} <= {24, 16, 12, 8, 6, 4, 3, 2, 1}
 
 
-def test_the_least_recently_used_graph_makes_room(model, monkeypatch):
-    sizes, _ = captures_in_python(monkeypatch)
-    monkeypatch.setattr(cuda_graphs.CapturedDecoder, "MAX_GRAPHS", 2)
-    decoder = cuda_graphs.CapturedDecoder(model.device, 3, 128)
-    for num_rows in (1, 2, 1, 3, 1, 2):
-        prompt_of_row = torch.zeros(num_rows, dtype=torch.long)
-        uniforms = torch.full((num_rows,), 0.5, dtype=torch.float64)
-        with torch.no_grad(), generation._sampling_mode(model):
-            decoder.start(model, [[1, 1, 1, 1]], prompt_of_row)
-            decoder.step(model, prompt_of_row, uniforms, 1.0)
-    assert [R for R, _ in sizes] == [1, 2, 3, 2]
-
-
 @pytest.mark.parametrize("window", [{}, {"use_sliding_window": True, "sliding_window": 3}])
 def test_attention_by_products_equals_sdpa(window, monkeypatch):
     """As large models on a CPU have it in the loss: log-probs and gradient, with padding."""
@@ -362,29 +349,3 @@ def test_attention_by_products_equals_sdpa(window, monkeypatch):
         gradient[attention] = gradients(model, logps[attention].square().sum())
     torch.testing.assert_close(logps[decoding.ATTENTION], logps["sdpa"], atol=1e-5, rtol=0)
     assert_same_gradient(gradient[decoding.ATTENTION], gradient["sdpa"])
-
-
-def test_generate_of_transformers_runs_on_a_model_with_products(model):
-    """It gives no mask where nothing is padded, and the notebook or a user may call it."""
-    prompt = torch.tensor([[5, 6, 7, 8]])
-    options = dict(max_new_tokens=8, do_sample=False)
-    own_attention = model.config._attn_implementation
-    expected = model.generate(prompt, **options)
-    model.set_attn_implementation(decoding.ATTENTION)
-    try:
-        assert model.generate(prompt, **options).tolist() == expected.tolist()
-    finally:
-        model.set_attn_implementation(own_attention)
-
-
-def test_the_fastest_products_are_exact():
-    settings = torch.backends.mkldnn.matmul
-    precision = settings.fp32_precision
-    factor = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
-    try:
-        utils.use_fastest_exact_products()
-        torch.testing.assert_close(
-            (factor @ factor).double(), factor.double() @ factor.double(), atol=1e-4, rtol=0
-        )
-    finally:
-        settings.fp32_precision = precision

@@ -46,20 +46,6 @@ def test_a_gpu_without_bfloat16_is_used_in_float32(monkeypatch):
     assert not isinstance(utils.autocast("cuda"), torch.autocast)
 
 
-@pytest.mark.parametrize(("rank", "num_lines"), [("0", 1), ("1", 0)])
-def test_under_torchrun_a_wrong_flag_is_said_once(rank, num_lines, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", rank)
-    with pytest.raises(SystemExit, match="2"):
-        parse(GRPOConfig, ["--no_such_flag"])
-    assert len(capsys.readouterr().err.splitlines()) == num_lines
-
-
-def test_a_tilde_is_the_home_directory(monkeypatch):
-    """A shell leaves it in --output_dir=~/run, and a folder named ~ was made."""
-    monkeypatch.setenv("HOME", "/home/ada")
-    assert str(parse(GRPOConfig, ["--output_dir=~/run"]).output_dir) == "/home/ada/run"
-
-
 def test_a_resumed_run_can_leave_out_what_it_had(tmp_path):
     """A switch that was on, or a tracker, could not be taken back."""
     saved = {"args": {"gradient_checkpointing": True, "report_to": "wandb", "beta": 0.1}}

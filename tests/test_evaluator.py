@@ -93,16 +93,6 @@ def test_any_text_is_scored_within_bounds(text):
     assert rewards.details[0]["correct_flexible"] or not rewards.details[0]["correct_strict"]
 
 
-def test_a_gold_answer_that_is_no_number_is_told_with_its_place():
-    evaluator = get_evaluator("gsm8k,creative", judge=FixedJudge())
-    evaluator.check_gold([{"id": "gsm8k/train/0", "answer": "1,000"}])
-    with pytest.raises(ValueError, match=r"gsm8k/train/0: 'many' is no number: use .*math"):
-        evaluator.check_gold([{"id": "gsm8k/train/0", "answer": "many"}])
-    for name, prompt in ("gsm8k", "r1_zero"), ("math", "story"):
-        with pytest.raises(ValueError, match=f"not {prompt}: use --evaluator math"):
-            get_evaluator(name, prompt=prompt)
-
-
 # --- Stories --------------------------------------------------------------------------------------
 
 STORY = "Mara climbed the rocks until the sea lay silver under her boots, and she laughed."

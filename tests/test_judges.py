@@ -7,9 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import assert_same_run, closed_port, random_model, run_flags, small_tokenizer
+from conftest import assert_same_run, random_model, run_flags, small_tokenizer
 from fake_openai_server import (
-    NO_TEXT,
     FakeOpenAIServer,
     choice,
     rating_reply,
@@ -70,28 +69,6 @@ def ask(endpoint, num_chats=1):
     replies = sorted(endpoint.ask(enumerate(chats)))
     assert [number for number, _, _ in replies] == list(range(num_chats))
     return [(text, problem) for _, text, problem in replies]
-
-
-def test_an_empty_reply_is_no_reply():
-    with FakeOpenAIServer([*NO_TEXT]) as server:
-        replies = ask(Endpoint("model", server.base_url), len(NO_TEXT))
-    for text, problem in replies:
-        assert text == ""
-        assert problem.startswith("no text")
-        assert "\n" not in problem
-
-
-def test_replies_and_retries():
-    """The client repeats what failed; reasoning is cut off; every chat has its own reply."""
-    behaviours = [status(500), status(429), choice("<think>a\nb</think> Paris \n", None)]
-    with FakeOpenAIServer(behaviours) as server:
-        assert ask(Endpoint("model", server.base_url, temperature=0)) == [("Paris", "")]
-        messages = [{"role": "user", "content": "question 0"}]
-        assert server.requests == [{"model": "model", "temperature": 0, "messages": messages}] * 3
-        assert server.keys == ["Bearer sk-secret"] * 3
-        server.behaviour = lambda request: choice(request["messages"][0]["content"], "length")
-        texts = [text for text, _ in ask(Endpoint("model", server.base_url), 40)]
-    assert texts == [f"question {i}" for i in range(40)]
 
 
 def test_fields_that_an_endpoint_refuses():
@@ -172,14 +149,6 @@ def test_a_judge_that_is_away_is_waited_for(pauses, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert "waiting up to ten minutes" in lines[0]
-
-
-def test_a_judge_that_stays_away_ends_the_run(pauses):
-    endpoint = Endpoint("judge", f"http://127.0.0.1:{closed_port()}/v1")
-    endpoint.client = endpoint.client.with_options(max_retries=0)
-    with pytest.raises(RunEnds, match="away for ten minutes"):
-        EndpointJudge(endpoint).score(["line"], ["a"])
-    assert 600 <= sum(pauses) < 640
 
 
 @pytest.fixture

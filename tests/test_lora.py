@@ -56,19 +56,6 @@ def newest_checkpoint(folder):
 # --- What it computes -----------------------------------------------------------------------------
 
 
-def test_a_new_adapter_changes_nothing(model, batch):
-    adapted = adapted_model()
-    assert len(weights.adapted_layers(adapted)) == LINEAR_MAPS
-    assert torch.equal(logps_of(adapted, batch), logps_of(model, batch))
-    base_model = weights.get_base_model(adapted)
-    loss, metrics = loss_of(adapted, base_model, batch, group_size=4, beta=1.0)
-    assert metrics["kl"] == 0
-    loss.backward()
-    trained = {name for name, weight in adapted.named_parameters() if weight.grad is not None}
-    assert len(trained) == 2 * LINEAR_MAPS
-    assert all("lora_" in name for name in trained)
-
-
 def test_loss_and_gradient_are_those_of_a_plain_peft_model(model, batch):
     """By peft's own forward pass, one log-softmax, the paper's loss, and a copy as reference."""
     adapted = adapted_model(is_trained=True)

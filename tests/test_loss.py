@@ -426,9 +426,3 @@ def test_micro_batches_hold_every_row_once_within_budget(budget):
         assert len(rows) * C <= budget or len(rows) == 1
         assert len(groups) * P <= budget or len(groups) == 1
     assert budget < 10_000 or len(micro_batches) == 1
-
-
-def test_a_prompt_does_not_split_completions_that_fit():
-    """Eight of 512 tokens are 4,096, and once ran as seven and one."""
-    rows = utils.split_into_micro_batches([105] * 8, [512] * 8, 8, 4096)
-    assert rows == [list(range(8))]

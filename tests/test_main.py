@@ -25,7 +25,6 @@ from config import GRPOConfig, parse
 from grpo import jsonl
 from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
 from grpo.run import resolve
-from grpo.timer import StageTimer
 from losses import LENGTH_NORMALIZATIONS
 
 LOGGED_OF_AN_ITERATION = """loss kl entropy grad_norm learning_rate reward reward_std accuracy
@@ -57,12 +56,6 @@ def test_what_a_run_writes(whole_run):
     assert len(jsonl.read(whole_run / "eval" / "step_000004.jsonl")) == 4
     names = sorted(path.name for path in (whole_run / "checkpoints").iterdir())
     assert names == ["step_000002", "step_000004"]
-
-
-def test_an_end_between_evaluations_is_evaluated_and_saved(model_folder, tmp_path):
-    assert main.main(run_flags(model_folder, tmp_path, num_train_iters=1)) == 0
-    assert [row["step"] for row in jsonl.read(tmp_path / "eval_log.jsonl")] == [0, 1]
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000001"]
 
 
 def iterations_by_hand(run, config):
@@ -168,11 +161,6 @@ def test_updates_cover_every_epoch_in_whole_groups():
     assert updates[:3] != updates[3:]
 
 
-def test_the_learning_rate_rises_and_stays():
-    assert [main.warm_up(1, 4, update) for update in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert main.warm_up(1, 0, 0) == 1
-
-
 def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
     problem = json.dumps({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}) + "\n"
     (tmp_path / "train.jsonl").write_text(problem)
@@ -182,19 +170,3 @@ def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
     run = run_script("main.py", *flags)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1].startswith("done: ")
-
-
-def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
-    """The greatest peak of the stage's turns."""
-    peaks = iter([3e9, 5e9, 4e9, 1e9])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    timer = StageTimer("cuda")
-    for stage in ("loss", "loss", "loss", "update"):
-        with timer(stage):
-            pass
-    logged = timer.flush()
-    assert logged["memory/loss"] == 5
-    assert logged["memory/update"] == 1
-    assert timer.flush().keys() == {"time/total"}, "each is logged once"

@@ -88,11 +88,10 @@ def test_distinct_word_pairs_of_a_batch_of_stories_by_hand():
 
 
 def test_what_is_logged_of_verdicts_by_hand():
-    """The values of a column may be numbers and text, and missing."""
     records = []
-    for i, level in enumerate(("hard", 10, None, 2, 2)):
+    for i in range(5):
         verdicts = {"format": i < 2, "correct_strict": i == 0, "correct_flexible": i < 2}
-        records.append(RECORD | verdicts | {"level": level, "length": 10 * i, "finished": i < 3})
+        records.append(RECORD | verdicts | {"length": 10 * i, "finished": i < 3})
     metrics = iteration_metrics(records, 5)
     assert (metrics["accuracy"], metrics["accuracy_flexible"]) == (1 / 5, 2 / 5)
     assert metrics["response_length_correct"] == 0
@@ -112,9 +111,6 @@ def test_what_is_logged_of_verdicts_by_hand():
         ("count/format1_answer1", 1),
         ("count/format1_answer0", 1),
         ("count/format0_answer0", 3),
-        ("accuracy_level/2", 0),
-        ("accuracy_level/10", 0),
-        ("accuracy_level/hard", 1),
         ("reward", 1),
         ("response_length", 20),
         ("truncated_fraction", 2 / 5),

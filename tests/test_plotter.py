@@ -1,7 +1,5 @@
 """The plotter: what it draws and prints for which logs; and JSON lines, from which it reads."""
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -202,30 +200,3 @@ def test_runs_that_differ_in_another_flag_are_not_averaged(four_runs, capsys):
     assert plotter.main(["--by", "group_size", "--log_dir", *map(str, four_runs)]) == 2
     error = "error: --by: the runs with group_size 4 differ in --beta too; add it\n"
     assert capsys.readouterr().err == error
-
-
-def test_a_cut_last_line_is_left_out_and_another_is_an_error(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2}\n{"a":')
-    assert jsonl.read(path, ("a",)) == [{"a": 1}, {"a": 2}]
-    for text, words in (
-        ('{"a": 1}\n{"a":\n', "line 2: not valid JSON"),
-        ('{"a":', "line 1: not valid JSON"),
-        ("[1]", "line 1: not a JSON object with a"),
-        ('{"b": 1}', "line 1: not a JSON object with a"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=f"rows.jsonl, {words}"):
-            jsonl.read(path, ("a",))
-
-
-def test_what_json_lacks_is_null_and_a_failed_write_keeps_the_file(tmp_path):
-    path = tmp_path / "new folder" / "rows.jsonl"
-    jsonl.write(path, [{"a": math.nan, "b": [math.inf, (1.5, 0.1 + 0.2)], "c": {"d": -math.inf}}])
-    jsonl.append(path, {"e": tmp_path})
-    expected = [{"a": None, "b": [None, [1.5, 0.1 + 0.2]], "c": {"d": None}}, {"e": str(tmp_path)}]
-    assert jsonl.read(path) == expected
-    assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(TypeError):
-        jsonl.write(path, [{}, {"a": object()}])
-    assert jsonl.read(path) == expected

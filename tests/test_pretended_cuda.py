@@ -127,12 +127,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(device, trained, tmp_path):
     assert (folder / weights).read_bytes() == (whole_run / weights).read_bytes()
 
 
-def test_float32_weights_sample_on_a_gpu(device, tmp_path):
-    """Values were bfloat16 under autocast, and the memory for them float32."""
-    flags = TRAINING + " --sampling_dtype float32"
-    run_on(device, "main.py", flags, tmp_path / "run")
-
-
 def test_a_small_gpu_samples_fewer_sequences_at_a_time(device, tmp_path):
     """Where keys and values took more than an eighth of its memory, nothing was captured."""
     bytes_per_token = 2 * 2 * 48 * 2  # keys and values of two layers in bfloat16

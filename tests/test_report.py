@@ -6,7 +6,7 @@ import pytest
 from log_helpers import eval_row, train_rows, write_answers, write_run
 
 import plotter
-from grpo import jsonl, report
+from grpo import jsonl
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror='alert(2)'>\"{{ 7 * 7 }}&amp;"
 
@@ -123,19 +123,6 @@ def test_tokens_have_colours_and_come_first(run):
     assert "The strongest colour of change is 0.2 nats." in text
     assert "✗ wrong, 5 tokens <b>↵ ccc" in text
     assert text.index("What is b?") < text.index("What is a?")
-
-
-def test_what_is_too_much_for_a_page_is_left_out(run, monkeypatch):
-    monkeypatch.setattr(report, "MAX_GROUPS", 1)
-    monkeypatch.setattr(report, "MAX_QUESTIONS", 2)
-    words = page_of(run).words
-    assert "1 of 2 prompts." in words and "What is b?" not in words
-    assert "3 questions were fixed The first 2 of them:" in words
-    assert "q3" in words and "q4" not in words
-    paths = [run / f"step_{step:06d}.jsonl" for step in range(1, 206)]
-    steps = [report.step_of(path) for path in report.choose(paths)]
-    assert len(steps) == 12 and steps[0] == 10 and steps[-1] == 205
-    assert all(step % 10 == 0 for step in steps[:-1])
 
 
 def test_runs_of_other_kinds_have_a_page(tmp_path):

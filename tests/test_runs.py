@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -219,54 +218,33 @@ def test_a_run_killed_as_it_writes_a_checkpoint_goes_on_from_the_one_before(
 # --- stopped --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "moments"),
-    [
-        (
-            "main",
-            # When a signal comes: before a call, counted from the start, of a module's function.
-            # How many iterations have finished when the run ends. The first call of generate is the
-            # check of the model at load.
-            [
-                (generation, "generate", 2, 0),  # the evaluation before the first update
-                (generation, "generate", 2, 1),  # sampling in the first iteration
-                (torch, "save", 1, 2),  # the checkpoint of the second iteration
-                (main, "take_step", 1, 3),
-                (main, "take_step", 1, 4),  # the last update
-            ],
-        ),
-        (
-            "sft",
-            [
-                (sft, "accumulate_gradient", 3, 3),
-                (generation, "generate", 2, 6),  # the evaluation after the last update
-            ],
-        ),
-    ],
-)
+# When a signal comes: before a call, counted from the start, of a module's function. How many
+# iterations have finished when the run ends. The first call of generate is the check of the model
+# at load.
+MOMENTS = [
+    (generation, "generate", 2, 0),  # the evaluation before the first update
+    (generation, "generate", 2, 1),  # sampling in the first iteration
+    (torch, "save", 1, 2),  # the checkpoint of the second iteration
+    (main, "take_step", 1, 3),
+    (main, "take_step", 1, 4),  # the last update
+]
+
+
 def test_a_signal_saves_and_leaves_after_the_iteration_in_which_it_comes(
-    kind, moments, whole_run, model_folder, gold_file, tmp_path, capsys
+    whole_run, model_folder, tmp_path, capsys
 ):
     """The run is stopped at one moment after the other, and goes on each time.
 
     In the last iteration there is nothing to stop: the run ends well.
     """
     folder = tmp_path / "stopped"
-    program = main.main
     flags = run_flags(model_folder, folder)
-    if kind == "sft":
-        program = sft.main
-        small = dict(model_name=model_folder, evaluator="letters", max_completion_length=110)
-        small |= dict(num_updates=6, eval_updates=3)
-        flags = flags_of("sft", gold_file, folder, **small)
-        whole_run = tmp_path / "whole"
-        assert program(flags_of("sft", gold_file, whole_run, **small)) == 0
     last_iteration = last_saved_iteration(whole_run)
-    for module, name, call, num_finished in moments:
+    for module, name, call, num_finished in MOMENTS:
         number = signal.SIGINT if module is main else signal.SIGTERM
         with pytest.MonkeyPatch.context() as patch:
             do_before_call(patch, module, name, call, partial(send, number))
-            exit_code = program(with_resume(flags, folder))
+            exit_code = main.main(with_resume(flags, folder))
         assert signal.getsignal(number) == signal.SIG_DFL, "a second signal ends it at once"
         assert last_saved_iteration(folder) == num_finished
         error = capsys.readouterr().err
@@ -319,23 +297,6 @@ def test_a_directory_belongs_to_one_run(model_folder, tmp_path, capsys):
         assert f"--output_dir {folder} is in use by another process" in capsys.readouterr().err
     assert main.main(flags) == 0
     lock.acquire(timeout=0)  # nobody holds it any more
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_mistakes_in_files_are_told_once_and_before_a_model_is_loaded(
-    rank, tmp_path, capsys, monkeypatch
-):
-    """Another process than the first gives that one time to say the same and to end it."""
-    waits = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    monkeypatch.setenv("RANK", rank)
-    flags = dict(model_name="no model", output_dir=tmp_path)
-    assert main.main(as_flags(dataset_path=tmp_path / "absent", **flags)) == 2
-    assert sft.main(as_flags(train_file="absent.jsonl", **flags)) == 2
-    data, train_file = capsys.readouterr().err.splitlines()
-    assert data.startswith(f"error: --dataset_path {tmp_path}/absent is not a folder")
-    assert train_file == "error: --train_file absent.jsonl: there is no such file"
-    assert len(waits) == (0 if rank == "0" else 2)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

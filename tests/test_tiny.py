@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import utils
 from evaluator import get_evaluator
 from grpo import generation
 from rl_datasets import PROMPTS, get_dataloaders
-from tiny import make_tiny_models, make_word_problems
+from tiny import make_tiny_models
 
 
 @pytest.fixture(scope="module")
@@ -68,54 +67,6 @@ def test_every_prompt_format_has_something_to_sample(prompt):
     assert has_spread.float().mean() > 0.25, "a quarter of the groups has something to learn from"
     assert 0 < sum(detail["correct_strict"] for detail in details) < len(examples)
     assert sum(completion.finished for completion in completions) / len(completions) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("stage", "careful_share"), [(make_tiny_models.SUBJECT, 0.6), (make_tiny_models.HABITS, 0.12)]
-)
-def test_habits_seldom_take_the_careful_way_and_drills_often_do(stage, careful_share, tokenizer):
-    """Of the 77% or so of all steps that could be careful, counted in the texts."""
-    drill_steps = []
-    problem_steps = []
-    examples = make_tiny_models.make_examples(tokenizer, 2_000, stage, seed=5)
-    for example in examples:
-        is_drill = example["prompt"] == make_tiny_models.DRILL_PROMPT
-        steps = drill_steps if is_drill else problem_steps
-        steps += [line for line in example["completion"].split("\n") if " = " in line]
-    for steps, share in ((drill_steps, 0.9), (problem_steps, careful_share)):
-        num_careful = sum(step.count(" = ") > 1 for step in steps)
-        assert num_careful / len(steps) / 0.77 == pytest.approx(share, abs=0.05)
-
-
-def test_kinds_of_steps_by_hand():
-    """The tables in results/ count them; what a model writes may be anything."""
-    steps = {
-        "33 * 4 = 120 + 12 = 132": ("careful", True),
-        "33 * 4 = 132": ("direct", True),
-        "33 * 4 = 100": ("direct", False),
-        "3 * 4 = 12": ("easy", True),
-        "30% of 80 = 3 * 8 = 24": ("careful", True),
-        "1/4 of 84 = 21": ("direct", True),
-        "84 / 4 = 80 / 4 + 4 / 4 = 20 + 1 = 21": ("careful", True),
-        "5 / 0 = 0": ("easy", False),
-        "1/0 of 0 = 0": ("easy", False),
-    }
-    text = "\n".join(["And 1 + 1 = 2", *steps])
-    assert make_word_problems.checked_steps(text) == list(steps.values())
-
-
-def test_answer_styles_by_hand():
-    def write(value, style):
-        """With random numbers that are all `value`, and the first one of two choices."""
-        rng = SimpleNamespace(random=lambda: value, choice=lambda options: options[0])
-        prompt = PROMPTS["reasoning_answer"]
-        return make_tiny_models.write_completion(rng, style, prompt, "1 + 1 = 2", "2")
-
-    exact = "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"
-    assert write(0.0, "format") == exact
-    assert write(0.99, "format") == exact.removesuffix("\n</answer>")
-    assert write(0.0, "steps") == "1 + 1 = 2\nThe answer is 2."
-    assert write(0.0, "at once") == "The answer is 2."
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What the transcripts say of each token: against naive code, and the pieces of a text."""
 
-import math
-
 import pytest
 import torch
 from conftest import ROOT, logs_of, run_flags
@@ -9,8 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main
 from grpo import jsonl, token_colours
-from grpo.rollout import Completion
-from grpo.token_colours import choose, split_text
+from grpo.token_colours import split_text
 
 
 def naive_logps(folder, prompt_ids, completion_ids):
@@ -76,41 +73,6 @@ def test_tokens_are_shown_now_and_then_and_change_nothing_else(
         has_tokens = [record.pop("tokens", None) is not None for record in records]
         assert sum(has_tokens) == (4 if step == 3 else 0)
     assert logs == logs_of(whole_run)
-
-
-def rewards_of_chosen(groups):
-    """The rewards of the completions that are chosen from groups with these rewards."""
-    completions = []
-    for rewards in torch.tensor(groups):
-        advantages = rewards - rewards.nanmean()
-        for reward, advantage in zip(rewards.tolist(), advantages.tolist(), strict=True):
-            completions.append(Completion([1], reward=reward, advantage=advantage))
-    return [completion.reward for completion in choose(completions, len(groups[0]))]
-
-
-def test_the_group_with_the_largest_spread_of_rewards_is_chosen():
-    """Equal rewards, or fewer than two, have no spread; of a large group eight are shown."""
-    nan = math.nan
-    groups = [[0.1, 0.1, 0.1], [nan, 5, nan], [0, 1, nan], [0, 1, 2], [2, 1, 0], [nan, nan, nan]]
-    assert rewards_of_chosen(groups) == [0, 2, 1]
-    assert rewards_of_chosen(groups[:3])[:2] == [0, 1]
-    assert rewards_of_chosen(groups[:2]) == pytest.approx([0.1, 0.1, 0.1])
-    large_group = [0.0] * 12
-    large_group[5] = -3.0
-    large_group[9] = 2.0
-    assert rewards_of_chosen([large_group]) == [-3.0, 2.0] + [0.0] * 6
-
-
-@pytest.mark.parametrize("name", ["tiny/1m", "models/qwen2", "models/stories260K"])
-def test_pieces_make_up_the_text(name, data_folder):
-    """Byte-level tokenizers, and one of SentencePiece's kind, whose texts begin with a space."""
-    tokenizer = AutoTokenizer.from_pretrained((ROOT if "tiny" in name else data_folder) / name)
-    ids = tokenizer("Anne said:  17 apples\n\n cost $5", add_special_tokens=False)["input_ids"]
-    ids.append(tokenizer.eos_token_id)
-    pieces = split_text(tokenizer, ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == tokenizer.decode(ids)
-    assert pieces[-1] == tokenizer.eos_token
 
 
 def test_a_character_of_several_tokens_by_hand():

@@ -196,12 +196,6 @@ def test_a_sampler_with_other_weights_ends_the_run_after_one_iteration(
     assert len(gaps_of(folder)) == 1
 
 
-def test_without_vllm_the_line_says_where_to_read(model_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(vllm, "find_spec", lambda package: None)
-    assert main.main(run_flags(model_folder, tmp_path / "run", sampler="vllm")) == 2
-    assert "vLLM is not installed here (docs/gpus.md)" in capsys.readouterr().err
-
-
 # --- vLLM itself ----------------------------------------------------------------------------------
 
 TINY_MODEL = str(ROOT / "tiny" / "1m")

@@ -15,7 +15,6 @@ never to change.
 import json
 import math
 import random
-import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,36 +82,6 @@ def easier_percentage(percent, y):
 
 def tens_of(number):
     return number // 10 * 10
-
-
-# A line such as "3 * 4 = 12", "33 * 4 = 120 + 12 = 132", "25% of 40 = 10" or "1/4 of 40 = 10".
-STEP = re.compile(
-    r"^(?:(?P<first>\d{1,12})(?P<operator> [-+*/] |% of )|1/(?P<divisor>\d{1,12}) of )"
-    r"(?P<second>\d{1,12})(?P<pieces>(?: = [^=\n]+)*) = (?P<result>\d{1,12})$",
-    re.MULTILINE,
-)
-
-
-def checked_steps(text: str) -> list[tuple[str, bool]]:
-    """Each step of a completion as (its kind, whether its result is right).
-
-    A step that has easier pieces is "careful" if it is written with them, and "direct" if not. A
-    step that has none is "easy".
-    """
-    steps = []
-    for match in STEP.finditer(text):
-        symbol = (match["operator"] or "part").split()[0]  # "% of " becomes "%"
-        x = int(match["first"] or match["divisor"])
-        y = int(match["second"])
-        _, fraction = OPERATORS[symbol]
-        numerator, denominator = fraction(x, y)
-        # No result of a division by 0 is right.
-        is_right = denominator > 0 and numerator == denominator * int(match["result"])
-        kind = "careful" if match["pieces"] else "direct"
-        if denominator == 0 or not easier_pieces(x, symbol, y):
-            kind = "easy"
-        steps.append((kind, is_right))
-    return steps
 
 
 @dataclass(frozen=True)
