@@ -42,7 +42,6 @@ def generate(
         max_completion_length: the number of tokens at which a completion is cut.
         temperature: 0 means greedy decoding.
         stop_strings: a completion also ends with the token that completes one of these in its text.
-            Their last characters are ASCII and no spaces.
         max_concurrent_sequences: the most sequences in a batch, which bounds the memory. It changes
             no sample.
         progress: called every few tokens with the number of completions that have ended since.
@@ -209,6 +208,10 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return sorted({tokenizer.eos_token_id, *config_ids} - {None})
 
 
+# What is decoded of a part of a character. Some tokenizers also decode what stands beside it so.
+CUT_CHARACTER = "\ufffd"
+
+
 class EndFinder:
     """Finds where a completion ends: at an EOS, or with the token that completes a stop string."""
 
@@ -222,19 +225,24 @@ class EndFinder:
 
     def find(self, ids: list[int], start: int) -> int | None:
         """The number of tokens through the first end at or after position start; None without."""
-        has_stop = self._has_stop(ids[max(0, start - self.window) :])  # seldom: then, where?
+        may_stop = False
+        if self.stop_strings:
+            recent_text = self.tokenizer.decode(ids[max(0, start - self.window) :])
+            may_stop = self._has_stop(recent_text) or CUT_CHARACTER in recent_text
         for length in range(start + 1, len(ids) + 1):
-            if ids[length - 1] in self.eos_ids:
-                return length
-            if has_stop and self._has_stop(ids[max(0, length - self.window) : length]):
+            if ids[length - 1] in self.eos_ids or (may_stop and self._stops(ids[:length])):
                 return length
         return None
 
-    def _has_stop(self, ids: list[int]) -> bool:
-        """Whether a stop string is in the text of these tokens."""
-        if not self.stop_strings:
-            return False
-        return self._first_stop(self.tokenizer.decode(ids)) is not None
+    def _stops(self, ids: list[int]) -> bool:
+        """Whether the text of these tokens has a stop string, which would be near its end."""
+        text = self.tokenizer.decode(ids[-self.window :])
+        if self._has_stop(text) or CUT_CHARACTER in text:
+            text = self.tokenizer.decode(ids)  # the window may have begun within a character
+        return self._has_stop(text)
+
+    def _has_stop(self, text: str) -> bool:
+        return self._first_stop(text) is not None
 
     def give_texts(self, completions: list[Completion]) -> None:
         """Give completions their texts, without the final EOS and up to the first stop string.

@@ -75,9 +75,7 @@ class Endpoint:
                 refused = next((option for option in options if option in error.message), None)
                 if refused is None:
                     return key, "", self._explain(error)
-                value = self.options.pop(refused, None)
-                if refused == "max_tokens" and value is not None:
-                    self.options["max_completion_tokens"] = value
+                self.options = without(refused, self.options)
             except openai.APIError as error:
                 raise RunEnds(f"the endpoint refuses: {self._explain(error)}") from None
             else:
@@ -96,6 +94,14 @@ class Endpoint:
     def _explain(self, error):
         """An error in one line, without the key, which some endpoints repeat."""
         return " ".join(error.message.split()).replace(self.key, "***")[:200]
+
+
+def without(refused: str, options: dict) -> dict:
+    """The options of an endpoint that refuses one of them."""
+    others = {name: value for name, value in options.items() if name != refused}
+    if refused == "max_tokens" and refused in options:
+        others["max_completion_tokens"] = options[refused]
+    return others
 
 
 def read_reply(body: str) -> tuple[str, str]:

@@ -17,7 +17,14 @@ from conftest import (
     sampled_logps_of,
     sampling_gaps,
 )
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, Qwen2Config
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 from transformers.cache_utils import DynamicCache
 
 import utils
@@ -194,6 +201,31 @@ def test_a_bfloat16_copy_is_off_by_its_rounding(model):
     expected = logits.log_softmax(-1).amax(-1)
     rounding = 2**-8 * logits.abs().max().item()  # of a number with 8 bits
     assert 0 < (logp - expected).abs().max() < 2 * rounding
+
+
+@pytest.fixture
+def byte_tokenizer():
+    """As Llama's: what its vocabulary lacks is spelt in bytes, here even a line's end."""
+    tokens = ["<pad>", "<eos>", "a", "b", *(f"<0x{byte:02X}>" for byte in "\n語😀".encode())]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def test_ends_among_cut_characters_equal_a_naive_search(byte_tokenizer, model):
+    """A character that is cut hid the line's end beside it."""
+    model.generation_config.eos_token_id = None
+    end_finder = generation.EndFinder(model, byte_tokenizer, ("\n",))
+    generator = torch.Generator().manual_seed(0)
+    num_ends = 0
+    for row in torch.randint(2, len(byte_tokenizer), (400, 24), generator=generator).tolist():
+        length = None
+        for start in range(0, 24, 8):
+            length = length or end_finder.find(row[: start + 8], start)
+        assert length == naive_length(row, model, ("\n",), byte_tokenizer), row
+        num_ends += length is not None
+    assert 50 < num_ends < 350
 
 
 @pytest.mark.parametrize("stop_strings", [("ab",), ("1 2", "</answer>")])

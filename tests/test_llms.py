@@ -289,17 +289,21 @@ def test_log_probs_that_are_off_are_noticed_at_load(
     assert llms.why_not_supported(model, tokenizer).startswith("its log-probs are off by")
 
 
-def test_a_vocabulary_may_have_gaps(saved_model):
-    """Tokens with an id beyond the number of tokens seemed to complete no stop string."""
-    file = saved_model / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["model"]["vocab"][">"] = VOCAB + 10
-    file.write_text(json.dumps(content))
-    random_model(vocab_size=VOCAB + 20).save_pretrained(saved_model)
-    model, tokenizer = llms.get_llm_tokenizer(str(saved_model))
-    end_finder = generation.EndFinder(model, tokenizer, ("</answer>",))
-    ids = [tokenizer.convert_tokens_to_ids(token) for token in ("a", "</answer", ">", "b")]
-    assert end_finder.find(ids, 0) == 3
+@pytest.mark.parametrize(
+    ("after_reply", "end"),
+    [
+        ("<eos>", "<eos>"),
+        (" <end>\n<eos>", "<end>"),
+        ("\n", None),
+        ("</turn>\n", None),
+    ],
+)
+def test_the_end_of_a_turn_in_the_chat_template(after_reply, end, tokenizer):
+    assert llms.end_of_turn(tokenizer) is None, "it has no template"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}" + after_reply + "{% endfor %}"
+    )
+    assert llms.end_of_turn(tokenizer) == end
 
 
 def test_a_completion_ends_where_the_chat_template_ends_a_turn(saved_model, tokenizer, capsys):

@@ -25,6 +25,7 @@ from config import GRPOConfig, parse
 from grpo import jsonl
 from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
 from grpo.run import resolve
+from grpo.timer import StageTimer
 from losses import LENGTH_NORMALIZATIONS
 
 LOGGED_OF_AN_ITERATION = """loss kl entropy grad_norm learning_rate reward reward_std accuracy
@@ -170,3 +171,19 @@ def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
     run = run_script("main.py", *flags)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1].startswith("done: ")
+
+
+def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
+    """The greatest peak of the stage's turns."""
+    peaks = iter([3e9, 5e9, 4e9, 1e9])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    timer = StageTimer("cuda")
+    for stage in ("loss", "loss", "loss", "update"):
+        with timer(stage):
+            pass
+    logged = timer.flush()
+    assert logged["memory/loss"] == 5
+    assert logged["memory/update"] == 1
+    assert timer.flush().keys() == {"time/total"}, "each is logged once"

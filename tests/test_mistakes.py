@@ -6,26 +6,21 @@ folder of its own that holds a model, data, gold rows and a finished training ru
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
-from conftest import ROOT, random_model, run_flags, small_tokenizer
+from conftest import random_model, run_flags, small_tokenizer
 
 import generate_gold
 import main
 import plotter
 import sft
 
-sys.path.insert(0, str(ROOT / "experiments"))
-import expert_iteration  # noqa: E402
-
 PROGRAMS = {
     "main": main.main,
     "sft": sft.main,
     "generate_gold": generate_gold.main,
     "plotter": plotter.main,
-    "expert_iteration": expert_iteration.main,
 }
 
 # What a mistake's flags are added to. If a flag stands there twice, the last one counts.
