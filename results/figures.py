@@ -323,27 +323,30 @@ def draw_judge():
     return figure
 
 
+# The rows of qwen.csv for the prompt reasoning_answer, in their order.
+STAGES = [
+    "as it is",
+    "SFT on 32",
+    "on 128",
+    "on 128, again",
+    "on 491",
+    "on 128 of GSM8K's own",
+    "after 128, again: 30 of GRPO",
+    "40 of GRPO",
+]
+
+
 def draw_qwen():
     message = "A real Qwen: the prompt matters most, and GRPO hasn't helped so far"
     figure, (zero_shot, trained, samples, entropy) = new_figure(message, 2, 2, 4.8)
-    before = qwen.query("training == 'as it is'").sort_index(ascending=False)
+    greedy = qwen.query("temperature == 0")
+    before = greedy.query("training == 'as it is'")
     names = before["model"] + ", " + before["dataset"] + ", " + before["prompt"]
-    zero_shot.set_yticks(range(len(before)), names)
-    draw_in_any_format(zero_shot, 100 * before["accuracy_flexible"], range(len(before)))
-    zero_shot.errorbar(
-        before["accuracy"], range(len(before)), xerr=interval(before), fmt="o", color=GREY
-    )
+    draw_accuracies(zero_shot, before, names, GREY)
     describe(zero_shot, "zero-shot, on test", x="accuracy (%)")
-    zero_shot.set_xlim(-0.5)
-    zero_shot.grid(visible=False, axis="y")
-
-    stages = qwen.query("prompt == 'reasoning_answer' and training != 'SFT, written solutions'")
-    draw_in_any_format(trained, range(len(stages)), 100 * stages["accuracy_flexible"])
-    trained.errorbar(
-        range(len(stages)), stages["accuracy"], yerr=interval(stages), fmt="o-", color=SFT
-    )
-    trained.set_xticks(range(len(stages)), ["as it is", "SFT", "30 of GRPO", "40"])
-    describe(trained, "0.5B on GSM8K's test split (%)", 0, 30, x="")
+    stages = greedy.query("prompt == 'reasoning_answer'")
+    draw_accuracies(trained, stages, STAGES, SFT)
+    describe(trained, "0.5B, GSM8K, reasoning_answer", x="accuracy (%)")
     trained.legend(loc="lower right")
 
     accuracy = 100 * qwen_grpo["accuracy"]
@@ -356,8 +359,16 @@ def draw_qwen():
     return figure
 
 
-def draw_in_any_format(ax, x, y):
-    ax.plot(x, y, "o", color="0.3", markerfacecolor="none", markersize=7, label="in any format")
+def draw_accuracies(ax, runs, names, color):
+    """A row for each evaluation, the first on top: in the format with its interval, and in any."""
+    rows = range(len(runs))
+    in_any_format = 100 * runs["accuracy_flexible"]
+    ax.plot(in_any_format, rows, "o", color="0.3", markerfacecolor="none", label="in any format")
+    ax.errorbar(runs["accuracy"], rows, xerr=interval(runs), fmt="o", color=color)
+    ax.set_yticks(rows, names)
+    ax.set_ylim(len(runs) - 0.5, -0.5)
+    ax.set_xlim(-0.5)
+    ax.grid(visible=False, axis="y")
 
 
 def interval(runs):
