@@ -323,17 +323,16 @@ def draw_judge():
     return figure
 
 
-# The rows of qwen.csv for the prompt reasoning_answer, in their order.
-STAGES = [
-    "as it is",
-    "SFT on 32",
-    "on 128",
-    "on 128, again",
-    "on 491",
-    "on 128 of GSM8K's own",
-    "after 128, again: 30 of GRPO",
-    "40 of GRPO",
+# The greedy rows of qwen.csv in their order: before training, and with reasoning_answer.
+ZERO_SHOT = [
+    "r1_zero",
+    "handout's words",
+    "question_only",
+    "reasoning_answer",
+    "MATH: r1_zero",
+    "1.5B: r1_zero",
 ]
+STAGES = ["as it is", "32", "128", "128 again", "491", "128 of GSM8K's", "30 of GRPO", "40 of GRPO"]
 
 
 def draw_qwen():
@@ -341,13 +340,12 @@ def draw_qwen():
     figure, (zero_shot, trained, samples, entropy) = new_figure(message, 2, 2, 4.8)
     greedy = qwen.query("temperature == 0")
     before = greedy.query("training == 'as it is'")
-    names = before["model"] + ", " + before["dataset"] + ", " + before["prompt"]
-    draw_accuracies(zero_shot, before, names, GREY)
-    describe(zero_shot, "zero-shot, on test", x="accuracy (%)")
+    draw_accuracies(zero_shot, before, ZERO_SHOT, GREY)
+    describe(zero_shot, "zero-shot: 0.5B on GSM8K", x="accuracy (%)")
+    zero_shot.legend(loc="upper right")
     stages = greedy.query("prompt == 'reasoning_answer'")
     draw_accuracies(trained, stages, STAGES, SFT)
-    describe(trained, "0.5B, GSM8K, reasoning_answer", x="accuracy (%)")
-    trained.legend(loc="lower right")
+    describe(trained, "SFT by solutions, then GRPO", x="accuracy (%)")
 
     accuracy = 100 * qwen_grpo["accuracy"]
     samples.plot(accuracy, "o", color=GRPO, markersize=3, alpha=0.4)
