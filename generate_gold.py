@@ -39,10 +39,10 @@ def references(problems: list[dict], prompt: Prompt) -> Iterator[tuple[dict, lis
             yield problem, [prompt.format_solution(problem["solution"], problem["answer"])]
 
 
-def written(problems: list[dict], path: Path) -> Iterator[tuple[dict, list[str]]]:
-    """The completions in a file, of which a problem may have several."""
+def written(problems: list[dict], rows: list[dict]) -> Iterator[tuple[dict, list[str]]]:
+    """Completions that were written elsewhere, of which a problem may have several."""
     completions_of = defaultdict(list)
-    for row in jsonl.read(path, required=("id", "completion")):
+    for row in rows:
         if row["completion"].strip():
             completions_of[row["id"]].append(row["completion"].rstrip())
     for problem in problems:
@@ -90,7 +90,7 @@ def collect(config: GoldConfig) -> int:
     if config.from_reference:
         solved = references(open_problems, prompt)
     elif config.solutions:
-        solved = written(open_problems, config.solutions)
+        solved = written(open_problems, jsonl.read(config.solutions, ("id", "completion")))
     else:
         solved = replies(open_problems, prompt, config)
     num_new = 0
