@@ -59,7 +59,7 @@ real = pd.read_csv(FOLDER / "real.csv")
 real["accuracy"] *= 100
 qwen = pd.read_csv(FOLDER / "qwen.csv")
 qwen[["accuracy", "accuracy_low", "accuracy_high"]] *= 100
-qwen_grpo = pd.read_csv(FOLDER / "qwen_grpo.csv", index_col="step")
+qwen_grpo = pd.read_csv(FOLDER / "qwen_grpo.csv", index_col=["run", "step"])
 choices = pd.read_csv(FOLDER / "choices.csv")
 measures = pd.read_csv(FOLDER / "measures.csv")
 
@@ -336,8 +336,9 @@ STAGES = ["as it is", "32", "128", "128 again", "491", "128 of GSM8K's", "30 of 
 
 
 def draw_qwen():
-    message = "A real Qwen: the prompt matters most, and GRPO hasn't helped so far"
-    figure, (zero_shot, trained, samples, entropy) = new_figure(message, 2, 2, 4.8)
+    message = "Real Qwens: GRPO helps 1.5B; 0.5B has learnt more from solutions"
+    figure, axes = new_figure(message, 3, 2, 7)
+    zero_shot, trained, samples, entropy, lora, by_size = axes
     greedy = qwen.query("temperature == 0")
     before = greedy.query("training == 'as it is'")
     draw_accuracies(zero_shot, before, ZERO_SHOT, GREY)
@@ -347,14 +348,36 @@ def draw_qwen():
     draw_accuracies(trained, stages, STAGES, SFT)
     describe(trained, "SFT by solutions, then GRPO", x="accuracy (%)")
 
-    accuracy = 100 * qwen_grpo["accuracy"]
+    after_sft = qwen_grpo.loc["after_sft"]
+    accuracy = 100 * after_sft["accuracy"]
     samples.plot(accuracy, "o", color=GRPO, markersize=3, alpha=0.4)
     samples.plot(accuracy.rolling(10).mean(), color=GRPO)
-    describe(samples, "GRPO: right samples (%)", 0)
-    entropy.plot(qwen_grpo["entropy"], "o", color=GRPO, markersize=3, alpha=0.4)
-    entropy.plot(qwen_grpo["entropy"].rolling(10).mean(), color=GRPO)
+    describe(samples, "GRPO after SFT: right samples (%)", 0)
+    entropy.plot(after_sft["entropy"], "o", color=GRPO, markersize=3, alpha=0.4)
+    entropy.plot(after_sft["entropy"].rolling(10).mean(), color=GRPO)
     describe(entropy, TITLES["entropy"], 0)
+
+    for run, label, color in (("lora_1.5b", "1.5B", GRPO), ("lora_0.5b", "0.5B", GREEN)):
+        right = 100 * qwen_grpo.loc[run, "accuracy"]
+        lora.plot(right, "o-", color=color, markersize=3, label=label)
+    lora.legend()
+    describe(lora, "LoRA, no SFT: right samples (%)", 0)
+    draw_sizes(by_size, greedy.query("dataset == 'gsm8k' and prompt == 'r1_zero'"))
     return figure
+
+
+def draw_sizes(ax, runs):
+    """Greedy accuracy of both models before and after GRPO with LoRA."""
+    for training, label, color, shift in (
+        ("as it is, again", "before", GREY, -0.02),
+        ("GRPO with LoRA, 10 iterations", "after", GRPO, 0.02),
+    ):
+        rows = runs[runs["training"] == training]
+        size = rows["model"].str.removesuffix("B").astype(float) + shift
+        ax.errorbar(size, rows["accuracy"], yerr=interval(rows), fmt="o", color=color, label=label)
+    ax.legend()
+    ax.set_xlim(0.25, 1.75)
+    describe(ax, "the same, greedy, on test (%)", 0, x="billions of parameters")
 
 
 def draw_accuracies(ax, runs, names, color):
