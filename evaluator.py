@@ -231,6 +231,8 @@ class GSM8kEvaluator(AnswerEvaluator):
 REFUSED = re.compile(
     r"\^\{?-?\d{4}|\^[^^]*\^[^^]*\^|\^\{[^{}]*\^|\*\*.*\*\*|\d{4}\)?!|binom.*\d{5}|\\approx|≈"
 )
+# A power such as x^2 or 10^{-3}. Where all powers are like this, none is the exponent of another.
+PLAIN_POWER = re.compile(r"(?<=\w)\^(?:\d\d?|[a-z]|\{-?\w\w?\})(?![\d^])")
 INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:e|eq|t)(?![a-zA-Z])")
 
 
@@ -243,7 +245,7 @@ def are_equal(gold: str, answer: str) -> bool:
 
     Of the 166 wrong pairs in tests/test_math_evaluator.py it accepts 61: numbers that agree in six
     digits, another case (x for X), a list for a tuple, another unit, an equation for its right side
-    (k=n for n), and what can be read in two ways (4(3), 1/2x). Of the 116 right ones it misses 21,
+    (k=n for n), and what can be read in two ways (4(3), 1/2x). Of the 119 right ones it misses 21,
     such as i^2 for -1, x>2 for (2,\infty) and 1 4/5 for 1.8.
     """
     gold = gold.strip()
@@ -253,7 +255,9 @@ def are_equal(gold: str, answer: str) -> bool:
     numbers = (to_number(gold), to_number(answer))
     if None not in numbers:
         return numbers[0] == numbers[1]
-    if REFUSED.search(answer) or not 0 < len(answer) <= 300:
+    without_powers = PLAIN_POWER.sub("", answer)
+    risky = answer if "^" in without_powers else without_powers
+    if REFUSED.search(risky) or not 0 < len(answer) <= 300:
         return False
     is_range = INEQUALITY.search(answer) or re.search(r"[(\[]", answer)
     if INEQUALITY.search(gold) and not is_range:
