@@ -78,8 +78,10 @@ def collect(config: GoldConfig) -> int:
     data_set = find_data_set(config.dataset_name)
     prompt = find_prompt(config.prompt or data_set.default_prompt)
     own = data_set.default_evaluator
-    evaluator = get_evaluator(config.evaluator or own, own=own, prompt=prompt.name)
     problems = data_set.read("train", config.dataset_path)
+    golds = [problem["answer"] for problem in problems]
+    evaluator = get_evaluator(config.evaluator or own, own=own, golds=golds, prompt=prompt.name)
+    evaluator.check_gold(problems)
     random.Random(f"gold/{config.seed}").shuffle(problems)
     rows = read_rows(config.output, problems, prompt)
     done_ids = {row["id"] for row in rows}

@@ -68,6 +68,18 @@ def test_the_solutions_of_the_data_set(gold, tmp_path, capsys):
     assert (tmp_path / "gold.jsonl").read_bytes() == before
 
 
+def test_answers_in_words_are_graded_as_in_training(gold, tmp_path, capsys):
+    """Those that gsm8k's own evaluator can't read are math's to grade."""
+    jsonl.write(tmp_path / "data" / "train.jsonl", [{"question": "Where?", "answer": "#### Paris"}])
+    solution = {"id": "gsm8k/train/0", "completion": FORMAT("In France.", "Paris")}
+    jsonl.write(tmp_path / "paris.jsonl", [solution])
+    (tmp_path / "my_gold_reward.py").write_text("def zero(completions):\n    return [0.0]\n")
+    flags = {"solutions": tmp_path / "paris.jsonl"}
+    assert gold(**flags, evaluator=f"{tmp_path}/my_gold_reward.py:zero")[1][0]["correct"]
+    assert gold(**flags, evaluator="gsm8k")[0] == 2
+    assert "'Paris' is no number: use --evaluator math" in capsys.readouterr().err
+
+
 def test_a_smaller_draw_is_part_of_a_larger_one(gold):
     """By the seed, and whatever is done already is not done again."""
     order = list(range(6))
