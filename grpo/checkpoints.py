@@ -142,9 +142,9 @@ def remove_old(output_dir: Path) -> None:
     steps = sorted(paths)
     kept_steps = steps[-KEEP:]
     evaluations = jsonl.read_log(output_dir / "eval_log.jsonl")
-    rows = [row for row in evaluations if row["step"] in paths]
+    rows = [row for row in evaluations if row["step"] in paths and "accuracy" in row]
     if rows:
-        best = max(rows, key=lambda row: row.get("accuracy", 0.0))
+        best = max(rows, key=lambda row: row["accuracy"])
         kept_steps.append(best["step"])
     for step in steps[:-1]:
         (paths[step] / "trainer.pt").unlink(missing_ok=True)
@@ -186,6 +186,7 @@ def resume(run) -> None:
     scatter_state(run.model, run.optimizer, saved_weights, optimizer_state)
     weights.refresh_sampler(run.sampler, run.model)
     run.iteration = state["iteration"]
+    run.skipped_in_a_row = state["skipped_in_a_row"]
     run.step = state["step"]
     run.saved_step = run.step
     run.total_tokens = state["total_tokens"]

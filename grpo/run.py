@@ -179,6 +179,7 @@ class Run:
         """
         self.place = {
             "iteration": self.iteration,
+            "skipped_in_a_row": self.skipped_in_a_row,
             "train_loader": self.train_loader.state_dict(),
             "rng": distributed.get_rng_state(),
         }

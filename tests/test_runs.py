@@ -302,10 +302,13 @@ def test_a_directory_belongs_to_one_run(model_folder, tmp_path, capsys):
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path, monkeypatch):
-    """The trainer's state takes two thirds of a checkpoint."""
+@pytest.mark.parametrize("accuracies", ((0.2, 0.9, None, 0.5, 0.6), (None,) * 5))
+def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(
+    accuracies, tmp_path, monkeypatch
+):
+    """The trainer's state takes two thirds of a checkpoint. Stories have no accuracy."""
     monkeypatch.setattr(checkpoints, "KEEP", 2)
-    for step, accuracy in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, 0.6)):
+    for step, accuracy in enumerate(accuracies, 1):
         row = {"step": step} if accuracy is None else {"step": step, "accuracy": accuracy}
         jsonl.append(tmp_path / "eval_log.jsonl", row)
         folder = tmp_path / "checkpoints" / f"step_{step:06d}"
@@ -314,7 +317,9 @@ def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(tmp_path, mo
         checkpoints.remove_old(tmp_path)
     paths = (tmp_path / "checkpoints").iterdir()
     has_state = {path.name: (path / "trainer.pt").exists() for path in paths}
-    assert has_state == {"step_000002": False, "step_000004": False, "step_000005": True}
+    newest = {"step_000004": False, "step_000005": True}
+    best = {"step_000002": False} if accuracies[0] else {}
+    assert has_state == best | newest
 
 
 def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
@@ -333,7 +338,7 @@ def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
 def test_non_finite_gradients_skip_updates_and_three_in_a_row_end_the_run(
     monkeypatch, tmp_path, model_folder, capsys
 ):
-    """The weights stay as they were, and the batch is on disk."""
+    """The weights stay as they were, and the batch is on disk. A resumed run goes on counting."""
     compute_loss = main.compute_loss
     weights = []  # at each iteration
     is_finite = [False, False, True, False, False, False]
@@ -346,7 +351,9 @@ def test_non_finite_gradients_skip_updates_and_three_in_a_row_end_the_run(
         return loss, metrics
 
     monkeypatch.setattr(main, "compute_loss", damaged_loss)
-    assert main.main(run_flags(model_folder, tmp_path / "run", num_train_iters=9)) == 1
+    flags = run_flags(model_folder, tmp_path / "run")
+    assert main.main([*flags, "--num_train_iters", "5"]) == 0
+    assert main.main([*flags, "--num_train_iters", "9", "--resume"]) == 1
     for before, after, was_finite in zip(weights, weights[1:], is_finite, strict=False):
         assert torch.equal(before, after) != was_finite
     (line,) = capsys.readouterr().err.splitlines()
