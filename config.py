@@ -148,7 +148,8 @@ class RunConfig:
     eval_split: str | None = setting(
         None,
         "The split to evaluate: choose flags and checkpoints on validation, and report test. The"
-        " validation split of gsm8k is the last 500 training problems. (default: test; of"
+        " validation split of gsm8k is the last 500 training problems, which only a run with this"
+        " flag leaves out of training: give it to every run of a chain. (default: test; of"
         " arithmetic, validation)",
         title="evaluation",
         choices=("validation", "test"),
@@ -346,7 +347,9 @@ class SFTConfig(FineTuningConfig):
         None, "Examples, drawn by --seed; more hold the fewer. (default: all)"
     )
     filter_correct: bool = setting(
-        False, "Leave out what the evaluator does not find strictly correct."
+        False,
+        "Grade the solutions, and leave out what is not strictly correct. Rows that say"
+        ' "correct": false are left out without it.',
     )
     epochs: float = setting(
         1.0,

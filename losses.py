@@ -131,7 +131,7 @@ def clip_range(config) -> tuple[float, float]:
 def estimate_kl(policy_logps: Tensor, ref_logps: Tensor) -> Tensor:
     """The k3 estimate of KL(policy || reference) for each token, in nats. (B, C) -> (B, C).
 
-    It is never negative, and its mean over samples of the policy is the KL
+    It is never negative, but for rounding, and its mean over samples of the policy is the KL
     (http://joschu.net/blog/kl-approx.html). Its gradient is (1 - p_ref / p) grad log p. Over
     samples of the policy the mean of that is -E_ref[grad log p], the gradient of KL(reference ||
     policy).

@@ -41,7 +41,7 @@ FIRST_METRICS = ["eval/accuracy", "train/reward", "train/kl", "train/response_le
 # These keys of the logs count progress, and are therefore not metrics.
 COUNTERS = {"step", "n", "epoch", "ei_step", "examples", "tokens", "total_tokens", "elapsed"}
 # Keys that begin like this are drawn in percent, if their values are at most 1.
-SHARES = ("accuracy", "pass@", "truncated", "zero_std", "below_floor", "clip", "skipped")
+SHARES = ("accuracy", "pass", "truncated", "zero_std", "clip", "skipped")
 # Runs that differ in nothing but these settings are repeats of each other.
 MAY_DIFFER = may_change(GRPOConfig) | may_change(SFTConfig) | may_change(ExpertIterationConfig)
 MAY_DIFFER = MAY_DIFFER - {"num_train_iters", "n_ei_steps"} | {"seed", "parameters"}

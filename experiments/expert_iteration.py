@@ -61,7 +61,7 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
             "ei_step": ei_step,
             "kept": len(solutions),
             "accuracy": num_right / len(completions),
-            # The mean of -log p over sampled tokens is an unbiased estimate of their mean entropy.
+            # The mean of -log p over sampled tokens estimates their mean entropy.
             "sample_entropy": -sum(logps) / len(logps),
         }
         run.total_tokens += len(logps)

@@ -1,4 +1,4 @@
-"""The numbers of the logs, from the records of completions. docs/tuning.md describes each."""
+"""The numbers of the logs, from the records of completions. docs/tuning.md describes them."""
 
 import math
 import re

@@ -161,7 +161,7 @@ def sdpa_of_segments(queries, keys, values, query_lengths, key_lengths, scaling)
 
 
 def mask_unless_packed(attention_mask=None, **options):
-    """A packed row needs no mask, and so does any other row without padding."""
+    """A packed row needs no mask, nor does any other row without padding."""
     return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **options)
 
 
