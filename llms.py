@@ -81,7 +81,7 @@ def get_llm_tokenizer(
         # The GPU's own kernel, which the check above has not used, must run, and agree roughly.
         is_packed = is_packed and can_pack(model, tolerance=0.5)
     # The attention of the loss; the sampler has its own. A packed row has PyTorch's own flash
-    # attention. With the package flash-attn, "flash_attention_2" may take the place of "sdpa".
+    # attention. With the package flash-attn it may be "flash_attention_2", and rows are padded.
     model.set_attn_implementation(packed.ATTENTION if is_packed else "sdpa")
     # oneDNN compiles a kernel for each new shape, which takes longer than a small model's products.
     is_large = model.config.get_text_config().hidden_size >= 512
@@ -229,7 +229,7 @@ def why_not_supported(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     gaps = []
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU too
             completions = generation.generate(
                 model, tokenizer, ["What is 1 + 2?", "a 1"], num_samples=2, max_completion_length=4
             )
@@ -281,8 +281,8 @@ def can_pack(model: PreTrainedModel, tolerance: float = LOGP_TOLERANCE) -> bool:
                     )
                 )
             if is_cuda:
-                logps[-1].sum().backward()  # the GPU has a kernel of its own for this
-                model.zero_grad()
+                # The GPU has a kernel of its own for this. Gradients of all weights might not fit.
+                torch.autograd.grad(logps[-1].sum(), model.get_input_embeddings().weight)
         except Exception:  # a model with attention of its own may raise anything
             return False
     return (logps[0] - logps[1]).abs().max().item() < tolerance

@@ -85,9 +85,10 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
     """Split weights, gradients and optimiser states over the processes, by FSDP2.
 
     A layer's weights are gathered just before it runs, and freed after it. On CUDA that is in
-    bfloat16, to which autocast would cast them anyway; the residual stream, the embedding, the
-    output layer, the sum of the gradients and the master weights stay float32. A gradient is summed
-    over the processes and not averaged, since each process's loss is its share of the update's.
+    bfloat16, to which autocast would cast its matrices anyway (its norms are rounded here alone);
+    the residual stream, the embedding, the output layer, the sum of the gradients and the master
+    weights stay float32. A gradient is summed over the processes and not averaged, since each
+    process's loss is its share of the update's.
 
     A model with adapters stays whole in every process (`distributed.sum_gradients`).
     """

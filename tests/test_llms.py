@@ -252,6 +252,14 @@ def test_weights_other_than_the_models_are_refused_by_name(damage, saved_model):
     assert "\n" not in str(refusal.value)
 
 
+def test_loading_a_model_seeds_no_gpu(saved_model, monkeypatch):
+    """The check at load draws samples. After it, --seed must still decide what a GPU draws."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", pytest.fail)
+    before = torch.get_rng_state()
+    llms.get_llm_tokenizer(saved_model, "cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_quantized_weights_are_refused(saved_model):
     change_json(saved_model / "config.json", quantization_config={"quant_method": "fp8"})
     with pytest.raises(ValueError, match="weights are quantized"):
