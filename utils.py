@@ -82,7 +82,7 @@ def per_token_logps_of_unsharded(
     """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
     is_token = attention_mask[:, -C:].bool()  # (B, C)
     # (N, H): padding never meets the output layer.
-    if packed.is_on(model) and not distributed.is_sharded(model):
+    if packed.is_on(model):
         token_states = packed.token_states(model, ids, attention_mask, C, group_size)
     else:
         token_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)[
