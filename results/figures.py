@@ -323,15 +323,7 @@ def draw_judge():
     return figure
 
 
-# The greedy rows of qwen.csv in their order: before training, and with reasoning_answer.
-ZERO_SHOT = [
-    "r1_zero",
-    "handout's words",
-    "question_only",
-    "reasoning_answer",
-    "MATH: r1_zero",
-    "1.5B: r1_zero",
-]
+# The greedy rows of qwen.csv with reasoning_answer, in their order.
 STAGES = ["as it is", "32", "128", "128 again", "491", "128 of GSM8K's", "30 of GRPO", "40 of GRPO"]
 
 
@@ -341,7 +333,9 @@ def draw_qwen():
     zero_shot, trained, samples, entropy, lora, by_size = axes
     greedy = qwen.query("temperature == 0")
     before = greedy.query("training == 'as it is'")
-    draw_accuracies(zero_shot, before, ZERO_SHOT, GREY)
+    names = before["prompt"].where(before["dataset"] == "gsm8k", "MATH, " + before["prompt"])
+    names = names.where(before["model"] == "0.5B", before["model"] + ", " + names)
+    draw_accuracies(zero_shot, before, names, GREY)
     describe(zero_shot, "zero-shot: 0.5B on GSM8K", x="accuracy (%)")
     zero_shot.legend(loc="upper right")
     stages = greedy.query("prompt == 'reasoning_answer'")
@@ -357,9 +351,13 @@ def draw_qwen():
     entropy.plot(after_sft["entropy"].rolling(10).mean(), color=GRPO)
     describe(entropy, TITLES["entropy"], 0)
 
-    for run, label, color in (("lora_1.5b", "1.5B", GRPO), ("lora_0.5b", "0.5B", GREEN)):
+    for run, label, line, color in (
+        ("lora_1.5b", "1.5B", "o-", GRPO),
+        ("lora_1.5b_seed1", "1.5B again", "o--", GRPO),
+        ("lora_0.5b", "0.5B", "o-", GREEN),
+    ):
         right = 100 * qwen_grpo.loc[run, "accuracy"]
-        lora.plot(right, "o-", color=color, markersize=3, label=label)
+        lora.plot(right, line, color=color, markersize=3, label=label)
     lora.legend()
     describe(lora, "LoRA, no SFT: right samples (%)", 0)
     draw_sizes(by_size, greedy.query("dataset == 'gsm8k' and prompt == 'r1_zero'"))
@@ -373,7 +371,7 @@ def draw_sizes(ax, runs):
         ("GRPO with LoRA, 10 iterations", "after", GRPO, 0.02),
     ):
         rows = runs[runs["training"] == training]
-        size = rows["model"].str.removesuffix("B").astype(float) + shift
+        size = rows["model"].str.removesuffix("B").astype(float) + shift + 0.04 * rows["seed"]
         ax.errorbar(size, rows["accuracy"], yerr=interval(rows), fmt="o", color=color, label=label)
     ax.legend()
     ax.set_xlim(0.25, 1.75)
