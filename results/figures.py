@@ -336,7 +336,7 @@ def draw_qwen():
     names = before["prompt"].where(before["dataset"] == "gsm8k", "MATH, " + before["prompt"])
     names = names.where(before["model"] == "0.5B", before["model"] + ", " + names)
     draw_accuracies(zero_shot, before, names, GREY)
-    describe(zero_shot, "zero-shot: 0.5B on GSM8K", x="accuracy (%)")
+    describe(zero_shot, "zero-shot", x="accuracy (%)")
     zero_shot.legend(loc="upper right")
     stages = greedy.query("prompt == 'reasoning_answer'")
     draw_accuracies(trained, stages, STAGES, SFT)
