@@ -164,7 +164,7 @@ def finished(output_dir: Path) -> dict[int, Path]:
 def resume(run) -> None:
     """All: go on from the newest checkpoint, or from the beginning if there is none yet.
 
-    What the logs have of later iterations is cut off, since it is made again.
+    What the logs and transcripts have of later iterations goes, since it is made again.
     """
     output_dir = run.config.output_dir
     state = {}
@@ -180,6 +180,11 @@ def resume(run) -> None:
         print(f"continuing from {path or 'the beginning'}")
         for log in output_dir.glob("*_log.jsonl"):
             os.truncate(log, state.get("log_sizes", {}).get(log.name, 0))
+        last_transcripts = {"rollouts": state.get("iteration", 0), "eval": state.get("step", 0)}
+        for folder, last in last_transcripts.items():
+            for transcript in output_dir.glob(f"{folder}/step_*.jsonl"):
+                if int(transcript.stem.removeprefix("step_")) > last:
+                    transcript.unlink()
     state = distributed.from_main(state)
     if not state:
         return

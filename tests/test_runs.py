@@ -260,6 +260,8 @@ def test_a_finished_run_is_extended_as_if_it_had_been_longer(whole_run, model_fo
     flags = run_flags(model_folder, tmp_path / "run")
     assert main.main([*flags, "--num_train_iters", "2"]) == 0
     assert logs_of(tmp_path / "run") != logs_of(whole_run)
+    for folder in ("rollouts", "eval"):  # of an iteration after the checkpoint
+        jsonl.write(tmp_path / f"run/{folder}/step_000099.jsonl", [])
     assert main.main([*flags, "--resume"]) == 0
     assert_same_run(tmp_path / "run", whole_run)
 
