@@ -322,11 +322,11 @@ class DataLoader:
     """Examples with their prompts, in the data's order, and an endless shuffled stream of them."""
 
     def __init__(
-        self, examples, tokenizer, *, prompt, max_prompt_length, seed, held_out_ids=frozenset()
+        self, examples, tokenizer, *, prompt, max_prompt_length, seed, held_out=frozenset()
     ):
         self.prompt = prompt
         self.seed = seed
-        self.held_out_ids = held_out_ids  # of all problems that nothing may be trained on
+        self.held_out = held_out  # questions that nothing may be trained on
         self.examples = []
         self.longest_prompt = 0  # in tokens
         prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
@@ -390,13 +390,14 @@ def get_dataloaders(
     }
     eval_examples = data_set.read(eval_split, dataset_path)
     eval_ids = {example["id"] for example in eval_examples}  # those held out leave training
+    held_out = {example["question"] for example in eval_examples}
     train_examples = data_set.read("train", dataset_path)
     train_examples = [example for example in train_examples if example["id"] not in eval_ids]
     # Always the same subset; a larger one holds the smaller.
     indices = list(range(len(eval_examples)))
     random.Random("evaluation subset").shuffle(indices)
     eval_examples = [eval_examples[i] for i in sorted(indices[:eval_size])]
-    train_loader = DataLoader(train_examples, tokenizer, **options, held_out_ids=eval_ids)
+    train_loader = DataLoader(train_examples, tokenizer, **options, held_out=held_out)
     eval_loader = DataLoader(eval_examples, tokenizer, **options)
     if not eval_loader.examples:
         raise ValueError(f"--max_prompt_length {max_prompt_length} leaves no {eval_split} problem")

@@ -139,7 +139,7 @@ def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Comp
         prompt_name = row.get("prompt_name", prompt.name)
         if prompt_name != prompt.name:
             raise ValueError(f"--train_file {config.train_file} answers --prompt {prompt_name}")
-        if row.get("correct", True) and row.get("id") not in run.train_loader.held_out_ids:
+        if row.get("correct", True) and row["question"] not in run.train_loader.held_out:
             text = prompt.render(run.tokenizer, row["question"])
             solutions.append(encode(run.tokenizer, text, row["completion"], row))
     if config.filter_correct:

@@ -192,7 +192,7 @@ def selected_ids(rows, held_out=(), **flags):
     flags = dict(model_name="unused", train_file="gold", max_completion_length=300) | flags
     config = parse(SFTConfig, as_flags(**flags))
     run = SimpleNamespace(
-        train_loader=SimpleNamespace(prompt=PROMPTS["reasoning_answer"], held_out_ids=held_out),
+        train_loader=SimpleNamespace(prompt=PROMPTS["reasoning_answer"], held_out=held_out),
         tokenizer=small_tokenizer(),
         evaluator=get_evaluator("gsm8k"),
     )
@@ -218,7 +218,8 @@ def test_rows_that_are_wrong_long_or_held_out_are_left_out(gold_file, capsys):
     rows[2]["correct"] = True
     rows[3]["completion"] = rows[3]["completion"].replace("\n", "\n" + 300 * "a", 1)
     rows[4]["question"] *= 90
-    held_out = {ids[5]}
+    del rows[5]["id"]  # it is held out by its question
+    held_out = {rows[5]["question"]}
     capsys.readouterr()
     expected = [id for i, id in enumerate(ids) if i % 10 > 0 and i not in (1, 3, 4, 5)]
     assert sorted(selected_ids(rows, held_out, filter_correct="")) == sorted(expected)
