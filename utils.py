@@ -409,7 +409,8 @@ def import_from_file(reference: str, flag: str) -> Any:
         raise ValueError(f"{flag} {reference}: there is no file {path} with Python code")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    module = importlib.import_module(file.stem)
+    with isolated_seed(0):  # a user's file may seed
+        module = importlib.import_module(file.stem)
     if Path(module.__spec__.origin or "").resolve() != file:
         raise ValueError(f"{path} has the name of another module: rename the file")
     if not hasattr(module, name):

@@ -244,6 +244,7 @@ def test_a_function_gives_the_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_data.py").write_text(
         "import torch\n"
+        "torch.manual_seed(5)\n"
         "def sums(split):\n"
         "    torch.manual_seed(5)\n"
         "    for n in range(50) if split == 'train' else [50, 51]:\n"
