@@ -250,7 +250,7 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
     scores = (queries @ key.mT).view(R, num_heads, T, S) + attention_mask
     probs = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     outputs = probs.view(R, num_kv_heads, -1, S) @ value
-    return outputs.view(R, num_heads, T, D).transpose(1, 2), None
+    return outputs.reshape(R, num_heads, T, value.shape[-1]).transpose(1, 2), None
 
 
 def additive_mask(q_length, attention_mask, local_size=None, dtype=torch.float32, **options):

@@ -33,7 +33,7 @@ LATENT = dict(
     q_lora_rank=8,
     qk_rope_head_dim=4,
     qk_nope_head_dim=4,
-    v_head_dim=8,
+    v_head_dim=6,
 )
 LINEAR = dict(
     linear_num_value_heads=2,
