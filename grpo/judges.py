@@ -181,7 +181,7 @@ class EndpointJudge:
         self.endpoint = endpoint
 
     def score(self, prompts: list[str], stories: list[str]) -> Scores:
-        """Raises RunEnds if the judge stays away, or scores fewer than half of the stories."""
+        """Raises RunEnds if the judge stays away, or has no score for four or more, and most."""
         details: list[dict] = [{} for _ in stories]
         errors = []
         chats = map(rating_messages, prompts, stories)
@@ -191,7 +191,7 @@ class EndpointJudge:
             if grades is None:
                 errors.append(problem or f"no rating in {ascii(text[:200])}")
                 details[i] = {"judge_error": errors[-1]}
-        if 2 * len(errors) > len(stories):
+        if len(errors) >= 4 and 2 * len(errors) > len(stories):
             raise RunEnds(
                 f"the judge gave no score for {len(errors)} of {len(stories)} stories ({errors[0]})"
             )

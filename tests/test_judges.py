@@ -122,8 +122,9 @@ def test_scores_of_an_endpoint_judge():
         assert scores == pytest.approx([4, math.nan, 2], nan_ok=True)
         assert details[:2] == [{"grades": GRADES}, {"judge_error": "no rating in 'no rating'"}]
         assert judge.score(["line"] * 2, ["a", "b"])[0][0] == 4
-        with pytest.raises(RunEnds, match="no score for 2 of 3 stories .no rating in 'no rating'"):
-            judge.score(["line"] * 3, ["b", "a", "b"])
+        assert len(judge.score(["line"] * 3, ["b"] * 3)[0]) == 3
+        with pytest.raises(RunEnds, match="no score for 4 of 7 stories .no rating in 'no rating'"):
+            judge.score(["line"] * 7, list("babbabc"))
         assert judge.score([], []) == ([], [])
     assert server.requests[0]["temperature"] == 0
     assert server.requests[0]["model"] == "judge"
