@@ -25,7 +25,7 @@ from config import RunConfig
 from evaluator import RewardEvaluator, get_evaluator, try_functions
 from grpo import checkpoints, diagnose, distributed, generation, jsonl, metrics, weights
 from grpo.checkpoints import RunEnds
-from grpo.rollout import Completion
+from grpo.rollout import Completion, compute_logps
 from grpo.timer import StageTimer
 from rl_datasets import DataLoader, default_eval_split, find_data_set, get_dataloaders
 
@@ -257,6 +257,8 @@ class Run:
         with utils.isolated_seed(config.seed):
             completions = self.sample(examples, config.eval_samples, config.eval_temperature)
             reward_metrics = self.reward(completions)
+        if config.sampler == "vllm":
+            self.check_vllm(completions[:8])
         records = distributed.gather([completion.record() for completion in completions])
         self.write_transcript("eval", self.step, records)
         row = metrics.evaluation_metrics(records, config.eval_samples) | reward_metrics
@@ -265,6 +267,16 @@ class Run:
         if distributed.is_main():
             for finding in diagnose.findings(config.output_dir):
                 tqdm.write(f"looks wrong: {finding}")
+
+    def check_vllm(self, completions: list[Completion]) -> None:
+        """All: compare vLLM's log-probs of completions in an evaluation with the policy's."""
+        temperature = self.config.eval_temperature or 1.0
+        logps = compute_logps(self.model, [[row] for row in completions], temperature=temperature)
+        gaps = []
+        for completion, policy_logps in zip(completions, logps, strict=True):
+            pairs = zip(completion.sampled_logps, policy_logps, strict=True)
+            gaps += [abs(sampled_logp - policy_logp) for sampled_logp, policy_logp in pairs]
+        end_if_vllm_differs(metrics.mean(distributed.gather(gaps)))
 
     # --- Logs -------------------------------------------------------------------------------------
 
@@ -280,11 +292,8 @@ class Run:
         row["sampled_tokens"] = sum(record["length"] for record in records)
         self.write_transcript("rollouts", self.iteration, records)
         self.log_update(row, row["sampled_tokens"])
-        if self.config.sampler == "vllm" and not row.get("sampling_logp_gap", 0) <= MAX_VLLM_GAP:
-            raise RunEnds(
-                f"vLLM's log-probs differ from the policy's by {row['sampling_logp_gap']:.2g} nats"
-                " on average, so it samples from another distribution; use --sampler torch"
-            )
+        if self.config.sampler == "vllm":
+            end_if_vllm_differs(row.get("sampling_logp_gap", 0.0))  # without it nothing was learnt
 
     def log_update(self, row: dict[str, float], num_tokens: int) -> None:
         """All: log a step, and end a run that has skipped its updates too often."""
@@ -323,6 +332,15 @@ class Run:
             title = f"evaluation at step {self.step} (n = {row['n']}, {self.config.eval_split})"
         columns = [f"{name} {row[name]:{form}}" for name, form in SHOWN.items() if name in row]
         tqdm.write(" | ".join([title, *columns, f"{row['time/total']:.2f} s"]))
+
+
+def end_if_vllm_differs(gap: float) -> None:
+    """Raise RunEnds where vLLM's log-probs are too far from the policy's, in nats on average."""
+    if not gap <= MAX_VLLM_GAP:
+        raise RunEnds(
+            f"vLLM's log-probs differ from the policy's by {gap:.2g} nats on average, so it samples"
+            " from another distribution; use --sampler torch"
+        )
 
 
 # --- From the command line to the exit code -------------------------------------------------------

@@ -186,14 +186,27 @@ def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
     assert len(gaps) == 4 and max(gaps) < 1e-5
 
 
-def test_a_sampler_with_other_weights_ends_the_run_after_one_iteration(
-    stand_in, model_folder, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("num_iterations", [0, 2])
+def test_a_sampler_with_other_weights_ends_the_run(
+    num_iterations, stand_in, model_folder, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(stand_in, "copy_embedding", lambda self, layer: None)
+    """The first evaluation sees weights that are never given, and the next iteration old ones."""
+    renew = stand_in.copy_embedding
+    calls = iter(range(100))
+
+    def renew_at_first(self, layer):
+        if next(calls) < num_iterations:
+            renew(self, layer)
+
+    monkeypatch.setattr(stand_in, "copy_embedding", renew_at_first)
     folder = tmp_path / "run"
-    assert main.main(run_flags(model_folder, folder, sampler="vllm")) == 1
+    flags = run_flags(
+        model_folder, folder, sampler="vllm", learning_rate=0.1, warmup_steps=0, num_train_iters=9
+    )
+    assert main.main(flags) == 1
     assert "vLLM's log-probs differ from the policy's" in capsys.readouterr().err
-    assert len(gaps_of(folder)) == 1
+    log = folder / "train_log.jsonl"
+    assert len(jsonl.read(log) if log.exists() else []) == num_iterations
 
 
 # --- vLLM itself ----------------------------------------------------------------------------------
