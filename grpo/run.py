@@ -113,6 +113,7 @@ class Run:
         if with_adapters:
             weights.add_adapters(model, config.lora_rank, config.seed)
         base_model = weights.get_base_model(model) if with_reference else None
+        examples = train_loader.examples + eval_loader.examples
         evaluator = get_evaluator(
             evaluator_names,
             own=data_set.default_evaluator,
@@ -121,7 +122,7 @@ class Run:
             config=config,
             frozen=lambda: (base_model or weights.get_base_model(model), tokenizer),
         )
-        evaluator.check_gold(train_loader.examples + eval_loader.examples)
+        evaluator.check_gold(examples)
         return cls(
             config=config,
             model=weights.shard(model),
