@@ -65,6 +65,12 @@ class Log(NamedTuple):
         return rows
 
 
+def has_no_gradient(log: Log) -> bool:
+    log.values("grad_norm")
+    norms = [row.get("grad_norm") for row in log.train]
+    return fmean(norm is None or norm < 1e-7 for norm in norms) > 0.5
+
+
 def has_equal_rewards(log: Log) -> bool:
     key = "zero_std_fraction"
     return log.end(key) > 0.8 or max(log.values(key)) > 0.9
@@ -105,9 +111,10 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "no gradient",
-        lambda log: fmean(norm < 1e-7 for norm in log.values("grad_norm")) > 0.5,
-        "`grad_norm` is below 1e-7 in over half of the iterations",
-        "see whether `reward` is missing, or equal in all groups",
+        has_no_gradient,
+        "`grad_norm` is below 1e-7 or not finite in over half of the iterations",
+        "see whether `reward` is missing, or equal in all groups; if it is not finite, lower"
+        " `--learning_rate`",
     ),
     Rule(
         "equal rewards",
@@ -191,6 +198,7 @@ def findings(output_dir: Path) -> list[str]:
 def in_words(log: Log, key: str) -> str:
     """How a metric of training, or the accuracy of evaluations, goes from start to end."""
     if key == "accuracy":
-        first, *_, last = log.accuracies()
-        return f"{key} {first[key]:.1%} -> {last[key]:.1%}"
+        accuracies = [row[key] for row in log.accuracies()]
+        first, *_, last = accuracies
+        return f"{key} {first:.1%} -> {last:.1%}, at best {max(accuracies):.1%}"
     return f"{key} {log.start(key):.3g} -> {log.end(key):.3g}"

@@ -33,6 +33,11 @@ def step_up(height):
     return lambda step: jitter(step, 0.1) + (height if step > 30 else 0)
 
 
+def not_finite(times):
+    """Gradients that are not finite so many times in three iterations: null in a log."""
+    return lambda step: None if step % 3 < times else 0.3
+
+
 HEALTHY = {
     "reward": lambda step: ramp(1, 3)(step) + jitter(step, 0.05),
     "rewards/correctness": ramp(0.5, 1.5),
@@ -57,6 +62,7 @@ def broken_rules(path, changes, accuracies=(0.3, 0.5, 0.6, 0.7), num_iterations=
 # Rule, what breaks it, what does so hardly.
 CASES = [
     ("no gradient", {"grad_norm": lambda t: 0.3 * (t > 31)}, {"grad_norm": lambda t: t % 2}),
+    ("no gradient", {"grad_norm": not_finite(2)}, {"grad_norm": not_finite(1)}),
     ("equal rewards", {"zero_std_fraction": 0.81}, {"zero_std_fraction": 0.79}),
     ("equal rewards", {"zero_std_fraction": once(0.95, 0.2)}, {"zero_std_fraction": once(0.9, 0)}),
     ("truncation", {"truncated_fraction": 0.26}, {"truncated_fraction": 0.25}),
@@ -118,7 +124,7 @@ def test_a_finding_says_what_and_where_and_what_to_change(tmp_path, capsys):
         "cut: truncation: truncated_fraction is above 25% at the end (truncated_fraction 0 -> 0.5);"
         " raise --max_completion_length"
     )
-    assert "(reward 1 -> 3, accuracy 30.0% -> 31.0%); read" in late
+    assert "(reward 1 -> 3, accuracy 30.0% -> 31.0%, at best 80.0%); read" in late
     assert well == "well: nothing looks wrong"
     assert not list(tmp_path.rglob("*.pdf"))
 
