@@ -160,7 +160,8 @@ def draw_pages(groups: Groups, metrics: list[str], title: str) -> Iterator[Figur
     """The pages of a PDF: nine panels on each. The legend says what the lines and bands are."""
     meaning = "dots: every iteration; line: running median; band: 95% interval over problems"
     if any(len(runs) > 1 for runs in groups.values()):
-        meaning = "line: mean of the runs' running medians; band: lowest to highest run"
+        meaning = "line: mean of running medians; band: lowest to highest run, and of a single one"
+        meaning += " the 95% interval over problems"
     for start in range(0, len(metrics), 9):
         figure = Figure((11.69, 8.27), layout="constrained")  # inches: A4, landscape
         for i, metric in enumerate(metrics[start : start + 9], 1):
@@ -195,9 +196,17 @@ def group_by(runs: list[Run], flags: list[str]) -> tuple[Groups, str]:
         ends = [run.metrics.index[-1] for run in group]
         end = f", to step {min(ends)} of {max(ends)}" if min(ends) < max(ends) else ""
         groups[f"{label} (runs: {len(group)}{end})"] = group
-    table["accuracy"] = [run.series("eval/accuracy").tail(1).mean() for run in runs]
-    accuracies = table.groupby(flags)["accuracy"].agg(["mean", "min", "max", "count"])
+    last_accuracies = [run.series("eval/accuracy").tail(1) for run in runs]
+    table["accuracy"] = [accuracy.mean() for accuracy in last_accuracies]
+    table["step"] = [accuracy.index.max() for accuracy in last_accuracies]
+    rows = table.groupby(flags)
+    accuracies = rows["accuracy"].agg(["mean", "min", "max", "count"])
+    accuracies["at step"] = rows["step"].agg(span)
     return groups, accuracies.to_string(float_format="{:.1%}".format)
+
+
+def span(values: pd.Series) -> str:
+    return " to ".join(f"{value:.0f}" for value in sorted({values.min(), values.max()}))
 
 
 # --- Before and after -----------------------------------------------------------------------------

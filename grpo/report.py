@@ -112,6 +112,7 @@ def token_scales(rows: list[dict]) -> dict[str, float]:
         values = []
         for row in rows:
             values += row.get("tokens", {}).get(measure, [])
+        values = [value for value in values if value is not None]  # null: it was not finite
         if values:
             scales[measure] = float(np.quantile(np.abs(values), 0.98)) or 1.0
     return scales
@@ -125,6 +126,8 @@ def tokens_of_page(tokens: dict[str, list], scales: dict[str, float]) -> list[di
         style = ""
         for measure, scale in scales.items():
             value = tokens[measure][i]
+            if value is None:
+                continue
             numbers.append(f"{measure} {value:+.4f}")
             style += f"--{measure}:{np.clip(value / scale, -1, 1):.2f};"
         shown_tokens.append({"text": text, "numbers": ", ".join(numbers), "style": style})

@@ -158,11 +158,11 @@ def four_runs(tmp_path):
 def test_runs_that_share_a_flag_are_one_curve_with_a_band(four_runs, capsys):
     lines = printed(capsys, *four_runs, "--by", "group_size")
     assert [line.split() for line in lines[:5]] == [
-        ["mean", "min", "max", "count"],
+        ["mean", "min", "max", "count", "at", "step"],
         ["group_size"],
-        ["4", "55.0%", "50.0%", "60.0%", "2"],
-        ["16", "40.0%", "40.0%", "40.0%", "1"],
-        ["default", "70.0%", "70.0%", "70.0%", "1"],
+        ["4", "55.0%", "50.0%", "60.0%", "2", "10"],
+        ["16", "40.0%", "40.0%", "40.0%", "1", "10"],
+        ["default", "70.0%", "70.0%", "70.0%", "1", "10"],
     ]
     ax = draw(*four_runs, by=["group_size"])["eval/accuracy"]
     handles, labels = ax.get_legend_handles_labels()
@@ -177,9 +177,10 @@ def test_runs_that_share_a_flag_are_one_curve_with_a_band(four_runs, capsys):
 def test_a_band_ends_with_its_shortest_run_and_says_so(four_runs):
     """Between the steps of an evaluation values are interpolated."""
     write_run(four_runs[2], train_rows(4), [eval_row(0, 0.2), eval_row(4, 0.4)], group_size=4)
-    groups, _ = plotter.group_by(plotter.read_runs(four_runs), ["group_size"])
+    groups, table = plotter.group_by(plotter.read_runs(four_runs), ["group_size"])
     label, *_ = groups
     assert label == "group_size 4 (runs: 2, to step 4 of 10)"
+    assert "45.0% 40.0% 50.0%      2  4 to 10\n" in table
     curve = plotter.make_curve(groups[label], "eval/accuracy")
     assert curve.index.tolist() == [0, 4]
     np.testing.assert_allclose(curve["line"], [(0.1 + 0.2) / 2, (0.1 + 0.16 + 0.4) / 2])

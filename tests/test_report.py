@@ -102,7 +102,7 @@ def test_tokens_have_colours_and_come_first(run):
     One token that changed by 10 nats would make all others look as if nothing had happened.
     """
     values = {
-        "change": [0.0, -0.1] + [-0.2] * 97 + [10.0],
+        "change": [0.0, -0.1, -0.2, None] + [-0.2] * 95 + [10.0],  # null: it was not finite
         "logp": [-1.0] + [0.0] * 99,
     }
     path = run / "rollouts/step_000002.jsonl"
@@ -110,7 +110,7 @@ def test_tokens_have_colours_and_come_first(run):
     rows[5]["tokens"] = {"text": ["<b>", "\n"] + ["c"] * 98} | values
     jsonl.write(path, rows)
     page = page_of(run)
-    first, second, third, *_, last = page.attributes_of("token")
+    first, second, third, fourth, *_, last = page.attributes_of("token")
     assert first["style"] == "--change:0.00;--logp:-1.00;"
     assert second == {
         "class": "token",
@@ -118,6 +118,7 @@ def test_tokens_have_colours_and_come_first(run):
         "title": "change -0.1000, logp +0.0000",
     }
     assert third["style"] == "--change:-1.00;--logp:0.00;"
+    assert fourth["style"] == "--logp:0.00;"
     assert last["style"] == "--change:1.00;--logp:0.00;"
     text = page.words.partition("Step 2 ")[2]
     assert "The strongest colour of change is 0.2 nats." in text
