@@ -326,7 +326,7 @@ class DataLoader:
     ):
         self.prompt = prompt
         self.seed = seed
-        self.held_out = held_out  # questions that nothing may be trained on
+        self.held_out = held_out  # questions of the training split that are not trained on
         self.examples = []
         self.longest_prompt = 0  # in tokens
         prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
@@ -390,8 +390,8 @@ def get_dataloaders(
     }
     eval_examples = data_set.read(eval_split, dataset_path)
     eval_ids = {example["id"] for example in eval_examples}  # those held out leave training
-    held_out = {example["question"] for example in eval_examples}
     train_examples = data_set.read("train", dataset_path)
+    held_out = {example["question"] for example in train_examples if example["id"] in eval_ids}
     train_examples = [example for example in train_examples if example["id"] not in eval_ids]
     # Always the same subset; a larger one holds the smaller.
     indices = list(range(len(eval_examples)))
