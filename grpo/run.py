@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -113,16 +114,15 @@ class Run:
         if with_adapters:
             weights.add_adapters(model, config.lora_rank, config.seed)
         base_model = weights.get_base_model(model) if with_reference else None
-        examples = train_loader.examples + eval_loader.examples
         evaluator = get_evaluator(
             evaluator_names,
             own=data_set.default_evaluator,
-            golds=[example["answer"] for example in examples],
+            golds=[example["answer"] for example in train_loader.examples + examples],
             prompt=train_loader.prompt.name,
             config=config,
             frozen=lambda: (base_model or weights.get_base_model(model), tokenizer),
         )
-        evaluator.check_gold(examples)
+        evaluator.check_gold(train_loader.examples + eval_loader.examples)
         return cls(
             config=config,
             model=weights.shard(model),
@@ -271,13 +271,17 @@ class Run:
 
     def check_vllm(self, completions: list[Completion]) -> None:
         """All: compare vLLM's log-probs of completions in an evaluation with the policy's."""
-        temperature = self.config.eval_temperature or 1.0
-        logps = compute_logps(self.model, [[row] for row in completions], temperature=temperature)
+        logps = compute_logps(
+            self.model,
+            [[completion] for completion in completions],
+            temperature=self.config.eval_temperature or 1.0,
+            max_tokens=self.config.micro_batch_tokens,
+        )
         gaps = []
         for completion, policy_logps in zip(completions, logps, strict=True):
             pairs = zip(completion.sampled_logps, policy_logps, strict=True)
             gaps += [abs(sampled_logp - policy_logp) for sampled_logp, policy_logp in pairs]
-        end_if_vllm_differs(metrics.mean(distributed.gather(gaps)))
+        end_if_vllm_differs(fmean(distributed.gather(gaps)))
 
     # --- Logs -------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import llms
 import main
 import utils
 from config import GRPOConfig, parse
+from evaluator import MathEvaluator
 from grpo import jsonl
 from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
 from grpo.run import resolve
@@ -171,6 +172,14 @@ def test_the_command_line_in_a_subprocess(model_folder, tmp_path):
     run = run_script("main.py", *flags)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1].startswith("done: ")
+
+
+def test_a_word_among_the_training_answers_is_no_wrong_number(model_folder, tmp_path):
+    for split, answer in (("train", "Paris"), ("test", "2")):
+        jsonl.write(tmp_path / f"{split}.jsonl", [{"question": "Which?", "answer": answer}])
+    data = dict(dataset_name="gsm8k", dataset_path=tmp_path)
+    config = parse(GRPOConfig, run_flags(model_folder, tmp_path / "run", **data))
+    assert isinstance(main.setup(resolve(config)).evaluator.verdicts, MathEvaluator)
 
 
 def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):

@@ -186,16 +186,19 @@ def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
     assert len(gaps) == 4 and max(gaps) < 1e-5
 
 
-@pytest.mark.parametrize("num_iterations", [0, 2])
+@pytest.mark.parametrize("num_renewals, num_iterations", [(0, 0), (1, 2), (2, 2)])
 def test_a_sampler_with_other_weights_ends_the_run(
-    num_iterations, stand_in, model_folder, tmp_path, monkeypatch, capsys
+    num_renewals, num_iterations, stand_in, model_folder, tmp_path, monkeypatch, capsys
 ):
-    """The first evaluation sees weights that are never given, and the next iteration old ones."""
+    """The evaluations before iteration 1 and after iteration 2 see them, and so does iteration 2.
+
+    Its samples are of old weights where these are renewed only once, which is at load.
+    """
     renew = stand_in.copy_embedding
     calls = iter(range(100))
 
     def renew_at_first(self, layer):
-        if next(calls) < num_iterations:
+        if next(calls) < num_renewals:
             renew(self, layer)
 
     monkeypatch.setattr(stand_in, "copy_embedding", renew_at_first)
