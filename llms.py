@@ -30,6 +30,8 @@ def resolve_device(device: str) -> str:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"--device {device} cannot be used here ({_one_line(error)})") from None
+    if torch.device(device).index:
+        torch.cuda.set_device(device)  # the current one has the random state that is restored
     return device
 
 
