@@ -206,7 +206,9 @@ def group_by(runs: list[Run], flags: list[str]) -> tuple[Groups, str]:
 
 
 def span(values: pd.Series) -> str:
-    return " to ".join(f"{value:.0f}" for value in sorted({values.min(), values.max()}))
+    """The least and the greatest value in words; "" if there is none."""
+    ends = {values.min(), values.max()} if values.notna().any() else set()
+    return " to ".join(f"{value:.0f}" for value in sorted(ends))
 
 
 # --- Before and after -----------------------------------------------------------------------------

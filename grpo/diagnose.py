@@ -66,7 +66,7 @@ class Log(NamedTuple):
 
 
 def has_no_gradient(log: Log) -> bool:
-    log.values("grad_norm")
+    log.values("grad_norm")  # raises where there is none
     norms = [row.get("grad_norm") for row in log.train]
     return fmean(norm is None or norm < 1e-7 for norm in norms) > 0.5
 
@@ -113,8 +113,8 @@ RULES = (
         "no gradient",
         has_no_gradient,
         "`grad_norm` is below 1e-7 or not finite in over half of the iterations",
-        "see whether `reward` is missing, or equal in all groups; if it is not finite, lower"
-        " `--learning_rate`",
+        "see whether `reward` is missing, or equal in all groups; if `grad_norm` is not"
+        " finite, lower `--learning_rate`",
     ),
     Rule(
         "equal rewards",

@@ -386,13 +386,8 @@ def approx(expected):
 
 
 def assert_same_run(actual, expected):
-    """Two runs have equal logs, as many transcripts, and equal newest checkpoints, bit for bit."""
+    """Two runs have equal logs, and newest checkpoints that are equal bit for bit."""
     assert logs_of(actual) == logs_of(expected)
-    transcripts, expected_transcripts = [
-        sorted(path.relative_to(folder) for path in folder.glob("*/step_*.jsonl"))
-        for folder in (actual, expected)
-    ]
-    assert transcripts == expected_transcripts
     actual = max((actual / "checkpoints").iterdir())
     expected = max((expected / "checkpoints").iterdir())
     assert actual.name == expected.name

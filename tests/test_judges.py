@@ -109,7 +109,7 @@ def test_errors_are_one_line_without_the_key():
 
 
 def test_scores_of_an_endpoint_judge():
-    """Without a rating a story has no score, and without half of the scores a run ends."""
+    """Without a rating a story has no score; without most scores, and four, a run ends."""
 
     def behave(request):
         replies = {"a": choice(RATING), "b": choice("no rating"), "c": rating_reply(2)}

@@ -181,6 +181,9 @@ def test_a_band_ends_with_its_shortest_run_and_says_so(four_runs):
     label, *_ = groups
     assert label == "group_size 4 (runs: 2, to step 4 of 10)"
     assert "45.0% 40.0% 50.0%      2  4 to 10\n" in table
+    stories = write_run(four_runs[0].parent / "stories", train_rows(4, loss=abs), group_size=4)
+    _, table = plotter.group_by(plotter.read_runs([stories]), ["group_size"])
+    assert table.split()[-5:] == ["4", "NaN", "NaN", "NaN", "0"]
     curve = plotter.make_curve(groups[label], "eval/accuracy")
     assert curve.index.tolist() == [0, 4]
     np.testing.assert_allclose(curve["line"], [(0.1 + 0.2) / 2, (0.1 + 0.16 + 0.4) / 2])
