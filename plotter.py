@@ -187,6 +187,7 @@ def group_by(runs: list[Run], flags: list[str]) -> tuple[Groups, str]:
         if flag not in table or table[flag].isna().any():
             raise ValueError(f"--by {flag}: a run has no --{flag} in its args.json")
     groups = {}
+    accuracies = {}
     for values, rows in table.groupby(flags):
         label = ", ".join(f"{flag} {value}" for flag, value in zip(flags, values, strict=True))
         for flag in rows.columns.difference(MAY_DIFFER):
@@ -194,21 +195,12 @@ def group_by(runs: list[Run], flags: list[str]) -> tuple[Groups, str]:
                 raise ValueError(f"--by: the runs with {label} differ in --{flag} too; add it")
         group = [runs[i] for i in rows.index]
         ends = [run.metrics.index[-1] for run in group]
-        end = f", to step {min(ends)} of {max(ends)}" if min(ends) < max(ends) else ""
-        groups[f"{label} (runs: {len(group)}{end})"] = group
-    last_accuracies = [run.series("eval/accuracy").tail(1) for run in runs]
-    table["accuracy"] = [accuracy.mean() for accuracy in last_accuracies]
-    table["step"] = [accuracy.index.max() for accuracy in last_accuracies]
-    rows = table.groupby(flags)
-    accuracies = rows["accuracy"].agg(["mean", "min", "max", "count"])
-    accuracies["at step"] = rows["step"].agg(span)
-    return groups, accuracies.to_string(float_format="{:.1%}".format)
-
-
-def span(values: pd.Series) -> str:
-    """The least and the greatest value in words; "" if there is none."""
-    ends = {values.min(), values.max()} if values.notna().any() else set()
-    return " to ".join(f"{value:.0f}" for value in sorted(ends))
+        end = f"{min(ends)} of {max(ends)}" if min(ends) < max(ends) else ends[0]
+        label = f"{label} (runs: {len(group)}, to step {end})"
+        groups[label] = group
+        last_accuracies = pd.Series([run.series("eval/accuracy").tail(1).mean() for run in group])
+        accuracies[label] = last_accuracies.agg(["mean", "min", "max"])
+    return groups, pd.DataFrame(accuracies).T.to_string(float_format="{:.1%}".format)
 
 
 # --- Before and after -----------------------------------------------------------------------------
