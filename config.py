@@ -58,7 +58,9 @@ def setting(
 def again(settings_class: type, name: str, default: Any = None) -> Any:
     """A setting of another class once more, maybe with another default."""
     original = settings_class.__dataclass_fields__[name]
-    return field(default=default or original.default, metadata=original.metadata)
+    if default is None:
+        default = original.default
+    return field(default=default, metadata=original.metadata)
 
 
 # --- Settings that scripts share ------------------------------------------------------------------
@@ -80,7 +82,7 @@ class RunConfig:
     )
     gradient_checkpointing: bool = setting(
         False,
-        "Compute activations again in the backward pass: less memory, a third more time.",
+        "Compute activations again in the backward pass: less memory, at least a third more time.",
         may_change=True,
     )
     dataset_name: str = setting(
@@ -110,7 +112,7 @@ class RunConfig:
         "What computes the rewards. (default: the data set's own)\n"
         "gsm8k: answers that are numbers, in <reasoning>...</reasoning><answer>...</answer>\n"
         "math: answers in LaTeX, in a box or in tags\n"
-        "creative: stories, by a judge\n"
+        "creative: stories, by a judge (main.py only)\n"
         "FILE.py:NAME: a reward function of your own (README.md)\n"
         "gsm8k,FILE.py:NAME: the sum of several of these",
     )
@@ -119,25 +121,28 @@ class RunConfig:
     )
     max_concurrent_sequences: int = setting(
         512,
-        "Completions that are sampled at a time: fewer take less memory and more time, and change"
-        " no sample.",
+        "Completions that are sampled at a time: fewer take less memory and more time, and"
+        " change no sample of the torch sampler.",
         may_change=True,
     )
     sampling_dtype: str = setting(
         "auto",
-        "Precision of the sampler's weights; auto is bfloat16 on a GPU that has it.",
+        "Precision of the torch sampler's weights; auto is bfloat16 on a GPU that has it.",
         choices=("auto", "float32", "bfloat16"),
     )
     sampler: str = setting(
         "torch",
-        "torch: the project's own, which repeats a run bit for bit. vllm: for long completions, if"
-        " it is installed (docs/gpus.md); it repeats nothing bit for bit.",
+        "torch: the project's own, which on a CPU repeats a run bit for bit. vllm: for long"
+        " completions, if it is installed (docs/gpus.md); it repeats nothing bit for bit.",
         choices=("torch", "vllm"),
         may_change=True,
     )
     learning_rate: float = setting(5e-6, "Peak learning rate of AdamW.", title="optimisation")
     warmup_steps: int = setting(
-        10, "Updates in which the learning rate rises linearly to its peak.", zero=True
+        10,
+        "Updates in which the learning rate rises linearly to its peak. In main.py it then stays"
+        " there; in supervised fine-tuning it falls along half a cosine.",
+        zero=True,
     )
     micro_batch_tokens: int = setting(
         16384,
@@ -148,9 +153,9 @@ class RunConfig:
     eval_split: str | None = setting(
         None,
         "The split to evaluate: choose flags and checkpoints on validation, and report test. The"
-        " validation split of gsm8k is the last 500 training problems, which only a run with this"
-        " flag leaves out of training: give it to every run of a chain. (default: test; of"
-        " arithmetic, validation)",
+        " validation split of gsm8k is the last 500 training problems. A run without `validation`"
+        " trains on them, so give it to every run that builds on another. (default: test; of"
+        " arithmetic without --dataset_path, validation)",
         title="evaluation",
         choices=("validation", "test"),
     )
@@ -162,8 +167,8 @@ class RunConfig:
     )
     eval_temperature: float | None = setting(
         None,
-        "Temperature in evaluations; 0 is greedy. (default: 0, or --temperature with several"
-        " --eval_samples)",
+        "Temperature in evaluations; 0 is greedy. (default: 0; with several --eval_samples,"
+        " --temperature or 1)",
         zero=True,
     )
     output_dir: Path = setting(
@@ -174,13 +179,13 @@ class RunConfig:
     )
     resume: bool = setting(
         False,
-        "Continue the run in --output_dir from its newest checkpoint, with the flags it had; one"
-        " that is done goes on if it is given more iterations.",
+        "Continue the run in --output_dir from its newest checkpoint, with the flags it had."
+        " With more iterations, one of main.py that is done goes on.",
         may_change=True,
     )
     report_to: str = setting(
         "none",
-        "A tracker, if it is installed, that gets the logs too.",
+        "A tracker, if it is installed (group tracking of pyproject.toml), that gets the logs too.",
         choices=("none", "tensorboard", "wandb"),
         may_change=True,
     )
@@ -209,7 +214,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What main.compute_loss needs to know, the way in which completions were sampled included."""
+    """The settings of advantages, masks and loss, and those of sampling that they need."""
 
     group_size: int = setting(8, "Number of completions per prompt.", title="sampling")
     temperature: float = setting(1.0, "Temperature of sampling, and of log-probs in the loss.")
@@ -265,7 +270,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class GRPOConfig(LossConfig, RunConfig):
-    """Train a language model with GRPO."""
+    """Train a language model with GRPO (or, say, with DAPO: @experiments/recipes/dapo.args)."""
 
     num_train_iters: int = setting(
         1000,
@@ -344,7 +349,9 @@ class SFTConfig(FineTuningConfig):
         None, "Solutions, as generate_gold.py writes them (.jsonl).", title="data"
     )
     num_examples: int | None = setting(
-        None, "Examples, drawn by --seed; more hold the fewer. (default: all)"
+        None,
+        "Examples, drawn by --seed; a larger number includes those of a smaller one."
+        " (default: all)",
     )
     filter_correct: bool = setting(
         False,
@@ -425,7 +432,8 @@ class GoldConfig:
     evaluator: str | None = again(RunConfig, "evaluator")
     num_problems: int | None = setting(
         None,
-        "Training problems, drawn by --seed; more hold the fewer. (default: all)",
+        "Training problems, drawn by --seed; a larger number includes those of a smaller one."
+        " (default: all)",
     )
     output: Path = setting(
         Path("gold.jsonl"),
@@ -476,7 +484,7 @@ def read_args(path: Path) -> dict[str, Any]:
 
 
 def check_bounds(config: Any) -> None:
-    """Raise ValueError for a number that is negative, not finite, or 0 where that has no sense."""
+    """Raise ValueError for a number that is negative, not finite, or 0 where it makes no sense."""
     for setting in fields(config):
         value = getattr(config, setting.name)
         if type(value) not in (int, float):  # not isinstance: a bool is an int
@@ -511,7 +519,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, config_type: type):
         super().__init__(
             description=f"{config_type.__doc__} @FILE stands for the flags in a file.",
-            usage="%(prog)s [@experiments/recipes/NAME.args] [--flag value ...]",
+            usage="%(prog)s [@FILE] [--flag value ...]",
             formatter_class=HelpFormatter,
             allow_abbrev=False,
             fromfile_prefix_chars="@",

@@ -448,25 +448,25 @@ def get_evaluator(
     """
     evaluators = []
     for name in names.split(","):
-        found = find(name)
+        found = find_evaluator(name)
         if isinstance(found, type):
             evaluators.append(found(**context))
         else:
             evaluators.append(FunctionEvaluator(found))
     are_numbers = all(to_number(gold.strip()) is not None for gold in golds)
-    has_own_format = context.get("prompt", "reasoning_answer") == "reasoning_answer"
-    if own == "gsm8k" and not (are_numbers and has_own_format):
+    prompt = context.get("prompt", "reasoning_answer")
+    if own == "gsm8k" and not (are_numbers and prompt == "reasoning_answer"):
         own = "math"  # which reads the other formats and words, and numbers too
     verdicts = None
     gives_verdicts = any(isinstance(evaluator, AnswerEvaluator) for evaluator in evaluators)
-    if not gives_verdicts and issubclass(EVALUATORS.get(own, object), AnswerEvaluator):
+    if not gives_verdicts and prompt in getattr(EVALUATORS.get(own), "formats", ()):
         verdicts = EVALUATORS[own](**context)
     if len(evaluators) == 1 and verdicts is None:
         return evaluators[0]
     return SumOfRewards(evaluators, verdicts)
 
 
-def find(name: str) -> type[RewardEvaluator] | Callable:
+def find_evaluator(name: str) -> type[RewardEvaluator] | Callable:
     """The evaluator of this name, or the class or function in FILE.py:NAME."""
     if name in EVALUATORS:
         return EVALUATORS[name]
@@ -485,7 +485,7 @@ def try_functions(names: str, examples: list[dict]) -> None:
     right = f"<reasoning>\nSo it is {gold}.\n</reasoning>\n<answer>\n{gold}\n</answer>"
     completions = [right, "I do not know."]
     for name in names.split(","):
-        found = find(name)
+        found = find_evaluator(name)
         if isinstance(found, type):
             continue
         try:

@@ -135,8 +135,8 @@ def _set_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Non
     """Make the token with which the chat template ends a turn the EOS.
 
     A completion also ends at every EOS that the tokenizer and the generation_config had before. The
-    model's new generation_config says how completions are sampled here: without top-k, top-p or
-    penalties, whatever its files say.
+    model gets a new generation_config, for its checkpoints: without top-k, top-p or penalties,
+    whatever its files say. Of it the sampler here reads the EOS alone (grpo/generation.py).
     """
     eos_ids = generation.eos_token_ids(model, tokenizer)
     end = end_of_turn(tokenizer)

@@ -141,7 +141,7 @@ def estimate_kl(policy_logps: Tensor, ref_logps: Tensor) -> Tensor:
 
 
 # --- The mean over tokens -------------------------------------------------------------------------
-# Each function returns the mean of per_token (B, C), a scalar, over the batch that it is given.
+# --length_normalization chooses one. Each averages per_token (B, C) over its batch, to a scalar.
 # Where an update has several batches, main.accumulate_gradient weights each by its share of the
 # update's sequences, or for token_mean of its tokens.
 

@@ -46,7 +46,7 @@ from grpo.rollout import (
     keep_logps,
     make_batch,
     micro_batches,
-    passes_in_step,
+    passes_in_lockstep,
     split_into_groups,
     split_into_updates,
 )
@@ -77,7 +77,7 @@ def train(config: GRPOConfig, run: Run) -> None:
         with run.timer("sample"):
             completions = run.sample(examples, config.group_size, config.temperature)
 
-        # 2. Reward each of them; NaN if that was not possible.
+        # 2. Reward each of them; NaN for one that got no reward.
         with run.timer("reward"):
             metrics = run.reward(completions)
 
@@ -91,8 +91,8 @@ def train(config: GRPOConfig, run: Run) -> None:
         for completion, advantage in zip(completions, advantages.tolist(), strict=True):
             completion.advantage = advantage
 
-        # 4. Several updates compare with the policy from before the first of them; a single one
-        # compares with itself.
+        # 4. With several updates the ratio is to the policy before the first, whose log-probs are
+        # kept. With a single one it is to the policy itself, and compute_loss has that.
         updates = split_into_updates(config, completions)
         if len(updates) > 1:
             with run.timer("logps"):
@@ -100,7 +100,7 @@ def train(config: GRPOConfig, run: Run) -> None:
                 if config.beta > 0:
                     keep_logps(run.base_model, completions, config, "ref_logps")
 
-        # In every tenth iteration the transcript gets what the updates do to the tokens of a group.
+        # In every tenth iteration, record how the updates change each token of one group.
         update_metrics = []
         with token_colours.shown(config, run, completions):
             for i, batch in enumerate(updates):  # a single one, unless training is off-policy
@@ -172,8 +172,8 @@ def accumulate_gradient(
     Returns:
         the metrics of the update, its loss among them.
     """
-    # All that have a reward count as sequences; of these, those that are not masked count with
-    # their tokens; and of these, only groups with a gradient go through the model.
+    # Every completion with a reward counts as a sequence. Those that are not masked count with
+    # their tokens. Of these, only groups with a gradient go through the model.
     has_reward = [not math.isnan(completion.advantage) for completion in completions]
     counted = [completion for completion in completions if is_counted(completion, config)]
     groups = groups_that_teach(completions, config)
@@ -182,7 +182,7 @@ def accumulate_gradient(
     )
     batches = micro_batches(groups, micro_batch_tokens)
     weighted_metrics = []  # of each micro-batch
-    for batch_groups, is_real in passes_in_step(batches, completions, model):
+    for batch_groups, is_real in passes_in_lockstep(batches, completions, model):
         batch = make_batch(batch_groups, model.device)
         with autocast(model.device):
             loss, metrics = compute_loss(
@@ -203,7 +203,7 @@ def accumulate_gradient(
         share = len(batch.advantages) / num_sequences
         if config.length_normalization == "token_mean":
             share = batch_tokens / num_tokens
-        (loss * share * is_real).backward()  # a pass that only keeps processes in step counts 0
+        (loss * share * is_real).backward()  # a pass for the sake of other processes counts 0
         if is_real:
             # `loss` and `kl` are averaged in the same way, all others over the tokens of `groups`.
             metrics["loss"] = loss.item()
@@ -346,7 +346,7 @@ def compute_loss(
     with torch.no_grad():
         per_token = {"entropy": entropy, "ratio_mean": (policy_logps - old_logps).exp()}
         per_token |= clip_masks
-        metrics = {"response_length": mask.sum().item() / B}
+        metrics = {"response_length": mask.sum().item() / B}  # accumulate_gradient drops it
         if config.beta > 0:
             per_token["kl_per_token"] = per_token_kl
             metrics["kl"] = mean(per_token_kl, mask, config).item()

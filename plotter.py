@@ -39,7 +39,7 @@ STYLE = {
 }
 FIRST_METRICS = ["eval/accuracy", "train/reward", "train/kl", "train/response_length"]
 # These keys of the logs count progress, and are therefore not metrics.
-COUNTERS = {"step", "n", "epoch", "ei_step", "examples", "tokens", "total_tokens", "elapsed"}
+COUNTERS = "step n epoch ei_step examples sampled_tokens total_tokens elapsed".split()
 # Keys that begin like this are drawn in percent, if their values are at most 1.
 SHARES = ("accuracy", "pass", "truncated", "zero_std", "clip", "skipped")
 # Runs that differ in nothing but these settings are repeats of each other.

@@ -15,7 +15,6 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from config import FineTuningConfig, LossConfig, SFTConfig, parse
 
@@ -153,8 +152,8 @@ def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Comp
     random.Random(f"subset/{config.seed}").shuffle(short)
     chosen = short[: config.num_examples]
     print(
-        f"{config.train_file}: {len(rows):,} rows, {len(solutions):,} of them correct,"
-        f" {len(short):,} of these short enough, {len(chosen):,} used"
+        f"{config.train_file}: {len(rows):,} rows, {len(solutions):,} of them correct and not held"
+        f" out, {len(short):,} of these short enough, {len(chosen):,} used"
     )
     if len(chosen) < (config.num_examples or 1):
         raise ValueError(f"--train_file {config.train_file}: only {len(chosen)} usable examples")
@@ -191,9 +190,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: 
 
 def setup(config: SFTConfig) -> Run:
     """What fine-tuning works with. Raises ValueError or OSError for what the user gave wrong."""
-    # A mistake in the file is told before a model is loaded.
-    if not Path(config.train_file).is_file():
-        raise ValueError(f"--train_file {config.train_file}: there is no such file")
+    # A mistake in the file is reported before a model is loaded.
     rows = jsonl.read(config.train_file, required=("question", "completion", "answer"))
     run = Run.load(config)
     run.solutions = choose_solutions(rows, config, run)

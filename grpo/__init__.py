@@ -1,1 +1,1 @@
-"""What one reads later and trusts: the record of a completion, the life of a run, checkpoints."""
+"""What one reads later: the run and its checkpoints, sampling, judges, and what the logs tell."""

@@ -111,7 +111,7 @@ def save(run) -> None:
     if run.step == run.saved_step:
         return
     whole_weights, optimizer_state = gather_state(run.model, run.optimizer)
-    random_states = distributed.gather([run.place["rng"]])  # of each process
+    random_states = distributed.gather([run.resume_point["rng"]])  # of each process
     run.saved_step = run.step
     if not distributed.is_main():
         return
@@ -122,7 +122,7 @@ def save(run) -> None:
     weights.save(run.model, temporary, whole_weights)
     run.tokenizer.save_pretrained(temporary)
     logs = output_dir.glob("*_log.jsonl")
-    state = run.place | {
+    state = run.resume_point | {
         "rng": random_states,
         "step": run.step,
         "total_tokens": run.total_tokens,
@@ -205,7 +205,7 @@ def resume(run) -> None:
 
 
 def gather_state(model, optimizer) -> tuple[dict | None, dict]:
-    """All processes: the complete weights and optimiser state, under the names of the parameters.
+    """All: the complete weights and optimiser state, under the names of the parameters.
 
     Of several processes the first one gets them, on its CPU. On one process the weights are None,
     because the model has them.
@@ -224,7 +224,7 @@ def gather_state(model, optimizer) -> tuple[dict | None, dict]:
 
 
 def scatter_state(model, optimizer, saved_weights: dict, optimizer_state: dict) -> None:
-    """All processes: load weights and optimiser state that the first process has read.
+    """All: load weights and optimiser state that the first process has read.
 
     The other processes pass {} for both, and each gets its shard.
     """

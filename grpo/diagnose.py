@@ -66,8 +66,9 @@ class Log(NamedTuple):
 
 
 def has_no_gradient(log: Log) -> bool:
-    num_good = sum(norm >= 1e-7 for norm in log.values("grad_norm"))  # null: it was not finite
-    return num_good < 0.5 * len(log.train)
+    norms = [row["grad_norm"] for row in log.train if "grad_norm" in row]
+    num_good = sum(norm is not None and norm >= 1e-7 for norm in norms)  # None: it was not finite
+    return num_good < 0.5 * len(norms)
 
 
 def has_equal_rewards(log: Log) -> bool:
@@ -200,4 +201,6 @@ def in_words(log: Log, key: str) -> str:
         accuracies = [row[key] for row in log.accuracies()]
         first, *_, last = accuracies
         return f"{key} {first:.1%} -> {last:.1%}, at best {max(accuracies):.1%}"
+    if all(row.get(key) is None for row in log.train):
+        return f"{key} never finite"
     return f"{key} {log.start(key):.3g} -> {log.end(key):.3g}"

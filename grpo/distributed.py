@@ -1,6 +1,6 @@
-"""The few functions through which scripts work with several processes.
+"""The few functions through which scripts work with several processes, and their random state.
 
-With one process they have no effect.
+With one process they have no effect, but for the random state.
 
     torchrun --nproc_per_node=4 main.py ...
 

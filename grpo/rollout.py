@@ -102,7 +102,7 @@ def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
     return batches
 
 
-def passes_in_step(
+def passes_in_lockstep(
     batches: list[list[Group]], completions: list[Completion], model: PreTrainedModel
 ) -> list[tuple[list[Group], bool]]:
     """All: (micro-batch, whether it counts), equally many in every process.
@@ -179,7 +179,7 @@ def compute_logps(
     At most max_tokens padded tokens run at once, which bounds memory and changes no result.
     """
     logps_of = {}  # {id of a completion: its log-probs}
-    passes = passes_in_step(micro_batches(groups, max_tokens), list(chain(*groups)), model)
+    passes = passes_in_lockstep(micro_batches(groups, max_tokens), list(chain(*groups)), model)
     for batch_groups, is_real in passes:
         batch = make_batch(batch_groups, model.device)
         with utils.autocast(model.device):

@@ -70,7 +70,7 @@ class Run:
     total_tokens: int = 0  # that were sampled, or trained on in supervised fine-tuning
     saved_step: int | None = None  # of the newest checkpoint
     skipped_in_a_row: int = 0  # iterations that have skipped an update, up to now
-    place: dict = field(default_factory=dict)  # by `keep_place`
+    resume_point: dict = field(default_factory=dict)  # by `keep_resume_point`
     start: float = field(default_factory=time.perf_counter)  # minus what it took before a resume
 
     @classmethod
@@ -79,7 +79,7 @@ class Run:
         utils.seed_everything(config.seed)
         data_set = find_data_set(config.dataset_name)
         evaluator_names = config.evaluator or data_set.default_evaluator
-        # Mistakes in the data or in a reward function are told before a model is loaded.
+        # Mistakes in the data or in a reward function are reported before a model is loaded.
         examples = data_set.read(config.eval_split, config.dataset_path)
         if examples:
             try_functions(evaluator_names, [examples[0], examples[-1]])
@@ -142,8 +142,11 @@ class Run:
         """The numbers of the iterations that are left; the caller makes and logs each of them.
 
         The model is evaluated before the first iteration, once every so many, and after the last
-        one. It is saved in the same way, but not before the first.
+        one. It is saved in the same way, but not before the first. SIGINT and SIGTERM stop the run
+        after an iteration.
         """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, ask_to_stop)
         self.pause(evaluate_every, save_every)
         for iteration in tqdm(
             range(self.iteration + 1, self.num_iterations + 1),
@@ -158,7 +161,7 @@ class Run:
 
     def pause(self, evaluate_every: int, save_every: int) -> None:
         """All: what comes between two iterations: an evaluation, a checkpoint, or the end."""
-        self.keep_place()
+        self.keep_resume_point()
         is_last = self.iteration == self.num_iterations
         if (is_last or self.iteration % evaluate_every == 0) and not self.is_evaluated():
             self.evaluate()
@@ -173,12 +176,12 @@ class Run:
                 exit_code=128 + signals[0],  # as a shell reports it: 130 for Ctrl-C
             )
 
-    def keep_place(self) -> None:
-        """Keep what a checkpoint needs to go on from here, but for the weights.
+    def keep_resume_point(self) -> None:
+        """Keep what a checkpoint needs to go on from here, but for weights and optimiser.
 
         Until the next iteration moves the weights, it can be saved as if it had not begun.
         """
-        self.place = {
+        self.resume_point = {
             "iteration": self.iteration,
             "skipped_in_a_row": self.skipped_in_a_row,
             "train_loader": self.train_loader.state_dict(),
@@ -240,7 +243,7 @@ class Run:
             failures = [f"the reward has failed with {error!r}"]
         failures = distributed.gather(failures)
         if failures:
-            if self.place:  # not while SFT chooses its solutions, nor with --eval_only
+            if self.resume_point:  # not while SFT chooses its solutions, nor with --eval_only
                 checkpoints.save(self)
             distributed.barrier()  # a process that ends would take the others with it
             raise RunEnds(f"error: {failures[0]}; --resume continues from before that")
@@ -290,7 +293,9 @@ class Run:
 
         `row` has the metrics of the updates and of the rewards, the same in every process.
         """
-        records = [row.record() | {"advantage": row.advantage} for row in completions]
+        records = [
+            completion.record() | {"advantage": completion.advantage} for completion in completions
+        ]
         records = distributed.gather(records)
         row = {"epoch": self.train_loader.state_dict()["epoch"]} | row
         row |= metrics.iteration_metrics(records, self.config.group_size)
@@ -375,8 +380,6 @@ def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
             time.sleep(10)  # the first process says the same, and torchrun then ends this one
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask_to_stop)
     exit_code = 0
     try:
         train(config, run)

@@ -6,7 +6,7 @@ those that are sampled beside it.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -98,12 +98,13 @@ def generate(
     max_completion_length: int = 512,
     temperature: float = 1.0,
     stop_strings: Sequence[str] = (),
-    **unused,
+    max_concurrent_sequences: int | None = None,
+    progress: Callable | None = None,
 ) -> list[Completion]:
     """Sample as generation.generate does, with the same arguments and result.
 
-    Of the other arguments, vLLM has got the number of sequences when it was loaded, and it says
-    nothing of its progress.
+    The last two have no effect: vLLM has got the number of sequences when it was loaded, and it
+    says nothing of its progress.
     """
     from vllm import SamplingParams
 

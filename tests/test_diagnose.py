@@ -63,6 +63,7 @@ def broken_rules(path, changes, accuracies=(0.3, 0.5, 0.6, 0.7), num_iterations=
 CASES = [
     ("no gradient", {"grad_norm": lambda t: 0.3 * (t > 31)}, {"grad_norm": lambda t: t % 2}),
     ("no gradient", {"grad_norm": not_finite(2)}, {"grad_norm": not_finite(1)}),
+    ("no gradient", {"grad_norm": None}, {}),
     ("equal rewards", {"zero_std_fraction": 0.81}, {"zero_std_fraction": 0.79}),
     ("equal rewards", {"zero_std_fraction": once(0.95, 0.2)}, {"zero_std_fraction": once(0.9, 0)}),
     ("truncation", {"truncated_fraction": 0.26}, {"truncated_fraction": 0.25}),
@@ -109,7 +110,7 @@ def test_two_ends_need_twenty_iterations_and_a_rule_needs_its_metric(tmp_path):
     assert broken_rules(tmp_path, flat, num_iterations=19) == []
     late = {"truncated_fraction": lambda step: 0.5 * (step > 18)}  # 0.2 in the last five
     assert "truncation" not in broken_rules(tmp_path, late, num_iterations=20)
-    assert broken_rules(tmp_path, dict.fromkeys(HEALTHY), accuracies=()) == []
+    assert broken_rules(tmp_path, dict.fromkeys(HEALTHY), accuracies=()) == ["no gradient"]
     assert findings(tmp_path / "missing") == []
 
 

@@ -250,6 +250,10 @@ def test_verdicts_are_always_those_of_the_data_set(rewards_file):
     texts = [f"<reasoning>\n</reasoning>\n<answer>{city}</answer>" for city in ("Paris", "Rome")]
     _, details = evaluator.score(paris, texts)
     assert [detail["correct_strict"] for detail in details] == [True, False]
+    # A format in which nothing is right or wrong has none: this was refused.
+    totals, details = score(path, "short", own="gsm8k", prompt="story")
+    assert totals == [1.0, 2.0]
+    assert "correct_strict" not in details[0]
     assert isinstance(get_evaluator("gsm8k", own="gsm8k"), GSM8kEvaluator)
     # Both add up, each with its own rewards.
     totals, details = get_evaluator(f"gsm8k,{path}:short", "gsm8k").score(EXAMPLES, TEXTS)

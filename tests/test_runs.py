@@ -334,6 +334,16 @@ def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
         assert row[key] == expected[key]
 
 
+def test_ctrl_c_ends_a_lone_evaluation_at_once(monkeypatch, tmp_path, whole_run):
+    """It was to stop after an iteration, and there is none."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The first call is a check at load.
+    do_before_call(monkeypatch, generation, "generate", 2, partial(send, signal.SIGINT))
+    checkpoint = whole_run / "checkpoints" / "step_000004"
+    with pytest.raises(KeyboardInterrupt):
+        main.main(run_flags(checkpoint, tmp_path / "run", eval_only=""))
+
+
 # --- what a run says ------------------------------------------------------------------------------
 
 

@@ -223,7 +223,7 @@ def test_rows_that_are_wrong_long_or_held_out_are_left_out(gold_file, capsys):
     capsys.readouterr()
     expected = [id for i, id in enumerate(ids) if i % 10 > 0 and i not in (1, 3, 4, 5)]
     assert sorted(selected_ids(rows, held_out, filter_correct="")) == sorted(expected)
-    counts = "60 rows, 52 of them correct, 50 of these short enough, 50 used"
+    counts = "60 rows, 52 of them correct and not held out, 50 of these short enough, 50 used"
     assert counts in capsys.readouterr().out
 
 
