@@ -14,6 +14,7 @@ Shapes: N completions, R rewards of each.
 """
 
 import asyncio
+import copy
 import inspect
 import math
 import re
@@ -385,8 +386,8 @@ class FunctionEvaluator(RewardEvaluator):
         parameters = inspect.signature(self.function).parameters
         if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
             columns = {name: columns[name] for name in parameters if name in columns}
-        # Copies, since what a function changes is not for the next one.
-        returned = self.function(**{name: list(values) for name, values in columns.items()})
+        # A copy, since what a function changes is not for training, nor for the next one.
+        returned = self.function(**copy.deepcopy(columns))
         if inspect.iscoroutine(returned):
             returned = asyncio.run(returned)
         values = [math.nan if value is None else float(value) for value in returned]

@@ -352,9 +352,9 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def isolated_seed(seed: int) -> Iterator[None]:
-    """Seed every generator inside the block, and restore their states after it."""
+    """Seed every generator inside the block, in all processes alike, and restore them after it."""
     state = distributed.get_rng_state()
-    seed_everything(seed)
+    set_seed(seed % 2**32)
     try:
         yield
     finally:

@@ -76,6 +76,7 @@ def lock_directory(config: RunConfig) -> FileLock:
 def write_args(run) -> None:
     """Write args.json: settings, command, commit, versions, hardware and number of parameters."""
     path = run.config.output_dir / "args.json"
+    (path.parent / "checkpoints").mkdir(exist_ok=True)
     command = shlex.join(["python", *sys.argv])
     if run.config.resume:
         command = json.loads(path.read_text("utf-8")).get("command")
@@ -171,6 +172,8 @@ def resume(run) -> None:
     saved_weights = {}
     optimizer_state = {}
     if distributed.is_main():
+        if not (output_dir / "checkpoints").exists():  # its logs would be written anew
+            raise ValueError(f"--resume: {output_dir}/checkpoints is gone")
         paths = finished(output_dir)
         path = paths[max(paths)] if paths else None
         if path is not None:

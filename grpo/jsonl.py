@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 
 
-def read(path, required=()) -> list[dict]:
-    """The rows of a file. A cut last line, whose writer was killed or still writes, is left out.
+def read(path, required=(), may_be_cut=False) -> list[dict]:
+    """The rows of a file.
 
     Args:
         required: the keys that every row must have.
+        may_be_cut: leave out a last line that is no JSON, whose writer was killed or still writes.
 
     Raises:
         ValueError: a line is no JSON object or lacks a key. The message names the file and line.
@@ -22,7 +23,7 @@ def read(path, required=()) -> list[dict]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            if rows and number == len(lines):
+            if may_be_cut and rows and number == len(lines):
                 break
             raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from error
         if not isinstance(row, dict) or not row.keys() >= set(required):
@@ -32,8 +33,8 @@ def read(path, required=()) -> list[dict]:
 
 
 def read_log(path, required=()) -> list[dict]:
-    """The rows of a file, or none before the first of them is written."""
-    return read(path, required) if Path(path).exists() else []
+    """The rows of a file to which rows are appended; none before the first of them is written."""
+    return read(path, required, may_be_cut=True) if Path(path).exists() else []
 
 
 def append(path, row: dict) -> None:

@@ -72,9 +72,12 @@ class Endpoint:
             except AWAY as error:
                 self._wait(error)
             except REFUSED as error:
+                self.away_since = None
                 refused = next((option for option in options if option in error.message), None)
                 if refused is None:
                     return key, "", self._explain(error)
+                if refused in self.options:  # no other thread has left it out yet
+                    print(f"{refused} is left out from now on: {self._explain(error)}")
                 self.options = without(refused, self.options)
             except openai.APIError as error:
                 raise RunEnds(f"the endpoint refuses: {self._explain(error)}") from None
@@ -84,10 +87,11 @@ class Endpoint:
 
     def _wait(self, error):
         """Wait before the next attempt. Raises RunEnds where nobody has answered for PATIENCE."""
-        if self.away_since is None:
-            self.away_since = time.monotonic()
+        since = self.away_since
+        if since is None:
+            since = self.away_since = time.monotonic()
             print(f"the endpoint is away ({self._explain(error)}): waiting up to ten minutes")
-        if time.monotonic() - self.away_since > PATIENCE:
+        if time.monotonic() - since > PATIENCE:
             raise RunEnds(f"the endpoint has been away for ten minutes ({self._explain(error)})")
         time.sleep(PAUSE)
 

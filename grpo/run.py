@@ -258,7 +258,7 @@ class Run:
         start = time.perf_counter()
         config = self.config
         examples = distributed.share(list(self.eval_loader))
-        with utils.isolated_seed(config.seed):
+        with utils.isolated_seed(distributed.process_seed(config.seed)):
             completions = self.sample(examples, config.eval_samples, config.eval_temperature)
             reward_metrics = self.reward(completions)
         if config.sampler == "vllm":

@@ -36,6 +36,7 @@ from conftest import (
 import evaluator
 import llms
 import main
+import utils
 from config import LossConfig
 from grpo import checkpoints, distributed, packed, weights
 
@@ -285,8 +286,13 @@ def test_four_processes_give_the_numbers_of_one(model_folder, tmp_path, capsys):
 def test_each_process_has_its_own_random_numbers(monkeypatch):
     """Completions of all processes would be the same otherwise."""
     assert distributed.process_seed(5) == 5
+    with utils.isolated_seed(0):
+        expected = torch.rand(3)
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     assert distributed.process_seed(5) != 5
+    # A user's file that draws once gave each process another data set.
+    with utils.isolated_seed(0):
+        assert torch.equal(torch.rand(3), expected)
 
 
 # --- a process that is told to stop ---------------------------------------------------------------

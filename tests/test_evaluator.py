@@ -223,6 +223,22 @@ def third(answers):
     assert math.isnan(totals[1])
 
 
+def test_a_function_changes_nothing_that_is_trained_on(rewards_file):
+    """It once could take the EOS from a completion."""
+    path = rewards_file(
+        """
+def pops(completions, completion_ids, tests):
+    return [float(ids.pop() + cases.pop()) for ids, cases in zip(completion_ids, tests)]
+"""
+    )
+    examples = [example | {"row": {"tests": [0]}} for example in EXAMPLES]
+    ids = [[1, 2], [3]]
+    for _ in range(2):
+        totals, _ = get_evaluator(f"{path}:pops").score(examples, TEXTS, completion_ids=ids)
+        assert totals == [2.0, 3.0]
+    assert ids == [[1, 2], [3]]
+
+
 def test_a_missing_score_of_a_judge_is_not_left_out(rewards_file):
     """Without it a story would have less than others of its group, as if it were worse."""
     path = rewards_file("def one(completions, **kwargs):\n    return [1.0, 1.0]\n")

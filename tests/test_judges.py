@@ -71,7 +71,7 @@ def ask(endpoint, num_chats=1):
     return [(text, problem) for _, text, problem in replies]
 
 
-def test_fields_that_an_endpoint_refuses():
+def test_fields_that_an_endpoint_refuses(capsys):
     """As the reasoning models of OpenAI do."""
 
     def behave(request):
@@ -89,6 +89,7 @@ def test_fields_that_an_endpoint_refuses():
     assert len(server.requests) == num_requests + 1
     assert server.requests[-1].keys() == {"model", "messages", "max_completion_tokens"}
     assert server.requests[-1]["max_completion_tokens"] == 20
+    assert "temperature is left out from now on: " in capsys.readouterr().out
 
 
 def test_errors_are_one_line_without_the_key():

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -264,6 +265,17 @@ def test_a_finished_run_is_extended_as_if_it_had_been_longer(whole_run, model_fo
         jsonl.write(tmp_path / f"run/{folder}/step_000099.jsonl", [])
     assert main.main([*flags, "--resume"]) == 0
     assert_same_run(tmp_path / "run", whole_run)
+
+
+def test_logs_are_not_written_anew_where_the_checkpoints_are_gone(model_folder, tmp_path, capsys):
+    """They were deleted for the sake of the disk, and --resume began again and cut the logs."""
+    flags = run_flags(model_folder, tmp_path / "run", num_train_iters=1)
+    assert main.main(flags) == 0
+    logs = logs_of(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    assert main.main([*flags, "--resume"]) == 2
+    assert "checkpoints is gone" in capsys.readouterr().err
+    assert logs_of(tmp_path / "run") == logs
 
 
 def test_a_resumed_run_samples_with_the_weights_of_its_checkpoint(model_folder, tmp_path):
