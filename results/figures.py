@@ -324,8 +324,8 @@ def draw_judge():
 
 
 # The greedy rows of qwen.csv with reasoning_answer, in their order.
-STAGES = ["as it is", "32", "128", "128 again", "491", "128 of GSM8K's", "491 of GSM8K's"]
-STAGES += ["30 of GRPO", "40 of GRPO"]
+STAGES = ["as it is", "32", "128", "491", "128 of GSM8K's", "491 of GSM8K's", "128 again"]
+STAGES += ["30 of GRPO", "40 of GRPO", "128, third run", "15 with KL term"]
 
 
 def draw_qwen():
@@ -343,13 +343,16 @@ def draw_qwen():
     draw_accuracies(trained, stages, STAGES, SFT)
     describe(trained, "SFT by solutions, then GRPO", x="accuracy (%)")
 
-    after_sft = qwen_grpo.loc["after_sft"]
-    accuracy = 100 * after_sft["accuracy"]
-    samples.plot(accuracy, "o", color=GRPO, markersize=3, alpha=0.4)
-    samples.plot(accuracy.rolling(10).mean(), color=GRPO)
+    for run, label, color in (
+        ("after_sft", "3e-6, no KL term", GRPO),
+        ("after_sft_kl", "1e-6, KL term", GREEN),
+    ):
+        rows = qwen_grpo.loc[run]
+        for ax, values in ((samples, 100 * rows["accuracy"]), (entropy, rows["entropy"])):
+            ax.plot(values, "o", color=color, markersize=3, alpha=0.4)
+            ax.plot(values.rolling(10).mean(), color=color, label=label)
+    entropy.legend(loc="lower left")
     describe(samples, "GRPO after SFT: right samples (%)", 0)
-    entropy.plot(after_sft["entropy"], "o", color=GRPO, markersize=3, alpha=0.4)
-    entropy.plot(after_sft["entropy"].rolling(10).mean(), color=GRPO)
     describe(entropy, TITLES["entropy"], 0)
 
     for run, label, line, color in (
