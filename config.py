@@ -168,7 +168,7 @@ class RunConfig:
     eval_temperature: float | None = setting(
         None,
         "Temperature in evaluations; 0 is greedy. (default: 0; with several --eval_samples,"
-        " --temperature or 1)",
+        " --temperature, or 1 without such a flag)",
         zero=True,
     )
     output_dir: Path = setting(
@@ -180,7 +180,7 @@ class RunConfig:
     resume: bool = setting(
         False,
         "Continue the run in --output_dir from its newest checkpoint, with the flags it had."
-        " With more iterations, one of main.py that is done goes on.",
+        " A finished run of main.py goes on if --num_train_iters is larger.",
         may_change=True,
     )
     report_to: str = setting(
@@ -270,7 +270,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class GRPOConfig(LossConfig, RunConfig):
-    """Train a language model with GRPO (or, say, with DAPO: @experiments/recipes/dapo.args)."""
+    """Train a language model with GRPO, or by a recipe such as @experiments/recipes/dapo.args."""
 
     num_train_iters: int = setting(
         1000,

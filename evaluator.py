@@ -54,6 +54,7 @@ class RewardEvaluator(ABC):
     reward_names: tuple[str, ...]
     reward_weights: tuple[float, ...] | None = None  # of each reward in the total; None: all 1
     optional: tuple[str, ...] = ()  # rewards that the total leaves out where they are missing
+    formats: tuple[str, ...] = ()  # the prompt formats whose answers it reads, its default first
 
     @abstractmethod
     def compute_rewards(
@@ -104,8 +105,6 @@ class RewardEvaluator(ABC):
 
 class AnswerEvaluator(RewardEvaluator):
     """Scores each completion by itself, with verdicts."""
-
-    formats: tuple[str, ...]  # the prompt formats whose answers it reads, its default first
 
     def __init__(self, prompt: str | None = None, **context):
         self.prompt = prompt or self.formats[0]
@@ -460,7 +459,7 @@ def get_evaluator(
         own = "math"  # which reads the other formats and words, and numbers too
     verdicts = None
     gives_verdicts = any(isinstance(evaluator, AnswerEvaluator) for evaluator in evaluators)
-    if not gives_verdicts and prompt in getattr(EVALUATORS.get(own), "formats", ()):
+    if not gives_verdicts and prompt in EVALUATORS.get(own, RewardEvaluator).formats:
         verdicts = EVALUATORS[own](**context)
     if len(evaluators) == 1 and verdicts is None:
         return evaluators[0]

@@ -67,7 +67,6 @@ TEXTS = {
     "; use --loss_type no_baseline": "",
     r" and \w+\.loss_type [^:\n]*": "",
     r"(SFT|ExpertIteration)Config, | \| may_change\((SFT|ExpertIteration)Config\)": "",
-    r" \(or, say, [^)]*\)": "",
     r"@experiments/recipes/\w+\.args": "@FILE",
     r": ten rules, which docs/tuning\.md prints as a table": "",
     r" docs/tuning\.md (explains|describes) .*?\.": "",
