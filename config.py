@@ -127,7 +127,7 @@ class RunConfig:
     )
     sampling_dtype: str = setting(
         "auto",
-        "Precision of the torch sampler's weights; auto is bfloat16 on a GPU that has it.",
+        "Precision of the torch sampler's weights; auto is that of --train_dtype.",
         choices=("auto", "float32", "bfloat16"),
     )
     sampler: str = setting(
@@ -144,10 +144,18 @@ class RunConfig:
         " there; in supervised fine-tuning it falls along half a cosine.",
         zero=True,
     )
-    micro_batch_tokens: int = setting(
-        16384,
-        "Tokens of completions in a forward and backward pass, padding included; their prompts come"
-        " on top. Fewer take less memory, and do not change the gradient.",
+    train_dtype: str | None = setting(
+        None,
+        "Precision of the products in the loss. With bfloat16, weights, log-probs, loss and the sum"
+        " of the gradients stay float32, but for weights that adapters freeze."
+        " (default: bfloat16 on a GPU that has it, float32 on a CPU)",
+        choices=("float32", "bfloat16"),
+    )
+    micro_batch_tokens: int | None = setting(
+        None,
+        "Tokens of completions in a forward and backward pass, padding included; prompts that are"
+        " shared come on top. Fewer take less memory, and do not change the gradient."
+        " (default: 16384 on a GPU, 1024 on a CPU)",
         may_change=True,
     )
     eval_split: str | None = setting(

@@ -39,7 +39,11 @@ def resolve_device(device: str) -> str:
 
 
 def get_llm_tokenizer(
-    model_name: str, device: str = "cpu", *, gradient_checkpointing: bool = False
+    model_name: str,
+    device: str = "cpu",
+    *,
+    train_dtype: str | None = None,
+    gradient_checkpointing: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy in float32 (the master weights) and its tokenizer.
 
@@ -48,6 +52,7 @@ def get_llm_tokenizer(
 
     Args:
         model_name: a directory, or the name of a model on the hub.
+        train_dtype: of products, "float32" or "bfloat16"; None: bfloat16 on a GPU that has it.
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
 
     Raises:
@@ -74,8 +79,10 @@ def get_llm_tokenizer(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
             " another model"
         )
-    is_packed = utils.has_autocast(device) and can_pack(model)
+    is_packed = can_pack(model)
     model.to(device)
+    model.train_dtype = train_dtype
+    is_packed = is_packed and model.device.type == "cuda" and utils.trains_in_bfloat16(model)
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
@@ -276,7 +283,7 @@ def can_pack(model: PreTrainedModel, tolerance: float = LOGP_TOLERANCE) -> bool:
     for attention in ("sdpa", packed.ATTENTION):
         try:
             model.set_attn_implementation(attention)
-            with utils.autocast(model.device), torch.set_grad_enabled(is_cuda):
+            with utils.autocast(model), torch.set_grad_enabled(is_cuda):
                 logps.append(
                     utils.get_per_token_logps(
                         model, batch.prompt_completion_ids, batch.attention_mask, 3, group_size=2

@@ -184,7 +184,7 @@ def accumulate_gradient(
     weighted_metrics = []  # of each micro-batch
     for batch_groups, is_real in passes_in_lockstep(batches, completions, model):
         batch = make_batch(batch_groups, model.device)
-        with autocast(model.device):
+        with autocast(model):
             loss, metrics = compute_loss(
                 model,
                 base_model,
@@ -373,13 +373,13 @@ def setup(config: GRPOConfig) -> Run:
 
 def get_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW. take_step sets its learning rate."""
-    is_cuda = model.device.type == "cuda"
     return torch.optim.AdamW(
         [weight for weight in model.parameters() if weight.requires_grad],
         lr=0.0,
         betas=(0.9, 0.95),  # the decay of its running means of the gradient and of its square
         weight_decay=0.0,
-        fused=True if is_cuda else None,  # one kernel that reads and writes every number once
+        # One kernel that reads and writes every number once.
+        fused=True if model.device.type in ("cpu", "cuda") else None,
     )
 
 

@@ -4,11 +4,11 @@ Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P +
 V vocabulary, N completion tokens of all sequences.
 """
 
+import ctypes
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,49 +109,81 @@ def per_token_logps_of_unsharded(
 class _ChunkedLogps(torch.autograd.Function):
     """Log-probs of tokens, and entropies, from their hidden states (N, H).
 
-    Only LOGITS_CHUNK logits exist at a time. The backward pass computes each chunk's logits again:
-    d log p(token) / d logits = onehot(token) - p. It is written by hand, since autograd would hold
-    two gradients of the output layer, (V, H) each, while it adds up the chunks.
+    Only LOGITS_CHUNK logits exist at a time. Derivatives are written by hand, since autograd would
+    hold two gradients of the output layer W, (V, H) each, while it adds up the chunks:
+
+        d log p(token) / d logits = onehot(token) - p
+        d log p(token) / d state  = W[token] - sum_v p_v W[v]
+
+    and each divided by the temperature. With a frozen output layer (LoRA) the second is all that is
+    needed, and the forward pass has p at hand. Otherwise the backward pass computes each chunk's
+    logits again.
     """
 
-    # With custom_fwd and custom_bwd, backward runs under the same autocast as forward.
     @staticmethod
-    @partial(torch.amp.custom_fwd, device_type="cuda")
     def forward(ctx, states, weight, bias, token_ids, temperature, with_entropy):
-        ctx.save_for_backward(states, weight, bias, token_ids)
         ctx.temperature = temperature
+        ctx.has_autocast = torch.is_autocast_enabled(states.device.type)
+        needs_derivative = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        factor = _backward_factor(weight)
+        derivative = torch.empty_like(states) if needs_derivative else None
         logps = torch.zeros(len(states), device=states.device)
         entropy = torch.zeros(len(states), device=states.device)
         for rows in _chunks(len(states), weight):
             logits = compute_logits(states[rows], weight, bias, temperature)  # (n, V)
             token_logits = logits.gather(-1, token_ids[rows].unsqueeze(-1)).squeeze(-1)
-            logps[rows] = token_logits - logits.logsumexp(-1)
-            if with_entropy:
-                entropy[rows] = compute_entropy(logits)
+            highest = logits.amax(-1, keepdim=True)
+            z = logits.sub_(highest)
+            unnormalised = z.exp()  # p times their sum
+            total = unnormalised.sum(-1)
+            logps[rows] = token_logits - (total.log() + highest.squeeze(-1))
+            if needs_derivative:
+                with _float32_products():
+                    mean_weight = unnormalised.to(factor.dtype) @ factor
+                mean_weight = mean_weight / total.unsqueeze(-1)
+                derivative[rows] = (weight[token_ids[rows]] - mean_weight).to(states.dtype)
+            if with_entropy:  # logsumexp(z) - sum_v p_v z_v
+                entropy[rows] = total.log() - z.mul_(unnormalised).sum(-1) / total
+        if needs_derivative:
+            ctx.save_for_backward(derivative)
+        else:
+            ctx.save_for_backward(states, weight, bias, token_ids)
         ctx.mark_non_differentiable(entropy)
         return logps, entropy
 
     @staticmethod
-    @partial(torch.amp.custom_bwd, device_type="cuda")
     def backward(ctx, grad_logps, _):
+        grad_logits_of_token = (grad_logps / ctx.temperature).unsqueeze(-1)  # (N, 1)
+        if len(ctx.saved_tensors) == 1:
+            (derivative,) = ctx.saved_tensors
+            return derivative * grad_logits_of_token, None, None, None, None, None
         states, weight, bias, token_ids = ctx.saved_tensors
         grad_states = torch.zeros_like(states)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         has_bias_grad = bias is not None and ctx.needs_input_grad[2]
         grad_bias = torch.zeros_like(bias) if has_bias_grad else None
-        for rows in _chunks(len(states), weight):
-            logits = compute_logits(states[rows], weight, bias, ctx.temperature)
-            grad_logits = logits.softmax(-1)
-            grad_logits[torch.arange(len(logits), device=logits.device), token_ids[rows]] -= 1
-            grad_logits.mul_((-grad_logps[rows] / ctx.temperature).unsqueeze(-1))
-            grad_logits = grad_logits.to(weight.dtype)
-            with _float32_products():
-                grad_states[rows] = (grad_logits @ weight).to(states.dtype)
-                if grad_weight is not None:
-                    grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
-            if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
+        with torch.autocast(states.device.type, torch.bfloat16, enabled=ctx.has_autocast):
+            factor = _backward_factor(weight)
+            for rows in _chunks(len(states), weight):
+                logits = compute_logits(states[rows], weight, bias, ctx.temperature)
+                grad_logits = logits.softmax(-1)
+                grad_logits[torch.arange(len(logits), device=logits.device), token_ids[rows]] -= 1
+                grad_logits.mul_(-grad_logits_of_token[rows])
+                grad_logits = grad_logits.to(factor.dtype)
+                with _float32_products():
+                    grad_states[rows] = (grad_logits @ factor).to(states.dtype)
+                    if grad_weight is not None and factor is weight:
+                        grad_weight.addmm_(grad_logits.T, states[rows].to(weight.dtype))
+                    elif grad_weight is not None:  # the sum stays float32
+                        grad_weight += grad_logits.T @ states[rows].to(factor.dtype)
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(0)
         return grad_states, grad_weight, grad_bias, None, None, None
+
+
+def _backward_factor(weight: Tensor) -> Tensor:
+    """The output layer as it multiplies gradients: rounded where a CPU has bfloat16 autocast."""
+    return weight.bfloat16() if torch.is_autocast_enabled("cpu") else weight
 
 
 def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
@@ -184,13 +216,15 @@ def compute_logits(
 
 @contextmanager
 def _float32_products() -> Iterator[None]:
-    """On CUDA, replace bfloat16 autocast by TensorFloat-32 for the products of float32 matrices.
+    """Replace bfloat16 autocast by TensorFloat-32 for the products of float32 matrices.
 
     Its factors have 11 bits of mantissa instead of 8, and autocast would cast the whole weight
     again for every chunk. It is for the output layer only: rotary frequencies would be wrong in it.
+    A CPU multiplies them in float32.
     """
     if not torch.is_autocast_enabled("cuda"):
-        yield
+        with torch.autocast("cpu", enabled=False):
+            yield
         return
     settings = torch.backends.cuda.matmul
     precision = settings.fp32_precision
@@ -208,11 +242,15 @@ def _completion_hidden_states(
     """(B, C, H): the last hidden state before each completion token, which predicts that token."""
     P = ids.shape[1] - C
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    inputs = {"input_ids": ids}
+    if not getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
+        # One lookup for all passes: the gradient of each is as large as the whole embedding.
+        inputs = {"inputs_embeds": model.get_input_embeddings()(ids)}  # (B, T, H)
 
     def forward(rows: Tensor | slice, start: int, end: int, cache: DynamicCache | None) -> Tensor:
         """Run these columns of these rows, on top of the columns that are in the cache."""
         output = model.get_decoder()(
-            ids[rows, start:end],
+            **{name: values[rows, start:end] for name, values in inputs.items()},
             attention_mask=attention_mask[rows, :end],
             position_ids=position_ids[rows, start:end],
             past_key_values=cache,
@@ -263,15 +301,6 @@ def num_length_buckets(num_tokens: int, is_cuda: bool) -> int:
     return min(LENGTH_BUCKETS, max(1, round(num_tokens / BUCKET_TOKENS_ON_GPU)))
 
 
-def compute_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v.
-
-    z are the logits minus their maximum, which changes nothing but avoids an overflow.
-    """
-    z = logits - logits.amax(-1, keepdim=True)
-    return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
-
-
 # --- Masked reductions ----------------------------------------------------------------------------
 
 
@@ -299,9 +328,9 @@ def split_into_micro_batches(
     """Split rows into micro-batches of at most max_tokens completion tokens, padding included.
 
     Prompts, which run once for each group, may have as many on top of that: they are a pass of
-    their own, and eight completions of 512 tokens fit into 4,096 whatever their prompt. Groups of
-    similar length go together, so that little is padded. A group that is too long for the budget is
-    split over several micro-batches.
+    their own, and eight completions of 512 tokens fit into 4,096 whatever their prompt. In groups
+    of one nothing is shared, and prompts count. Groups of similar length go together, so that
+    little is padded. A group that is too long for the budget is split over several micro-batches.
 
     Args:
         prompt_lengths, completion_lengths: one number for each row; each group is group_size
@@ -329,6 +358,8 @@ def split_into_micro_batches(
         # Would the micro-batch be too large with this group? All groups are padded to one size.
         num_groups_with_this = len(current) // group_size + 1
         tokens_per_group = max(max(P, group_P), group_size * max(C, group_C))
+        if group_size == 1:
+            tokens_per_group = max(P, group_P) + max(C, group_C)
         if current and num_groups_with_this * tokens_per_group > max_tokens:
             micro_batches.append(current)
             current = []
@@ -361,15 +392,38 @@ def isolated_seed(seed: int) -> Iterator[None]:
         distributed.set_rng_state(state)
 
 
-def autocast(device: str | torch.device) -> AbstractContextManager:
-    """bfloat16 autocast on a CUDA device that has bfloat16, over float32 weights; else nothing."""
-    return torch.autocast("cuda", torch.bfloat16) if has_autocast(device) else nullcontext()
+def autocast(model: PreTrainedModel) -> AbstractContextManager:
+    """bfloat16 autocast over float32 weights, where the model trains in bfloat16; else nothing."""
+    has_bfloat16 = trains_in_bfloat16(model)
+    return torch.autocast(model.device.type, torch.bfloat16) if has_bfloat16 else nullcontext()
 
 
-def has_autocast(device: str | torch.device) -> bool:
-    """Whether `autocast` computes in bfloat16 here. An emulation would be slower than float32."""
-    is_cuda = torch.device(device).type == "cuda"
-    return is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+def trains_in_bfloat16(model: PreTrainedModel) -> bool:
+    """Whether products of this model are bfloat16: by --train_dtype, or else on a GPU that can."""
+    dtype = getattr(model, "train_dtype", None)  # llms.get_llm_tokenizer sets it
+    if dtype is None:
+        return model.device.type == "cuda" and has_bfloat16_products(model.device)
+    return dtype == "bfloat16"
+
+
+def has_bfloat16_products(device: str | torch.device) -> bool:
+    """Whether a device multiplies bfloat16. An emulation would be slower than float32."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed from here on, and use it again; without glibc, nothing.
+
+    By default glibc gives every tensor of over 32 MiB back to the kernel when it is freed, and asks
+    for zeroed pages the next time, which takes longer than many an operation on them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            mallopt(parameter, 2**31 - 1)
 
 
 def use_fastest_exact_products() -> None:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import main
 from evaluator import MathEvaluator
 from losses import LOSSES
-from utils import compute_entropy, masked_mean, masked_sum
+from utils import masked_mean, masked_sum
 
 evaluator_of = cache(MathEvaluator)  # one for each prompt format
 
@@ -47,6 +47,15 @@ def get_response_log_probs(model, input_ids, labels, return_token_entropy=False)
     if return_token_entropy:
         result["token_entropy"] = compute_entropy(logits)
     return result
+
+
+def compute_entropy(logits):
+    """Entropy in nats of softmax(logits), (..., V) -> (...): logsumexp(z) - sum_v p_v z_v.
+
+    z are the logits minus their maximum, which changes nothing but avoids an overflow.
+    """
+    z = logits - logits.amax(-1, keepdim=True)
+    return z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
 
 def masked_normalize(tensor, mask, normalize_constant, dim=None):

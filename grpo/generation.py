@@ -110,7 +110,7 @@ def _sampling_mode(model: PreTrainedModel):
     was_training = model.training
     own_attention = model.config._attn_implementation
     # A bfloat16 copy of the weights needs no autocast.
-    autocast = utils.autocast(model.device) if model.dtype == torch.float32 else nullcontext()
+    autocast = utils.autocast(model) if model.dtype == torch.float32 else nullcontext()
     model.eval()
     # Some models, such as Falcon, have attention of their own that cannot be exchanged.
     if model._can_set_attn_implementation():

@@ -182,7 +182,7 @@ def compute_logps(
     passes = passes_in_lockstep(micro_batches(groups, max_tokens), list(chain(*groups)), model)
     for batch_groups, is_real in passes:
         batch = make_batch(batch_groups, model.device)
-        with utils.autocast(model.device):
+        with utils.autocast(model):
             logps = utils.get_per_token_logps(
                 model,
                 batch.prompt_completion_ids,

@@ -84,7 +84,10 @@ class Run:
         if examples:
             try_functions(evaluator_names, [examples[0], examples[-1]])
         model, tokenizer = llms.get_llm_tokenizer(
-            config.model_name, config.device, gradient_checkpointing=config.gradient_checkpointing
+            config.model_name,
+            config.device,
+            train_dtype=config.train_dtype,
+            gradient_checkpointing=config.gradient_checkpointing,
         )
         train_loader, eval_loader = get_dataloaders(
             config.dataset_name,
@@ -123,6 +126,8 @@ class Run:
             frozen=lambda: (base_model or weights.get_base_model(model), tokenizer),
         )
         evaluator.check_gold(train_loader.examples + eval_loader.examples)
+        if model.device.type == "cpu":
+            utils.keep_freed_memory()  # loading has freed what it no longer needs
         return cls(
             config=config,
             model=weights.shard(model),
@@ -399,7 +404,15 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     eval_split = config.eval_split or default_eval_split(config.dataset_name, config.dataset_path)
     device = llms.resolve_device(config.device)
-    return distributed.from_main(replace(config, device=device, eval_split=eval_split))
+    if config.train_dtype == "bfloat16" and not utils.has_bfloat16_products(device):
+        raise ValueError("--train_dtype bfloat16: there are no bfloat16 products on this processor")
+    default_tokens = 1024 if torch.device(device).type == "cpu" else 16384
+    resolved = dict(
+        device=device,
+        eval_split=eval_split,
+        micro_batch_tokens=config.micro_batch_tokens or default_tokens,
+    )
+    return distributed.from_main(replace(config, **resolved))
 
 
 def ask_to_stop(number: int, frame=None) -> None:

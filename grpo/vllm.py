@@ -41,7 +41,7 @@ class VLLMSampler:
         self.device = model.device
         self.has_tied_weights = model.config.tie_word_embeddings
         self.generation_config = model.generation_config  # says which tokens end a completion
-        self.dtype = torch.bfloat16 if utils.has_autocast(self.device) else torch.float32
+        self.dtype = torch.bfloat16 if utils.trains_in_bfloat16(model) else torch.float32
         num_rows = config.max_concurrent_sequences
         cache_tokens = num_rows * (max_length + BLOCK_TOKENS)
         self.llm = LLM(

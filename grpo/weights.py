@@ -29,7 +29,7 @@ def get_base_model(model: PreTrainedModel) -> "PreTrainedModel | WithoutAdapters
     if has_adapters(model):
         return WithoutAdapters(model)
     linear_weights = []
-    if utils.has_autocast(model.device):
+    if utils.trains_in_bfloat16(model):
         for module in model.get_decoder().layers.modules():
             if isinstance(module, torch.nn.Linear):
                 linear_weights += module.parameters(recurse=False)
@@ -62,7 +62,7 @@ def get_sampler(
         dtype: --sampling_dtype.
         needs_copy: whether the policy will get adapters, which are merged into the copy.
     """
-    is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.has_autocast(model.device))
+    is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.trains_in_bfloat16(model))
     if not (is_bfloat16 or needs_copy or distributed.world_size() > 1):
         return model
     return _frozen_copy(model, list(model.parameters()) if is_bfloat16 else [])
@@ -96,7 +96,7 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
         return model
     mesh = init_device_mesh(model.device.type, (distributed.world_size(),))
     layer_policy = MixedPrecisionPolicy()
-    if utils.has_autocast(model.device):
+    if utils.trains_in_bfloat16(model):
         layer_policy = MixedPrecisionPolicy(
             torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -137,7 +137,7 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.add_adapter(LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules="all-linear"))
-    if utils.has_autocast(model.device):
+    if utils.trains_in_bfloat16(model):
         for layer in adapted_layers(model).values():
             layer.base_layer.to(torch.bfloat16)
     model.train()

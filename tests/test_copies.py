@@ -130,8 +130,8 @@ def run_in(folder, command):
 
 
 def test_no_file_of_the_interview_holds_a_solution(interview):
-    """Neither a loss, all of which have an exponential, nor the solution of a later task."""
-    patterns = [r"\bexp\(", r"\bk3\b", "cliprange", r"(ref|old|policy)_logps [-*]"]
+    """Neither a loss, all of which have a ratio, nor the solution of a later task."""
+    patterns = [r"(logps\)|ratio)\.exp\(", r"\bk3\b", "cliprange", r"(ref|old|policy)_logps [-*]"]
     patterns += ["[Cc]reative", "judge_", "opening.line", "SFTConfig", "GoldConfig", "ExpertIter"]
     functions = [name for name, value in vars(losses).items() if inspect.isfunction(value)]
     in_losses = set(functions) - {"import_from_file", "masked_sum"} | set(losses.LOSSES)

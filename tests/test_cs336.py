@@ -11,6 +11,12 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import cs336
 
 
+def test_entropy_by_hand_and_stable():
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1000.0, 0.0, 0.0, 0.0], [1e4, 1e4, -1e4, -1e4]])
+    expected = torch.tensor([4.0, 1.0, 2.0]).log()
+    torch.testing.assert_close(cs336.compute_entropy(logits), expected)
+
+
 def test_tokenize_prompt_and_output_by_hand():
     class Words:
         pad_token_id = 0

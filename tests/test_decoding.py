@@ -113,7 +113,7 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer, mo
 
 def test_float32_weights_sample_under_autocast(model, tokenizer, monkeypatch):
     """As on a GPU with --sampling_dtype float32: keys are float32 there, and values bfloat16."""
-    monkeypatch.setattr(utils, "autocast", lambda device: torch.autocast("cpu", torch.bfloat16))
+    monkeypatch.setattr(model, "train_dtype", "bfloat16", raising=False)
     completions = sample(model, tokenizer, max_completion_length=20)
     gaps = sampling_gaps(model, completions, group_size=6)
     assert 1e-5 < gaps.mean() < 0.05  # bfloat16's rounding

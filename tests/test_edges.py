@@ -3,17 +3,19 @@
 import pytest
 import torch
 from conftest import completions_of, ragged_batch, run_flags, update_gradient
+from safetensors.torch import load_file
 
 import main
 import utils
-from config import GRPOConfig, parse
+from config import GRPOConfig, parse, read_args
 from grpo import jsonl
+from grpo.run import resolve
 
 
 def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model, tmp_path):
     """Where every completion was cut and masked, AdamW's momentum alone moved the weights."""
     masked_flags = run_flags("m", tmp_path, warmup_steps=1, mask_truncated_completions="")
-    config = parse(GRPOConfig, masked_flags)
+    config = resolve(parse(GRPOConfig, masked_flags))
     optimizer = torch.optim.AdamW(model.parameters())
     completions = completions_of(ragged_batch(groups=2))
 
@@ -43,7 +45,31 @@ def test_several_samples_are_not_one_greedy_answer_several_times(eval_flags, exp
 def test_a_gpu_without_bfloat16_is_used_in_float32(monkeypatch):
     """It was given bfloat16 all the same."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    assert not isinstance(utils.autocast("cuda"), torch.autocast)
+    assert not utils.has_bfloat16_products("cuda")
+
+
+def test_a_processor_without_bfloat16_says_so_in_one_line(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    flags = run_flags(model_folder, tmp_path / "run", train_dtype="bfloat16")
+    assert main.main(flags) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--train_dtype bfloat16" in error
+
+
+def test_bfloat16_products_leave_weights_and_logs_in_float32(model_folder, tmp_path, monkeypatch):
+    """A processor without such products emulates them here."""
+    monkeypatch.setattr(utils, "has_bfloat16_products", lambda device: True)
+    folder = tmp_path / "run"
+    flags = run_flags(model_folder, folder, train_dtype="bfloat16", num_train_iters=1)
+    assert main.main(flags) == 0
+    assert read_args(folder / "args.json")["micro_batch_tokens"] == 1024, "what a CPU can hold"
+    (row,) = jsonl.read_log(folder / "train_log.jsonl")
+    assert 1e-6 < row["sampling_logp_gap"] < 0.05, "the copy that samples is bfloat16, too"
+    (weights,) = folder.glob("checkpoints/*/model.safetensors")
+    assert {weight.dtype for weight in load_file(weights).values()} == {torch.float32}
 
 
 def test_a_resumed_run_can_leave_out_what_it_had(tmp_path):

@@ -125,10 +125,11 @@ def test_the_sampler_has_the_merged_weights(dtype, batch):
         torch.testing.assert_close(logps_of(sampler, batch), expected, rtol=0, atol=1e-5)
 
 
-def test_a_run_on_a_gpu_holds_the_frozen_layers_in_bfloat16(monkeypatch):
+def test_a_run_with_bfloat16_products_holds_the_frozen_layers_in_bfloat16():
     """Autocast rounds them in every pass; adapters, the embedding and the rest stay float32."""
-    monkeypatch.setattr(weights.utils, "has_autocast", lambda device: True)
-    adapted = adapted_model()
+    adapted = random_model()
+    adapted.train_dtype = "bfloat16"
+    weights.add_adapters(adapted, RANK, seed=0)
     for name, weight in adapted.named_parameters():
         is_rounded = ".base_layer." in name
         assert (weight.dtype == torch.bfloat16) == is_rounded, name

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import (
     assert_same_gradient,
     completions_of,
@@ -394,6 +395,29 @@ def test_chunks_of_logits_and_gradient_checkpointing_change_nothing(
     assert_same_gradient(gradients(model, loss), expected_gradient)
 
 
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_gradient_of_the_output_layer_is_that_of_plain_log_softmax(is_frozen, monkeypatch):
+    """With a frozen output layer it comes out of the forward pass; both in several chunks."""
+    monkeypatch.setattr(utils, "LOGITS_CHUNK", 3 * 11)
+    torch.manual_seed(0)
+    states = torch.randn(8, 5, requires_grad=True)
+    weight = torch.randn(11, 5, requires_grad=not is_frozen)
+    bias = torch.randn(11, requires_grad=not is_frozen)
+    token_ids = torch.randint(11, (8,))
+    grad_logps = torch.randn(8)
+
+    logps, entropy = utils._ChunkedLogps.apply(states, weight, bias, token_ids, 0.7, True)
+    plain_logps = (F.linear(states, weight, bias) / 0.7).log_softmax(-1)
+    expected = plain_logps[torch.arange(8), token_ids]
+    torch.testing.assert_close(logps, expected)
+    torch.testing.assert_close(entropy, -(plain_logps.exp() * plain_logps).sum(-1).detach())
+    inputs = [states] if is_frozen else [states, weight, bias]
+    torch.testing.assert_close(
+        torch.autograd.grad(logps, inputs, grad_logps),
+        torch.autograd.grad(expected, inputs, grad_logps),
+    )
+
+
 def test_output_layer_leaves_autocast_and_tensorfloat_as_they_were():
     """TensorFloat-32 must end with the output layer: it would round the rotary frequencies."""
     settings = torch.backends.cuda.matmul
@@ -426,3 +450,10 @@ def test_micro_batches_hold_every_row_once_within_budget(budget):
         assert len(rows) * C <= budget or len(rows) == 1
         assert len(groups) * P <= budget or len(groups) == 1
     assert budget < 10_000 or len(micro_batches) == 1
+
+
+def test_prompts_count_in_micro_batches_where_none_is_shared():
+    """A batch of worked solutions had prompts without end beside its budget."""
+    lengths = ([30, 20, 10], [5, 6, 7])
+    assert utils.split_into_micro_batches(*lengths, 1, max_tokens=72) == [[0, 1], [2]]
+    assert utils.split_into_micro_batches(*lengths, 1, max_tokens=111) == [[0, 1, 2]]

@@ -135,7 +135,7 @@ def test_its_whole_step_has_the_gradient_of_main(notebook, model, base_model):
             "advantages": expected_advantages,
         }
     )
-    config = GRPOConfig(group_size=group_size)
+    config = GRPOConfig(group_size=group_size, micro_batch_tokens=1024)
     update_gradient(model, base_model, completions, config)
     assert_same_gradient(actual, flat_gradient(model))
 

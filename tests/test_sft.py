@@ -144,9 +144,7 @@ def test_one_update_equals_adamw_by_hand(model, solutions, monkeypatch):
     _, gradient = accumulate(model, solutions)
     norm = gradient.norm().item()
     config = FineTuningConfig(
-        train_batch_size=10,
-        learning_rate=0.01,
-        warmup_steps=2,
+        train_batch_size=10, learning_rate=0.01, warmup_steps=2, micro_batch_tokens=1024
     )
     monkeypatch.setattr(main, "MAX_GRAD_NORM", norm / 1000)
     optimizer = main.get_optimizer(model)
