@@ -2,8 +2,9 @@
 
     python experiments/benchmark.py step sampling --trl_python ~/trl/bin/python
 
-  step      iterations of main.py, beside TRL's GRPOTrainer. --trl_python is the Python of an
-            environment with trl, torch, accelerate and datasets; without it TRL is left out
+  step      iterations of main.py, beside TRL's GRPOTrainer, and beside it where the C library
+            keeps freed memory as main.py has it do. --trl_python is the Python of an environment
+            with trl, torch, accelerate and datasets; without it TRL is left out
   sampling  our sampler beside model.generate of transformers
 
 The competitors take turns, with the same weights, prompts, reward, precision and kind of attention.
@@ -33,6 +34,7 @@ from grpo import generation, weights
 from rl_datasets import get_dataloaders
 
 ROOT = Path(__file__).resolve().parent.parent
+KEEPING = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc reads them
 BETA = 0.04  # the weight of the KL: with it both sides of `step` compute a reference
 
 
@@ -48,6 +50,7 @@ def step_of_ours(args) -> dict:
             max_completion_length=args.max_completion_length,
             micro_batch_tokens=args.micro_batch_tokens,
             beta=BETA,
+            train_dtype=args.train_dtype,
             num_train_iters=args.iterations + 2,
             eval_size=1,
             eval_iterations=10**6,
@@ -56,10 +59,10 @@ def step_of_ours(args) -> dict:
         command = [sys.executable, ROOT / "main.py"]
         for name, value in flags.items():
             command += [f"--{name}", str(value)]
-        return median_step(args, command, "")
+        return median_step(args, command)
 
 
-def step_of_trl(args) -> dict:
+def step_of_trl(args, **environment) -> dict:
     """On the same prompts."""
     tokenizer = AutoTokenizer.from_pretrained(args.model_name)
     settings = dict(
@@ -71,13 +74,14 @@ def step_of_trl(args) -> dict:
             num_generations=args.group_size,
             max_completion_length=args.max_completion_length,
             beta=BETA,
+            bf16=args.train_dtype == "bfloat16",
         ),
     )
     command = [args.trl_python, ROOT / "experiments" / "trl_step.py"]
-    return median_step(args, command, json.dumps(settings))
+    return median_step(args, command, json.dumps(settings), environment)
 
 
-def median_step(args, command: list, standard_input: str) -> dict:
+def median_step(args, command: list, standard_input: str = "", environment=None) -> dict:
     """Run a command whose reward notes each of its calls."""
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run(
@@ -85,7 +89,7 @@ def median_step(args, command: list, standard_input: str) -> dict:
             input=standard_input,
             text=True,
             stdout=sys.stderr,
-            env=os.environ | {"BENCHMARK_CALLS": file.name},
+            env=os.environ | {"BENCHMARK_CALLS": file.name} | (environment or {}),
             check=True,
         )
         calls = pandas.read_json(file.name, lines=True)
@@ -158,6 +162,8 @@ def competitors_of(work: str, args) -> dict:
         competitors = {"GRPO-Lite": partial(step_of_ours, args)}
         if args.trl_python:
             competitors["TRL"] = partial(step_of_trl, args)
+            keeps_memory = dict.fromkeys(KEEPING, str(2**31 - 1))
+            competitors["TRL, memory kept"] = partial(step_of_trl, args, **keeps_memory)
         return competitors
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name)
     model = weights.get_sampler(policy).eval()
@@ -196,6 +202,7 @@ def main():
     parser.add_argument("--group_size", type=int, default=8)
     parser.add_argument("--max_completion_length", type=int, default=64)
     parser.add_argument("--micro_batch_tokens", type=int, default=4096)
+    parser.add_argument("--train_dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn of step")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")
     parser.add_argument("--trl_python")

@@ -140,6 +140,9 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> None:
     if utils.trains_in_bfloat16(model):
         for layer in adapted_layers(model).values():
             layer.base_layer.to(torch.bfloat16)
+        # Any weight that was loaded keeps the whole float32 file in memory.
+        for weight in model.parameters():
+            weight.data = weight.data.clone()
     model.train()
     num_trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     print(f"LoRA of rank {rank}: {num_trained:,} weights are trained")
