@@ -1,6 +1,5 @@
 # make demo       install, train the built-in tiny model with GRPO, plot the run (again: resume it, plot)
 # make test       install, lint, run the fast tests; make test-slow: the others
-# make exercise   a copy of the repository whose compute_loss is yours to write; make test-exercise: judge it
 # make interview  a copy for a candidate: five tasks, and nothing that solves them
 # make lock       write .ci/requirements.lock anew (needs uv)
 PYTHON = .venv/bin/python
@@ -38,19 +37,12 @@ test: .venv/installed
 
 # --- For this repository alone: the copy of `make interview` ends above ---
 
-EXERCISE = output/exercise
-.PHONY: test-slow exercise test-exercise interview lock
+.PHONY: test-slow interview lock
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
-exercise: .venv/installed
-	$(PYTHON) experiments/make_copy.py exercise --output_dir $(EXERCISE)
-
-test-exercise:
-	cd $(EXERCISE) && $(abspath $(PYTHON)) -m pytest -q -x --tb=short tests/test_loss.py
-
 interview: .venv/installed
-	$(PYTHON) experiments/make_copy.py interview
+	$(PYTHON) experiments/make_copy.py
 
 # CUDA's packages are left out: each build of torch asks for its own.
 lock:

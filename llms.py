@@ -16,8 +16,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import utils
-from grpo import decoding, generation, packed
-from grpo.rollout import Completion, compute_logps, make_batch, split_into_groups
+from grpo import decoding, generation
+from grpo.rollout import Completion, compute_logps, split_into_groups
 
 transformers_logging.disable_progress_bar()
 
@@ -79,19 +79,15 @@ def get_llm_tokenizer(
             f"--model_name {model_name}: {reason}, so it cannot be trained exactly here; take"
             " another model"
         )
-    is_packed = can_pack(model)
     model.to(device)
     model.train_dtype = train_dtype
-    is_packed = is_packed and model.device.type == "cuda" and utils.trains_in_bfloat16(model)
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # CUDA graphs use the current device
         # cuDNN's attention makes a plan for each new shape, and every batch has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # The GPU's own kernel, which the check above has not used, must run, and agree roughly.
-        is_packed = is_packed and can_pack(model, tolerance=0.5)
-    # The attention of the loss; the sampler has its own. A packed row has PyTorch's own flash
-    # attention. With the package flash-attn it may be "flash_attention_2", and rows are padded.
-    model.set_attn_implementation(packed.ATTENTION if is_packed else "sdpa")
+    # The attention of the loss; the sampler has its own. With the package flash-attn it may be
+    # "flash_attention_2".
+    model.set_attn_implementation("sdpa")
     # oneDNN compiles a kernel for each new shape, which takes longer than a small model's products.
     is_large = model.config.get_text_config().hidden_size >= 512
     if is_large and model.device.type == "cpu":
@@ -268,30 +264,3 @@ def _plain_logps(model: PreTrainedModel, completion: Completion) -> Tensor:
     logits = model(row, use_cache=False).logits[0, :-1]  # each predicts the next token
     logps = logits.float().log_softmax(-1).gather(-1, row[0, 1:].unsqueeze(-1)).squeeze(-1)
     return logps[-len(completion.ids) :]
-
-
-def can_pack(model: PreTrainedModel, tolerance: float = LOGP_TOLERANCE) -> bool:
-    """Whether log-probs of a packed row (grpo/packed.py) are those of padded rows."""
-    config = model.config.get_text_config()
-    windows = ("sliding_window", "attention_chunk_size")  # a few tokens would not show these
-    if any(getattr(config, name, None) is not None for name in windows):
-        return False
-    completions = [Completion([1, 2, 3][:n], [4, 5, 6][:n], [0.0] * n) for n in (3, 3, 1, 1)]
-    batch = make_batch(split_into_groups(completions, 2), model.device)
-    is_cuda = model.device.type == "cuda"
-    logps = []
-    for attention in ("sdpa", packed.ATTENTION):
-        try:
-            model.set_attn_implementation(attention)
-            with utils.autocast(model), torch.set_grad_enabled(is_cuda):
-                logps.append(
-                    utils.get_per_token_logps(
-                        model, batch.prompt_completion_ids, batch.attention_mask, 3, group_size=2
-                    )
-                )
-            if is_cuda:
-                # The GPU has a kernel of its own for this. Gradients of all weights might not fit.
-                torch.autograd.grad(logps[-1].sum(), model.get_input_embeddings().weight)
-        except Exception:  # a model with attention of its own may raise anything
-            return False
-    return (logps[0] - logps[1]).abs().max().item() < tolerance

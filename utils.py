@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, set_seed
 
-from grpo import distributed, packed
+from grpo import distributed
 
 # At most this many logits (tokens x vocabulary) exist at a time: 128 MiB in float32.
 LOGITS_CHUNK = 2**25
@@ -81,13 +81,8 @@ def per_token_logps_of_unsharded(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """get_per_token_logps for a model whose embedding, norm and output layer are not sharded."""
     is_token = attention_mask[:, -C:].bool()  # (B, C)
-    # (N, H): padding never meets the output layer.
-    if packed.is_on(model):
-        token_states = packed.token_states(model, ids, attention_mask, C, group_size)
-    else:
-        token_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)[
-            is_token
-        ]
+    hidden_states = _completion_hidden_states(model, ids, attention_mask, C, group_size)
+    token_states = hidden_states[is_token]  # (N, H): padding never meets the output layer
     token_ids = ids[:, -C:][is_token]  # (N,)
 
     output_layer = model.get_output_embeddings()

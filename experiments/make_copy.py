@@ -1,8 +1,4 @@
-"""Copies of the repository in which the loss is left to you.
-
-make exercise     everything, but for the body of main.compute_loss; experiments/exercise.md
-make interview    what a candidate gets: no loss, no SFT, no judge; experiments/interview.md
-"""
+"""What a candidate gets: a copy without the loss, SFT and judges; experiments/interview.md."""
 
 import argparse
 import ast
@@ -14,10 +10,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXERCISE_BODY = '''\
-    """The loss of GRPO, yours to write: experiments/exercise.md says what it must do."""
-    raise NotImplementedError("compute_loss is yours to write: see experiments/exercise.md")
-'''
 INTERVIEW_BODY = '''\
     """The loss of a batch, yours to write: task 1 of README.md says what it must be.
 
@@ -75,7 +67,7 @@ TEXTS = {
     r"in tests/test_math_evaluator\.py": "that were tried",
     # In the Makefile, pyproject.toml and .gitignore:
     r"\n# --- For this repository alone(.|\n)*": "",
-    r"\n# make (exercise|interview|lock) .*|\n\t.*ruff.*|\nmarkers = .*": "",
+    r"\n# make (interview|lock) .*|\n\t.*ruff.*|\nmarkers = .*": "",
     "lint, run the fast tests; make test-slow: the others": "run the tests",
     r"\n.*(hypothesis|nbclient|ipykernel|ipynb|conftest|cs336|make_tiny_models).*": "",
 }
@@ -142,9 +134,6 @@ def make_interview(folder: Path) -> None:
     print(f"Give {folder} to a candidate: its README.md has the five tasks.")
 
 
-# --- Either copy ----------------------------------------------------------------------------------
-
-
 def blank(source: str, body: str) -> str:
     """main.py's source, in which only the body of compute_loss is replaced."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
@@ -155,16 +144,6 @@ def blank(source: str, body: str) -> str:
     return "".join([*lines_before, body, *lines_after])
 
 
-def make_exercise(folder: Path) -> None:
-    command = ["git", "ls-files"]
-    git = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    copy(git.stdout.splitlines(), folder)
-    main_path = folder / "main.py"
-    main_path.write_text(blank(main_path.read_text("utf-8"), EXERCISE_BODY), "utf-8")
-    print(f"Write compute_loss in {folder}/main.py, as {folder}/experiments/exercise.md asks.")
-    print(f"These tests judge it: make test-exercise EXERCISE={folder}")
-
-
 def copy(names: list[str | Path], folder: Path) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -172,16 +151,13 @@ def copy(names: list[str | Path], folder: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Leave compute_loss to you, in a copy.")
-    makers = {"exercise": make_exercise, "interview": make_interview}
-    parser.add_argument("copy", choices=makers)
-    parser.add_argument("--output_dir", type=Path, help="(default: output/ and the copy's name)")
-    args = parser.parse_args()
-    folder = args.output_dir or Path("output") / args.copy
+    parser = argparse.ArgumentParser(description="A copy for a candidate, without the loss.")
+    parser.add_argument("--output_dir", type=Path, default=Path("output/interview"))
+    folder = parser.parse_args().output_dir
     if folder.exists():
-        print(f"error: {folder} exists, perhaps with your solution in it", file=sys.stderr)
+        print(f"error: {folder} exists, perhaps with a solution in it", file=sys.stderr)
         sys.exit(2)
-    makers[args.copy](folder)
+    make_interview(folder)
 
 
 if __name__ == "__main__":

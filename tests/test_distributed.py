@@ -38,7 +38,7 @@ import llms
 import main
 import utils
 from config import LossConfig
-from grpo import checkpoints, distributed, packed, weights
+from grpo import checkpoints, distributed, weights
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 NUM_GROUPS = 8
@@ -73,16 +73,14 @@ class Case:
     off_policy: bool = False
     tied: bool = True  # whether the output layer is the embedding
     checkpointing: bool = False  # gradient checkpointing
-    packed: bool = False  # whether several processes pack their rows, as on GPUs
 
 
 # Several processes skip groups, and have no rewards, in different places.
 CASES = [
     Case("full", "masked_mean"),
     Case("missing", "token_mean", checkpointing=True),
-    Case("missing", "token_mean", checkpointing=True, packed=True),
     Case("missing", "masked_normalize", off_policy=True, loss_type="gspo", tied=False),
-    Case("skipped", "token_mean", beta=0.0, packed=True),
+    Case("skipped", "token_mean", beta=0.0),
     Case("half skipped", "masked_mean", beta=0.0),
     Case("all skipped", "masked_mean", beta=0.0),
     # As in supervised fine-tuning; one of four processes has no completion.
@@ -113,11 +111,6 @@ def completions_of_update(case, seed):
     return completions[:3] if case.advantages == "three" else completions
 
 
-def pack_rows(model, case):
-    if case.packed and distributed.world_size() > 1:
-        model.set_attn_implementation(packed.ATTENTION)
-
-
 def make_updates(case):
     """What two updates did: their metrics, gradients and final weights, each as a vector."""
     model = random_model(0, tie_word_embeddings=case.tied).train()
@@ -126,9 +119,7 @@ def make_updates(case):
     base_model = None
     if case.beta > 0:
         base_model = random_model(1, tie_word_embeddings=case.tied).requires_grad_(False)
-        pack_rows(base_model, case)
         weights.shard(base_model)
-    pack_rows(model, case)
     sampler = weights.get_sampler(model)
     weights.shard(model)
     # SGD shows a wrong factor, which AdamW would hide. The training runs below use AdamW.
