@@ -1,7 +1,5 @@
 # make demo       install, train the built-in tiny model with GRPO, plot the run (again: resume it, plot)
-# make test       install, lint, run the fast tests; make test-slow: the others
-# make interview  a copy for a candidate: five tasks, and nothing that solves them
-# make lock       write .ci/requirements.lock anew (needs uv)
+# make test       install, run the fast tests
 PYTHON = .venv/bin/python
 LOCK = .ci/requirements.lock
 # Two workers of one thread each, which is faster than one of two.
@@ -24,8 +22,6 @@ demo: .venv/installed
 	$(PYTHON) plotter.py --log_dir output/demo
 
 test: .venv/installed
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
 	$(PYTEST) -m "not slow"
 
 # This file remembers that .venv has the versions of the lock.
@@ -35,14 +31,22 @@ test: .venv/installed
 		{ echo "error: the packages could not be installed (is the index reachable? see above)" >&2; exit 1; }
 	touch $@
 
-# --- For this repository alone: the copy of `make interview` ends above ---
+# --- Not in the copy for a candidate --------------------------------------------------------------
+# make interview  a copy for a candidate: five tasks, and nothing that solves them
+# make test-slow  run the other tests
+# make lock       write .ci/requirements.lock anew (needs uv)
 
-.PHONY: test-slow interview lock
+.PHONY: lint test-slow interview lock
+test: lint
+lint: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
 interview: .venv/installed
-	$(PYTHON) experiments/make_copy.py
+	$(PYTHON) experiments/make_interview.py
 
 # CUDA's packages are left out: each build of torch asks for its own.
 lock:

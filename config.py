@@ -28,7 +28,6 @@ TITLES = (  # of the groups in --help, in their order
     "evaluation",
     "output",
     "machine",
-    "judge (of the data set creative)",
 )
 
 
@@ -133,7 +132,8 @@ class RunConfig:
     sampler: str = setting(
         "torch",
         "torch: the project's own, which on a CPU repeats a run bit for bit. vllm: for long"
-        " completions, if it is installed (docs/gpus.md); it repeats nothing bit for bit.",
+        " completions, if it is installed (group vllm of pyproject.toml); it repeats nothing bit"
+        " for bit.",
         choices=("torch", "vllm"),
         may_change=True,
     )
@@ -141,7 +141,7 @@ class RunConfig:
     warmup_steps: int = setting(
         10,
         "Updates in which the learning rate rises linearly to its peak. In main.py it then stays"
-        " there; in supervised fine-tuning it falls along half a cosine.",
+        " there, elsewhere it falls along half a cosine.",
         zero=True,
     )
     train_dtype: str | None = setting(
@@ -216,8 +216,14 @@ class RunConfig:
         """Raise ValueError for settings that contradict each other."""
         if self.eval_samples > 1 and self.eval_temperature == 0:
             raise ValueError("--eval_temperature 0 makes all samples of --eval_samples the same")
-        if self.report_to != "none" and find_spec(self.report_to) is None:
-            raise ValueError(f"--report_to {self.report_to}: it is not installed here")
+        # The copy for a candidate lacks some of the project's own files too.
+        for flag, package, file in (
+            ("--sampler", self.sampler, "grpo.vllm"),
+            ("--report_to", self.report_to, "grpo.tracker"),
+        ):
+            is_built_in = package in ("torch", "none")
+            if not is_built_in and not (find_spec(package) and find_spec(file)):
+                raise ValueError(f"{flag} {package}: it is not installed here")
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,18 @@ class LossConfig:
         title="loss",
         zero=True,
     )
+    use_std_normalization: bool = setting(
+        True, "Divide advantages by their group's standard deviation (default); Dr. GRPO does not."
+    )
+    mask_truncated_completions: bool = setting(
+        False, "Compute no loss on completions that were cut off."
+    )
+    # What main.py reads of the settings below, in a copy without them.
+    loss_type = "grpo_clip"
+    length_normalization = "masked_mean"
+
+    # --- Not in the copy for a candidate ----------------------------------------------------------
+
     loss_type: str = setting(
         "grpo_clip",
         "The loss of a token. The ratio is its probability now, divided by that before the"
@@ -260,12 +278,6 @@ class LossConfig:
         "Another upper limit 1 + X, as in DAPO; in cispo 1 + X caps the ratio. (default:"
         " --cliprange)",
     )
-    use_std_normalization: bool = setting(
-        True, "Divide advantages by their group's standard deviation (default); Dr. GRPO does not."
-    )
-    mask_truncated_completions: bool = setting(
-        False, "Compute no loss on completions that were cut off."
-    )
     importance_cap: float | None = setting(
         None,
         "Weight each token by p_policy / p_sampler, at most by this: it corrects for a sampler of"
@@ -273,12 +285,12 @@ class LossConfig:
     )
 
 
-# --- The settings of each script ------------------------------------------------------------------
+# --- The settings of main.py ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GRPOConfig(LossConfig, RunConfig):
-    """Train a language model with GRPO, or by a recipe such as @experiments/recipes/dapo.args."""
+    """Train a language model with GRPO."""
 
     num_train_iters: int = setting(
         1000,
@@ -303,18 +315,6 @@ class GRPOConfig(LossConfig, RunConfig):
         100, "Write a checkpoint every N iterations and after the last.", may_change=True
     )
     eval_only: bool = setting(False, "Evaluate the model and stop, without training.")
-    judge_model: str | None = setting(
-        None,
-        "With --judge_base_url the model's name there; otherwise a model on the hub or a directory."
-        " (default: the run's own model as it was before training)",
-        title="judge (of the data set creative)",
-    )
-    judge_base_url: str | None = setting(
-        None,
-        "An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1, whose key is in the"
-        " environment variable OPENAI_API_KEY. (default: the judge runs in this process)",
-        may_change=True,
-    )
 
     def complete(self) -> Self:
         train_batch_size = self.train_batch_size or self.rollout_batch_size
@@ -337,118 +337,23 @@ class GRPOConfig(LossConfig, RunConfig):
             )
         if self.group_size == 1 and self.loss_type != "no_baseline":
             raise ValueError(
-                "--group_size 1: every advantage would be 0; use --loss_type no_baseline"
+                "--group_size 1: every advantage would be 0, so a loss without a baseline is needed"
             )
 
+    # --- Not in the copy for a candidate ----------------------------------------------------------
 
-@dataclass(frozen=True)
-class FineTuningConfig(RunConfig):
-    """What supervised fine-tuning and expert iteration share."""
-
-    learning_rate: float = again(RunConfig, "learning_rate", 1e-5)
-    train_batch_size: int = setting(32, "Examples of an update.", title="optimisation")
-
-
-@dataclass(frozen=True)
-class SFTConfig(FineTuningConfig):
-    """Fine-tune a model on worked solutions, and evaluate it as main.py does."""
-
-    train_file: str | None = setting(
-        None, "Solutions, as generate_gold.py writes them (.jsonl).", title="data"
-    )
-    num_examples: int | None = setting(
+    judge_model: str | None = setting(
         None,
-        "Examples, drawn by --seed; a larger number includes those of a smaller one."
-        " (default: all)",
+        "With --judge_base_url the model's name there; otherwise a model on the hub or a directory."
+        " (default: the run's own model as it was before training)",
+        title="judge (of the data set creative)",
     )
-    filter_correct: bool = setting(
-        False,
-        "Grade the solutions, and leave out what is not strictly correct. Rows that say"
-        ' "correct": false are left out without it.',
-    )
-    epochs: float = setting(
-        1.0,
-        "Passes over the examples; the next pass fills up the last batch.",
-        title="iterations",
-    )
-    num_updates: int | None = setting(None, "Updates, in the place of --epochs.")
-    eval_updates: int = setting(
-        100, "Evaluate every N updates, before the first and after the last.", may_change=True
-    )
-    save_updates: int = setting(
-        100, "Write a checkpoint every N updates and after the last.", may_change=True
-    )
-    length_normalization: str = again(LossConfig, "length_normalization")
-    output_dir: Path = again(RunConfig, "output_dir", Path("output/sft"))
-
-    def check(self) -> None:
-        super().check()
-        if self.train_file is None:
-            raise ValueError("--train_file is missing: name a file of solutions to train on")
-
-
-@dataclass(frozen=True)
-class ExpertIterationConfig(FineTuningConfig):
-    """Train a language model by expert iteration."""
-
-    n_ei_steps: int = setting(5, "Expert iterations.", title="iterations", may_change=True)
-    num_questions: int = setting(512, "Questions of each expert iteration (D_b).")
-    epochs: int = setting(
-        1,
-        "Passes over the completions that an expert iteration keeps (E). What does not fill a last"
-        " batch of --train_batch_size is left out, unless it is the only one.",
-    )
-    eval_ei_steps: int = setting(
-        1, "Evaluate and save every N expert iterations and after the last.", may_change=True
-    )
-    group_size: int = again(LossConfig, "group_size")
-    temperature: float = setting(1.0, "Temperature of sampling.")
-    warmup_steps: int = setting(0, "Updates of warm-up in each expert iteration.", zero=True)
-    output_dir: Path = again(RunConfig, "output_dir", Path("output/expert_iteration"))
-
-
-@dataclass(frozen=True)
-class GoldConfig:
-    """Collect verified solutions for supervised fine-tuning."""
-
-    from_reference: bool = setting(
-        False, "Source 1: take the data set's own solutions.", title="sampling"
-    )
-    api_model: str | None = setting(
+    judge_base_url: str | None = setting(
         None,
-        "Source 2: ask the model of this name at an OpenAI-compatible endpoint, whose key is in the"
-        " environment variable OPENAI_API_KEY.",
+        "An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1, whose key is in the"
+        " environment variable OPENAI_API_KEY. (default: the judge runs in this process)",
+        may_change=True,
     )
-    base_url: str | None = setting(
-        None, "The endpoint, such as http://127.0.0.1:8000/v1. (default: OpenAI's own)"
-    )
-    solutions: Path | None = setting(
-        None,
-        "Source 3: take completions that were written elsewhere, from a .jsonl file with the id of"
-        " a problem and a completion in the format of --prompt.",
-    )
-    temperature: float | None = setting(
-        None, "Temperature of sampling. (default: the endpoint's own)", zero=True
-    )
-    max_completion_length: int = setting(
-        512, "Tokens of a reply, reasoning included; 0 is no limit.", zero=True
-    )
-
-    dataset_name: str = again(RunConfig, "dataset_name")
-    dataset_path: str | None = again(RunConfig, "dataset_path")
-    prompt: str | None = again(RunConfig, "prompt")
-    evaluator: str | None = again(RunConfig, "evaluator")
-    num_problems: int | None = setting(
-        None,
-        "Training problems, drawn by --seed; a larger number includes those of a smaller one."
-        " (default: all)",
-    )
-    output: Path = setting(
-        Path("gold.jsonl"),
-        "File that rows are appended to; the same command once more continues it.",
-        title="output",
-    )
-    seed: int = again(RunConfig, "seed")
 
 
 # --- From the command line ------------------------------------------------------------------------
@@ -457,8 +362,8 @@ class GoldConfig:
 def parse(config_type: type[Settings], argv: Sequence[str] | None = None) -> Settings:
     """The settings of a script from its command line; a mistake ends it with one line and code 2.
 
-    `@experiments/recipes/dapo.args` stands for the flags in that file; a flag after it overrides
-    them. With --resume, a flag that is not given has the value of the run in --output_dir.
+    `@FILE` stands for the flags in that file; a flag after it overrides them. With --resume, a flag
+    that is not given has the value of the run in --output_dir.
     """
     parser = ArgumentParser(config_type)
     try:
@@ -574,3 +479,17 @@ def add_flag(group: Any, setting: Field) -> None:
     group.add_argument(
         flag, type=type_, choices=choices, metavar=metavar, default=default, help=help
     )
+
+
+# --- Not in the copy for a candidate --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FineTuningConfig(RunConfig):
+    """What supervised fine-tuning and expert iteration share."""
+
+    learning_rate: float = again(RunConfig, "learning_rate", 1e-5)
+    train_batch_size: int = setting(32, "Examples of an update.", title="optimisation")
+
+
+TITLES += ("judge (of the data set creative)",)

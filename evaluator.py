@@ -18,6 +18,7 @@ import copy
 import inspect
 import math
 import re
+import threading
 import traceback
 import zlib
 from abc import ABC, abstractmethod
@@ -30,8 +31,6 @@ from math_verify import parse, verify
 from torch import Tensor
 
 import utils
-from config import GRPOConfig
-from grpo.metrics import share_of_distinct
 from rl_datasets import last_boxed
 
 
@@ -234,6 +233,25 @@ REFUSED = re.compile(
 # A power such as x^2 or 10^{-3}. Where all powers are like this, none is the exponent of another.
 PLAIN_POWER = re.compile(r"(?<=\w)\^(?:\d\d?|[a-z]|\{-?\w\w?\})(?![\d^])")
 INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:e|eq|t)(?![a-zA-Z])")
+# What math-verify misreads, and how it reads it right: 4(3) would be 7.
+REWRITTEN = (
+    (r"\\;|~|\\,$|^\\\(|\\\)$", " "),
+    (r"√(\d+)|\\sqrt(\d\d+)", r"\\sqrt{\1\2}"),
+    (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    ("∞", r"\\infty "),
+    (r"(\d) (\d+)/(\d+)", r"\1\\frac{\2}{\3}"),
+    (r"(?<=[\d)])(?=\(-?\d|\\binom)|(?<=\))(?=\\frac)", r"\\cdot "),
+)
+# An answer has none of these if the gold answer has none.
+FOREIGN = re.compile(
+    r"\.\d{6}|\d:\d|\d \d|!!|'|≠|\\(?:not|ne|neq|[lc]?dots)(?![a-zA-Z])"
+    r"|hundred|thousand|[mbt]r?illion|dozen"
+)
+# Bases, large exponents: both have the same.
+EXACT = re.compile(r"(?<=[\d)])_\{?(\d+)|\^\{?(-?(?:[2-9]\d|\d{3}))")
+QUANTITY = re.compile(  # a number, and a unit with its exponent
+    r"[\d.,]+\s*(?:\\(?:text|mbox|mathrm)\{\s*)?([a-zA-Z])[a-zA-Z]*\}?(\^\{?\d)?\}?"
+)
 
 
 def are_equal(gold: str, answer: str) -> bool:
@@ -241,31 +259,52 @@ def are_equal(gold: str, answer: str) -> bool:
 
     Plain numbers are compared exactly, everything else by math-verify with its time limits, as in
     TRL. Refused before that are bombs such as towers of exponents, an approximation, of which
-    math-verify drops what follows the sign, and single values for an inequality.
+    math-verify drops what follows the sign, single values for an inequality, and differences that
+    math-verify does not see (`differ`).
 
-    Of the 166 wrong pairs in tests/test_math_evaluator.py it accepts 61: numbers that agree in six
-    digits, another case (x for X), a list for a tuple, another unit, an equation for its right side
-    (k=n for n), and what can be read in two ways (4(3), 1/2x). Of the 119 right ones it misses 21,
-    such as i^2 for -1, x>2 for (2,\infty) and 1 4/5 for 1.8.
+    Of 166 wrong pairs that were tried it accepts ACCEPTED: KINDS.
     """
     gold = gold.strip()
-    answer = answer.strip()
+    answer = re.sub(r"^\*\*(.+)\*\*$", r"\1", re.sub(r"(?<!\.)\.(\*\*)?$", r"\1", answer.strip()))
+    answer = re.sub(r"(?<!\.)\.$", "", answer)
     if gold == answer:
         return gold != ""
     numbers = (to_number(gold), to_number(answer))
     if None not in numbers:
         return numbers[0] == numbers[1]
+    for pattern, replacement in REWRITTEN:
+        gold = re.sub(pattern, replacement, gold)
+        answer = re.sub(pattern, replacement, answer)
+    words = [re.sub(r"\\(?:text|textbf|mbox)\{(.*)\}", r"\1", text) for text in (gold, answer)]
+    if all(len(word) > 1 and word.isalpha() for word in words):
+        return words[0].lower() == words[1].lower()
     without_powers = PLAIN_POWER.sub("", answer)
     risky = answer if "^" in without_powers else without_powers
-    if REFUSED.search(risky) or not 0 < len(answer) <= 300:
+    if REFUSED.search(risky) or not 0 < len(answer) <= 300 or differ(gold, answer):
         return False
     is_range = INEQUALITY.search(answer) or re.search(r"[(\[]", answer)
     if INEQUALITY.search(gold) and not is_range:
         return False
+    # Its time limits are signals, which no thread but the main one can have.
+    limit = 5 if threading.current_thread() is threading.main_thread() else None
     try:
-        return verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{answer}}}"))
+        parsed = [parse(f"\\boxed{{{text}}}", parsing_timeout=limit) for text in (gold, answer)]
+        return verify(*parsed, timeout_seconds=limit)
     except Exception:  # math-verify raises nothing narrower
         return False
+
+
+def differ(gold: str, answer: str) -> bool:
+    """Whether answers differ in a way that math-verify does not see."""
+    if FOREIGN.search(answer) and not FOREIGN.search(gold):
+        return True
+    if set(EXACT.findall(gold)) != set(EXACT.findall(answer)):
+        return True
+    quantities = [QUANTITY.fullmatch(text) for text in (gold, answer)]
+    if all(quantities) and quantities[0].groups() != quantities[1].groups():
+        return True
+    left, equals, _ = answer.partition("=")
+    return bool(equals) and "=" not in gold and to_number(left.strip()) is not None  # 6 = 5
 
 
 class MathEvaluator(AnswerEvaluator):
@@ -313,54 +352,6 @@ class MathEvaluator(AnswerEvaluator):
             "correct_strict": is_correct,
             "correct_flexible": is_equal,
         }
-
-
-# --- Stories --------------------------------------------------------------------------------------
-
-
-class CreativeWritingEvaluator(RewardEvaluator):
-    """Stories that continue an opening line, scored by a judge. There are no verdicts.
-
-    judge       The mean of the judge's grades, from 1 to 5; NaN where it gave none. It is 0, and no
-                judge is asked, for a text that is no story (`why_no_story`).
-    is_story    1 for a text that the judge is shown. It is only logged.
-    distinct_2  The share of the text's word pairs that are distinct (arXiv:1510.03055), logged.
-    """
-
-    reward_names = ("judge", "is_story", "distinct_2")
-    reward_weights = (1.0, 0.0, 0.0)
-
-    def __init__(self, judge=None, config=None, frozen=None, **context):
-        if judge is None and not isinstance(config, GRPOConfig):
-            raise ValueError("the evaluator creative needs a judge, which only main.py has")
-        from grpo.judges import get_judge  # no other evaluator needs it
-
-        self.judge = judge or get_judge(config, frozen)
-
-    def compute_rewards(self, prompts, completions, answers, **columns):
-        rewards = torch.zeros(len(completions), 3)
-        details = [{"no_story": why_no_story(text)} for text in completions]
-        stories = [i for i, detail in enumerate(details) if detail["no_story"] is None]
-        scores, judge_details = self.judge.score(
-            [prompts[i] for i in stories], [completions[i].strip() for i in stories]
-        )
-        for i, score, judge_detail in zip(stories, scores, judge_details, strict=True):
-            rewards[i, :2] = torch.tensor([score, 1.0])
-            details[i] |= judge_detail
-        rewards[:, 2] = torch.tensor([share_of_distinct([text], 2) for text in completions])
-        return Rewards(rewards, details)
-
-
-def why_no_story(text: str) -> str | None:
-    """Why a text is no story, for which no judge need be asked; None for a story."""
-    if len(re.findall(r"\w+", text)) < 10:
-        return "fewer than ten words"
-    if share_of_distinct([text], 3) < 0.6:
-        return "repeats itself"
-    # A word or two and an exclamation mark (Of course!), or a label (Title: The Lamp), unquoted.
-    if re.match(r"\s*\w+(?: \w+)?!|\s*\w+: [A-Z]|.*:\s*\Z", text, re.DOTALL):
-        return "opens like a reply"
-    return None
 
 
 # --- Functions of your own ------------------------------------------------------------------------
@@ -429,11 +420,7 @@ class SumOfRewards(RewardEvaluator):
 
 # --- By name --------------------------------------------------------------------------------------
 
-EVALUATORS = {
-    "gsm8k": GSM8kEvaluator,
-    "math": MathEvaluator,
-    "creative": CreativeWritingEvaluator,
-}
+EVALUATORS = {"gsm8k": GSM8kEvaluator, "math": MathEvaluator}
 
 
 def get_evaluator(
@@ -496,3 +483,57 @@ def try_functions(names: str, examples: list[dict]) -> None:
                 f"--evaluator {name} fails with {error!r} in line {line.lineno} of {line.filename};"
                 " prompts and completions are texts, not messages"
             ) from error
+
+
+# --- Not in the copy for a candidate --------------------------------------------------------------
+# Stories.
+
+from grpo.metrics import share_of_distinct  # noqa: E402
+
+
+class CreativeWritingEvaluator(RewardEvaluator):
+    """Stories that continue an opening line, scored by a judge. There are no verdicts.
+
+    judge       The mean of the judge's grades, from 1 to 5; NaN where it gave none. It is 0, and no
+                judge is asked, for a text that is no story (`why_no_story`).
+    is_story    1 for a text that the judge is shown. It is only logged.
+    distinct_2  The share of the text's word pairs that are distinct (arXiv:1510.03055), logged.
+    """
+
+    reward_names = ("judge", "is_story", "distinct_2")
+    reward_weights = (1.0, 0.0, 0.0)
+
+    def __init__(self, judge=None, config=None, frozen=None, **context):
+        if judge is None and not hasattr(config, "judge_model"):
+            raise ValueError("the evaluator creative needs a judge, which only main.py has")
+        from grpo.judges import get_judge  # no other evaluator needs it
+
+        self.judge = judge or get_judge(config, frozen)
+
+    def compute_rewards(self, prompts, completions, answers, **columns):
+        rewards = torch.zeros(len(completions), 3)
+        details = [{"no_story": why_no_story(text)} for text in completions]
+        stories = [i for i, detail in enumerate(details) if detail["no_story"] is None]
+        scores, judge_details = self.judge.score(
+            [prompts[i] for i in stories], [completions[i].strip() for i in stories]
+        )
+        for i, score, judge_detail in zip(stories, scores, judge_details, strict=True):
+            rewards[i, :2] = torch.tensor([score, 1.0])
+            details[i] |= judge_detail
+        rewards[:, 2] = torch.tensor([share_of_distinct([text], 2) for text in completions])
+        return Rewards(rewards, details)
+
+
+def why_no_story(text: str) -> str | None:
+    """Why a text is no story, for which no judge need be asked; None for a story."""
+    if len(re.findall(r"\w+", text)) < 10:
+        return "fewer than ten words"
+    if share_of_distinct([text], 3) < 0.6:
+        return "repeats itself"
+    # A word or two and an exclamation mark (Of course!), or a label (Title: The Lamp), unquoted.
+    if re.match(r"\s*\w+(?: \w+)?!|\s*\w+: [A-Z]|.*:\s*\Z", text, re.DOTALL):
+        return "opens like a reply"
+    return None
+
+
+EVALUATORS["creative"] = CreativeWritingEvaluator

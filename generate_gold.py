@@ -16,18 +16,64 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from config import GoldConfig, parse
+from config import RunConfig, again, parse, setting
+
+
+@dataclass(frozen=True)
+class GoldConfig:
+    """Collect verified solutions for supervised fine-tuning."""
+
+    from_reference: bool = setting(
+        False, "Source 1: take the data set's own solutions.", title="sampling"
+    )
+    api_model: str | None = setting(
+        None,
+        "Source 2: ask the model of this name at an OpenAI-compatible endpoint, whose key is in the"
+        " environment variable OPENAI_API_KEY.",
+    )
+    base_url: str | None = setting(
+        None, "The endpoint, such as http://127.0.0.1:8000/v1. (default: OpenAI's own)"
+    )
+    solutions: Path | None = setting(
+        None,
+        "Source 3: take completions that were written elsewhere, from a .jsonl file with the id of"
+        " a problem and a completion in the format of --prompt.",
+    )
+    temperature: float | None = setting(
+        None, "Temperature of sampling. (default: the endpoint's own)", zero=True
+    )
+    max_completion_length: int = setting(
+        512, "Tokens of a reply, reasoning included; 0 is no limit.", zero=True
+    )
+
+    dataset_name: str = again(RunConfig, "dataset_name")
+    dataset_path: str | None = again(RunConfig, "dataset_path")
+    prompt: str | None = again(RunConfig, "prompt")
+    evaluator: str | None = again(RunConfig, "evaluator")
+    num_problems: int | None = setting(
+        None,
+        "Training problems, drawn by --seed; a larger number includes those of a smaller one."
+        " (default: all)",
+    )
+    output: Path = setting(
+        Path("gold.jsonl"),
+        "File that rows are appended to; the same command once more continues it.",
+        title="output",
+    )
+    seed: int = again(RunConfig, "seed")
+
 
 if __name__ == "__main__":
     parse(GoldConfig)  # --help and mistakes are answered before the seconds that imports take
 
 from evaluator import RewardEvaluator, get_evaluator
 from grpo import jsonl
-from grpo.checkpoints import RunEnds
 from grpo.judges import Endpoint
 from rl_datasets import Prompt, find_data_set, find_prompt
+from utils import RunEnds
 
 # Each of the three sources gives problems with the completions that were written for them.
 

@@ -4,18 +4,17 @@
     torchrun --nproc_per_node 2 main.py
 
 `train` is the algorithm, in seven numbered steps, and `compute_loss` comes below it. An iteration
-is one rollout batch with its updates; the logs call it a step. losses.py has each paper's loss.
+is one rollout batch with its updates; the logs call it a step.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
-  1. Rewards come from rules or a judge (--evaluator), not from a trained reward model, and are for
-     whole completions: there is no process supervision.
+  1. Rewards come from --evaluator, not from a trained reward model, and are for whole completions:
+     there is no process supervision.
   2. The reference stays the initial policy. To renew it, as the paper's iterative variant does,
      start again with a checkpoint as --model_name and a new --output_dir.
   3. The standard deviation of a group divides by n - 1, and a group of equal rewards has advantage
      exactly 0.
   4. On CUDA, a bfloat16 copy of the float32 weights samples, unless --sampling_dtype is float32.
-     How far its log-probs are from the policy's is logged as `sampling_logp_gap`, and
-     --importance_cap corrects for it.
+     How far its log-probs are from the policy's is logged as `sampling_logp_gap`.
   5. An update in which no completion has a gradient takes no step. Otherwise AdamW would move the
      weights by its momentum alone.
 As in the paper's runs there is one update for each rollout batch, so the ratio is 1 and the clip
@@ -38,7 +37,8 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from grpo import distributed, token_colours, weights
+import losses
+from grpo import distributed
 from grpo.metrics import add_up, average
 from grpo.rollout import (
     Completion,
@@ -51,13 +51,6 @@ from grpo.rollout import (
     split_into_updates,
 )
 from grpo.run import Run, run_to_the_end
-from losses import (
-    LENGTH_NORMALIZATIONS,
-    ZERO_WITHOUT_ADVANTAGE,
-    estimate_kl,
-    find_loss,
-    mean_over_all_tokens,
-)
 from utils import autocast, get_per_token_logps, masked_mean
 
 MAX_GRAD_NORM = 1.0  # a gradient with a greater norm is scaled down to this norm
@@ -102,7 +95,7 @@ def train(config: GRPOConfig, run: Run) -> None:
 
         # In every tenth iteration, record how the updates change each token of one group.
         update_metrics = []
-        with token_colours.shown(config, run, completions):
+        with run.showing_tokens(completions):
             for i, batch in enumerate(updates):  # a single one, unless training is off-policy
                 # 5. Compute the loss and its gradient, in micro-batches.
                 with run.timer("loss"):
@@ -119,7 +112,7 @@ def train(config: GRPOConfig, run: Run) -> None:
                 update_metrics.append(loss_metrics | step_metrics)
 
             with run.timer("update"):
-                weights.refresh_sampler(run.sampler, run.model)
+                run.sampler.refresh(run.model)
 
         # 7. Log what was sampled, and what the updates did.
         run.log_iteration(average(update_metrics) | metrics, completions)
@@ -231,7 +224,7 @@ def is_counted(completion: Completion, config: LossConfig) -> bool:
 def groups_that_teach(completions: list[Completion], config: LossConfig) -> list[Group]:
     """The counted completions of the groups that have a gradient."""
     # Without a KL term, an advantage of 0 teaches nothing.
-    needs_advantage = config.beta == 0 and config.loss_type in ZERO_WITHOUT_ADVANTAGE
+    needs_advantage = config.beta == 0 and config.loss_type in losses.ZERO_WITHOUT_ADVANTAGE
     groups = []
     for group in split_into_groups(completions, config.group_size):
         counted = [completion for completion in group if is_counted(completion, config)]
@@ -322,7 +315,7 @@ def compute_loss(
         old_logps = policy_logps.detach()
 
     # The loss of the policy gradient, and where the clip stops it, (B, C) each.
-    per_token_loss, clip_masks = find_loss(config.loss_type)(
+    per_token_loss, clip_masks = losses.find_loss(config.loss_type)(
         advantages.unsqueeze(1), policy_logps, old_logps, mask, config
     )
     assert per_token_loss.shape == (B, C), f"{config.loss_type}: {per_token_loss.shape}"
@@ -336,11 +329,11 @@ def compute_loss(
         if ref_logps is None:
             with torch.inference_mode():
                 ref_logps = get_per_token_logps(base_model, **inputs)
-        per_token_kl = estimate_kl(policy_logps, ref_logps)
+        per_token_kl = losses.estimate_kl(policy_logps, ref_logps)
         per_token_loss = per_token_loss + config.beta * per_token_kl
 
     # The mean over tokens and then sequences, or over all tokens at once.
-    mean = LENGTH_NORMALIZATIONS[config.length_normalization]
+    mean = losses.LENGTH_NORMALIZATIONS[config.length_normalization]
     loss = mean(per_token_loss, mask, config)
 
     with torch.no_grad():
@@ -353,7 +346,7 @@ def compute_loss(
         if sampled_logps is not None:
             per_token["sampling_logp_gap"] = (old_logps - sampled_logps).abs()
         for name, values in per_token.items():
-            metrics[name] = mean_over_all_tokens(values, mask, config).item()
+            metrics[name] = losses.mean_over_all_tokens(values, mask, config).item()
     return loss, metrics
 
 
@@ -362,7 +355,7 @@ def compute_loss(
 
 def setup(config: GRPOConfig) -> Run:
     """What GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
-    find_loss(config.loss_type)  # a wrong name raises before the model is loaded
+    losses.find_loss(config.loss_type)  # a wrong name raises before the model is loaded
     run = Run.load(config, with_reference=config.beta > 0)
     if not config.eval_only:
         run.train_loader.next_batch(0)  # raises if there is no training split

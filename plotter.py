@@ -6,7 +6,7 @@
     python plotter.py output/run --diagnose  # what looks wrong in its logs, and what to change
 
 `--log_dir output/run` is the same as `output/run`. Every number in the logs that changes gets a
-panel, so a new metric or reward needs no edit here. docs/tuning.md explains the metrics.
+panel, so a new metric or reward needs no edit here.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -25,9 +26,8 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure  # without pyplot, nothing can open a window
 from matplotlib.ticker import PercentFormatter
 
-from config import ExpertIterationConfig, GRPOConfig, SFTConfig, may_change, read_args
-from grpo import diagnose, jsonl, report
-from grpo.metrics import mcnemar
+from config import GRPOConfig, may_change, read_args
+from grpo import jsonl, report
 from grpo.report import step_of
 
 STYLE = {
@@ -43,8 +43,8 @@ COUNTERS = "step n epoch ei_step examples sampled_tokens total_tokens elapsed".s
 # Keys that begin like this are drawn in percent, if their values are at most 1.
 SHARES = ("accuracy", "pass", "truncated", "zero_std", "clip", "skipped")
 # Runs that differ in nothing but these settings are repeats of each other.
-MAY_DIFFER = may_change(GRPOConfig) | may_change(SFTConfig) | may_change(ExpertIterationConfig)
-MAY_DIFFER = MAY_DIFFER - {"num_train_iters", "n_ei_steps"} | {"seed", "parameters"}
+MAY_DIFFER = may_change(GRPOConfig) - {"num_train_iters"} | {"seed", "parameters"}
+MAY_DIFFER |= {"eval_updates", "save_updates", "eval_ei_steps"}  # of other scripts
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def compare(label: str, path_before: Path, path_after: Path) -> tuple[Changes, l
     tables = [pd.DataFrame(jsonl.read(path, question)) for path in (path_before, path_after)]
     before, after = [table.drop_duplicates(question) for table in tables]
     pairs = before.merge(after, on=question, suffixes=("", "_after"))
-    if pairs.empty or "correct_strict_after" not in pairs:  # stories have no verdicts
+    if pairs.empty or "correct_strict_after" not in pairs:  # some have no verdicts
         return {"fixed": [], "broken": []}, []
     was_right = pairs["correct_strict"]
     is_right = pairs["correct_strict_after"]
@@ -230,6 +230,15 @@ def compare(label: str, path_before: Path, path_after: Path) -> tuple[Changes, l
         f" exact McNemar p = {mcnemar(len(fixed), len(broken)):.2g}"
     )
     return {"fixed": fixed, "broken": broken}, [line]
+
+
+def mcnemar(num_fixed: int, num_broken: int) -> float:
+    """The exact two-sided p-value of McNemar's test on the pairs whose verdict changed."""
+    from scipy.stats import binomtest  # takes a second to import
+
+    if num_fixed + num_broken == 0:
+        return 1.0
+    return float(binomtest(num_fixed, num_fixed + num_broken).pvalue)
 
 
 def accuracy_lines(run: Run) -> list[str]:
@@ -336,10 +345,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("name the folder of a run")
     try:
         runs = read_runs(args.runs + args.log_dir)
+        if args.diagnose and find_spec("grpo.diagnose") is None:
+            raise ValueError("--diagnose: this copy of the project goes without it")
         if args.diagnose:
             lines = []
             for run in runs:
-                findings = diagnose.findings(run.path) or ["nothing looks wrong"]
+                findings = report.findings(run.path) or ["nothing looks wrong"]
                 lines += [f"{run.name}: {finding}" for finding in findings]
         else:
             lines = plot(runs, args.by, args.output)

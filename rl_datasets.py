@@ -1,4 +1,4 @@
-"""Prompts, and the data sets `gsm8k`, `math`, `arithmetic`, `creative` and those of your own.
+"""Prompts, and the data sets: built-in ones, and those of your own.
 
 An example is a dict of `id` (data set, split and index, such as "gsm8k/train/0"), `question`,
 `answer` (always text), `solution` (the worked steps without the answer's line, maybe empty),
@@ -86,11 +86,6 @@ your steps
 only the final answer
 </answer>"""
 
-STORY_PROMPT = (
-    "Continue this opening line into a short story of one paragraph. "
-    "Do not repeat the line, and write nothing but the story.\n\n{question}"
-)
-
 # For a base model: a shorter wording of R1-Zero's prompt (arXiv:2501.12948).
 R1_ZERO = Prompt(
     "r1_zero",
@@ -122,13 +117,6 @@ PROMPTS = {
         "question_only",
         plain="{question}\n",
         completion="{solution}\nThe answer is \\boxed{{answer}}.",
-    ),
-    "story": Prompt(
-        "story",
-        chat=(("user", STORY_PROMPT),),
-        plain="{question}",  # the model continues the opening line
-        completion="{solution}",
-        stop_strings=("\n",),  # the end of the paragraph
     ),
 }
 
@@ -184,10 +172,6 @@ def last_boxed(text: str) -> str | None:
             if depth == 0:
                 return rest[1 : brace.start()].strip()
     return None
-
-
-def story_example(row: dict) -> dict:
-    return {"question": text_of(row, "opening").strip(), "answer": "", "solution": ""}
 
 
 # --- Where rows come from -------------------------------------------------------------------------
@@ -276,14 +260,10 @@ class DataSet:
 NUM_HELD_OUT = 500  # problems at the end of GSM8K's training split, which are its validation split
 DATA = Path(__file__).parent / "data"
 DATASETS = {
-    # Word problems that tiny/make_word_problems.py has generated: 10,000, 2,000 and 2,000.
+    # Generated word problems: 10,000, 2,000 and 2,000.
     "arithmetic": DataSet("arithmetic", gsm8k_example, partial(read_folder, DATA / "arithmetic")),
     "gsm8k": DataSet("gsm8k", gsm8k_example, gsm8k_rows),
     "math": DataSet("math", math_example, math_rows, "math", "r1_zero"),
-    # Opening lines of stories, 80 for training and 20 for testing, without a gold answer.
-    "creative": DataSet(
-        "creative", story_example, partial(read_folder, DATA / "opening_lines"), "creative", "story"
-    ),
 }
 
 
@@ -402,3 +382,29 @@ def get_dataloaders(
     if not eval_loader.examples:
         raise ValueError(f"--max_prompt_length {max_prompt_length} leaves no {eval_split} problem")
     return train_loader, eval_loader
+
+
+# --- Not in the copy for a candidate --------------------------------------------------------------
+# Stories: opening lines, 80 for training and 20 for testing, without a gold answer.
+
+STORY_PROMPT = (
+    "Continue this opening line into a short story of one paragraph. "
+    "Do not repeat the line, and write nothing but the story.\n\n{question}"
+)
+
+PROMPTS["story"] = Prompt(
+    "story",
+    chat=(("user", STORY_PROMPT),),
+    plain="{question}",  # the model continues the opening line
+    completion="{solution}",
+    stop_strings=("\n",),  # the end of the paragraph
+)
+
+
+def story_example(row: dict) -> dict:
+    return {"question": text_of(row, "opening").strip(), "answer": "", "solution": ""}
+
+
+DATASETS["creative"] = DataSet(
+    "creative", story_example, partial(read_folder, DATA / "opening_lines"), "creative", "story"
+)

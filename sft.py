@@ -14,9 +14,49 @@ import math
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from config import FineTuningConfig, LossConfig, SFTConfig, parse
+from config import FineTuningConfig, LossConfig, RunConfig, again, parse, setting
+
+
+@dataclass(frozen=True)
+class SFTConfig(FineTuningConfig):
+    """Fine-tune a model on worked solutions, and evaluate it as main.py does."""
+
+    train_file: str | None = setting(
+        None, "Solutions, as generate_gold.py writes them (.jsonl).", title="data"
+    )
+    num_examples: int | None = setting(
+        None,
+        "Examples, drawn by --seed; a larger number includes those of a smaller one."
+        " (default: all)",
+    )
+    filter_correct: bool = setting(
+        False,
+        "Grade the solutions, and leave out what is not strictly correct. Rows that say"
+        ' "correct": false are left out without it.',
+    )
+    epochs: float = setting(
+        1.0,
+        "Passes over the examples; the next pass fills up the last batch.",
+        title="iterations",
+    )
+    num_updates: int | None = setting(None, "Updates, in the place of --epochs.")
+    eval_updates: int = setting(
+        100, "Evaluate every N updates, before the first and after the last.", may_change=True
+    )
+    save_updates: int = setting(
+        100, "Write a checkpoint every N updates and after the last.", may_change=True
+    )
+    length_normalization: str = again(LossConfig, "length_normalization")
+    output_dir: Path = again(RunConfig, "output_dir", Path("output/sft"))
+
+    def check(self) -> None:
+        super().check()
+        if self.train_file is None:
+            raise ValueError("--train_file is missing: name a file of solutions to train on")
+
 
 if __name__ == "__main__":
     parse(SFTConfig)  # --help and mistakes are answered before the seconds that imports take
@@ -24,7 +64,7 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo import distributed, jsonl, weights
+from grpo import distributed, jsonl
 from grpo.rollout import Completion
 from grpo.run import Run, run_to_the_end
 from main import accumulate_gradient, get_optimizer, take_step
@@ -53,7 +93,7 @@ def train(config: SFTConfig, run: Run) -> None:
     for _ in run.iterations(config.eval_updates, config.save_updates):
         with run.timer("loss_and_update"):
             row = next(updates)
-        weights.refresh_sampler(run.sampler, run.model)
+        run.sampler.refresh(run.model)
         run.log_update(row, row.pop("tokens"))
 
 

@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,11 +32,6 @@ LENGTH_BUCKETS = 4
 BUCKET_TOKENS_ON_GPU = 8192
 
 Item = TypeVar("Item")
-
-if not hasattr(PreTrainedModel, "is_activation_checkpointing"):
-    # vLLM needs a transformers before 5.21, in which these have other names.
-    PreTrainedModel.is_activation_checkpointing = PreTrainedModel.is_gradient_checkpointing
-    PreTrainedModel.activation_checkpointing_enable = PreTrainedModel.gradient_checkpointing_enable
 
 # --- Log-probabilities ----------------------------------------------------------------------------
 
@@ -309,63 +305,9 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_sum(tensor, mask, dim) / mask.sum(dim)
 
 
-# --- Groups and micro-batches ---------------------------------------------------------------------
-
-
 def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
     """Every item as often as it has completions: [a, b] repeated twice is [a, a, b, b]."""
     return [item for item in items for _ in range(times)]
-
-
-def split_into_micro_batches(
-    prompt_lengths: list[int], completion_lengths: list[int], group_size: int, max_tokens: int
-) -> list[list[int]]:
-    """Split rows into micro-batches of at most max_tokens completion tokens, padding included.
-
-    Prompts, which run once for each group, may have as many on top of that: they are a pass of
-    their own, and eight completions of 512 tokens fit into 4,096 whatever their prompt. In groups
-    of one nothing is shared, and prompts count. Groups of similar length go together, so that
-    little is padded. A group that is too long for the budget is split over several micro-batches.
-
-    Args:
-        prompt_lengths, completion_lengths: one number for each row; each group is group_size
-            consecutive rows.
-
-    Returns:
-        lists of row numbers: whole groups, or a part of one.
-    """
-    groups = [range(row, row + group_size) for row in range(0, len(prompt_lengths), group_size)]
-    sizes = []  # (tokens of the longest completion, tokens of the prompt, rows) of each group
-    for rows in groups:
-        longest_completion = max(completion_lengths[row] for row in rows)
-        sizes.append((max(1, longest_completion), prompt_lengths[rows[0]], rows))
-
-    micro_batches = []
-    current = []  # the rows of the micro-batch that is being filled
-    P = 0  # the tokens of its longest prompt
-    C = 0  # the tokens of its longest completion
-    for group_C, group_P, rows in sorted(sizes, key=lambda size: size[:2]):
-        num_fitting_rows = max(1, max_tokens // group_C)
-        if num_fitting_rows < group_size:
-            for start in range(0, group_size, num_fitting_rows):
-                micro_batches.append(list(rows[start : start + num_fitting_rows]))
-            continue
-        # Would the micro-batch be too large with this group? All groups are padded to one size.
-        num_groups_with_this = len(current) // group_size + 1
-        tokens_per_group = max(max(P, group_P), group_size * max(C, group_C))
-        if group_size == 1:
-            tokens_per_group = max(P, group_P) + max(C, group_C)
-        if current and num_groups_with_this * tokens_per_group > max_tokens:
-            micro_batches.append(current)
-            current = []
-            P = 0
-            C = 0
-        current = current + list(rows)
-        P = max(P, group_P)
-        C = max(C, group_C)
-    if current:
-        micro_batches.append(current)
-    return micro_batches
 
 
 # --- Seeds and precision --------------------------------------------------------------------------
@@ -442,9 +384,21 @@ def has_onednn_products() -> bool:
     return torch.backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
+# --- How a run ends ------------------------------------------------------------------------------
+
+
+class RunEnds(Exception):
+    """A run ends before its last iteration. The message is a line for the user."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 # --- What a user brings in a file of their own ----------------------------------------------------
 
 
+@cache  # every micro-batch asks for its loss
 def import_from_file(reference: str, flag: str) -> Any:
     """What FILE.py:NAME names, in a module that a process pool can import too.
 

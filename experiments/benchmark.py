@@ -30,7 +30,8 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 import llms
-from grpo import generation, weights
+from grpo import generation
+from grpo.sampler import TorchSampler
 from rl_datasets import get_dataloaders
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,7 +167,7 @@ def competitors_of(work: str, args) -> dict:
             competitors["TRL, memory kept"] = partial(step_of_trl, args, **keeps_memory)
         return competitors
     policy, tokenizer = llms.get_llm_tokenizer(args.model_name)
-    model = weights.get_sampler(policy).eval()
+    model = TorchSampler(policy, tokenizer).model.eval()
     prompts = [row["prompt"] for row in read_examples(tokenizer, args.num_prompts)]
     competitors = {}
     samplers = {"GRPO-Lite": sample_with_ours, "model.generate": sample_with_transformers}

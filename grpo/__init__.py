@@ -1,1 +1,1 @@
-"""What one reads later: the run and its checkpoints, sampling, judges, and what the logs tell."""
+"""What one reads later: the run and its checkpoints, sampling, and what the logs tell."""

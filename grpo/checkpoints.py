@@ -32,14 +32,6 @@ from grpo import distributed, jsonl, weights
 KEEP = 3  # newest checkpoints; the most accurate one is kept beside them
 
 
-class RunEnds(Exception):
-    """A run ends before its last iteration. The message is a line for the user."""
-
-    def __init__(self, message: str, exit_code: int = 1):
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 # --- The directory --------------------------------------------------------------------------------
 
 
@@ -107,13 +99,14 @@ def save(run) -> None:
     """All: write checkpoints/step_NNNNNN, from which --resume continues at the run's place.
 
     Everything is written and synced under a temporary name, which is then changed: a checkpoint is
-    complete, or it is not there. Without a step since the last one there is nothing to save.
+    complete, or it is not there. Without an iteration since the last one there is nothing to save.
     """
-    if run.step == run.saved_step:
+    iteration = run.resume_point["iteration"]
+    if iteration == run.saved:
         return
     whole_weights, optimizer_state = gather_state(run.model, run.optimizer)
     random_states = distributed.gather([run.resume_point["rng"]])  # of each process
-    run.saved_step = run.step
+    run.saved = iteration
     if not distributed.is_main():
         return
     output_dir = run.config.output_dir
@@ -125,7 +118,6 @@ def save(run) -> None:
     logs = output_dir.glob("*_log.jsonl")
     state = run.resume_point | {
         "rng": random_states,
-        "step": run.step,
         "total_tokens": run.total_tokens,
         "elapsed": time.perf_counter() - run.start,
         "optimizer": optimizer_state,
@@ -133,7 +125,7 @@ def save(run) -> None:
     }
     torch.save(state, temporary / "trainer.pt")
     os.sync()  # before it gets its name, everything is on the disk
-    os.replace(temporary, folder / f"step_{run.step:06d}")
+    os.replace(temporary, folder / f"step_{iteration:06d}")
     remove_old(output_dir)
 
 
@@ -183,25 +175,22 @@ def resume(run) -> None:
         print(f"continuing from {path or 'the beginning'}")
         for log in output_dir.glob("*_log.jsonl"):
             os.truncate(log, state.get("log_sizes", {}).get(log.name, 0))
-        last_transcripts = {"rollouts": state.get("iteration", 0), "eval": state.get("step", 0)}
-        for folder, last in last_transcripts.items():
-            for transcript in output_dir.glob(f"{folder}/step_*.jsonl"):
-                if int(transcript.stem.removeprefix("step_")) > last:
-                    transcript.unlink()
+        for transcript in output_dir.glob("*/step_*.jsonl"):
+            if int(transcript.stem.removeprefix("step_")) > state.get("iteration", 0):
+                transcript.unlink()
     state = distributed.from_main(state)
     if not state:
         return
     scatter_state(run.model, run.optimizer, saved_weights, optimizer_state)
-    weights.refresh_sampler(run.sampler, run.model)
+    run.sampler.refresh(run.model)
     run.iteration = state["iteration"]
     run.skipped_in_a_row = state["skipped_in_a_row"]
-    run.step = state["step"]
-    run.saved_step = run.step
+    run.saved = run.iteration
     run.total_tokens = state["total_tokens"]
     run.start -= state["elapsed"]
     run.train_loader.load_state_dict(state["train_loader"])
     # This seed is used if the number of processes has changed. It differs for each checkpoint.
-    distributed.resume_rng_state(state["rng"], new_seed=run.config.seed + 7919 * run.step)
+    distributed.resume_rng_state(state["rng"], new_seed=run.config.seed + 7919 * run.iteration)
 
 
 # --- The state of one process, and of several -----------------------------------------------------

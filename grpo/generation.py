@@ -2,13 +2,14 @@
 
 `generate` divides the completions into batches. The prompts of a batch run once, and each sequence
 gets a copy of its prompt's KV cache. Then a `Decoder` gives every sequence one token a step, and
-finished sequences leave the batch. On CUDA, `CapturedDecoder` replays the steps as CUDA graphs.
+finished sequences leave the batch. On CUDA the steps may be replayed as CUDA graphs.
 
 Shapes: in a batch, R sequences of N prompts, C completion tokens, H hidden size.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -97,7 +98,8 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list
 
 def decoder_for(model: PreTrainedModel, max_rows: int, max_columns: int) -> Decoder:
     """A decoder for batches of this size; for a bfloat16 copy on CUDA one with CUDA graphs."""
-    if model.device.type == "cuda" and model.dtype == torch.bfloat16:
+    is_for_graphs = model.device.type == "cuda" and model.dtype == torch.bfloat16
+    if is_for_graphs and find_spec("grpo.cuda_graphs"):
         from grpo import cuda_graphs
 
         return cuda_graphs.captured_decoder_for(model, max_rows, max_columns)

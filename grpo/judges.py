@@ -20,9 +20,9 @@ import torch
 
 import llms
 from grpo import distributed
-from grpo.checkpoints import RunEnds
 from grpo.rollout import Completion, compute_logps
 from rl_datasets import render_chat
+from utils import RunEnds
 
 # --- An OpenAI-compatible endpoint ----------------------------------------------------------------
 

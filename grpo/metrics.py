@@ -1,4 +1,4 @@
-"""The numbers of the logs, from the records of completions. docs/tuning.md describes them."""
+"""The numbers of the logs, from the records of completions."""
 
 import math
 import re
@@ -120,15 +120,6 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     centre = (p + Z95 * Z95 / (2 * n)) / denominator
     half_width = Z95 * math.sqrt(p * (1 - p) / n + Z95 * Z95 / (4 * n * n)) / denominator
     return max(0.0, centre - half_width), min(1.0, centre + half_width)
-
-
-def mcnemar(num_fixed: int, num_broken: int) -> float:
-    """The exact two-sided p-value of McNemar's test on the pairs whose verdict changed."""
-    from scipy.stats import binomtest  # takes a second to import, and training does not need it
-
-    if num_fixed + num_broken == 0:
-        return 1.0
-    return float(binomtest(num_fixed, num_fixed + num_broken).pvalue)
 
 
 def pass_at_k(num_correct: list[int], n: int, k: int) -> float:

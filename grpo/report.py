@@ -7,17 +7,18 @@ page says so.
 
 import itertools
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from grpo import diagnose, jsonl
+from grpo import jsonl
 
 MAX_STEPS = 12
 MAX_GROUPS = 8  # of completions of one prompt, in each step
 MAX_QUESTIONS = 40  # that were fixed, and that were broken
-# What a transcript says of each token of some completions (grpo/token_colours.py), in nats.
+# What a transcript says of each token of some completions, in nats.
 MEASURES = {
     "change": "change of the log-probability by this iteration's updates",
     "logp": "log-probability when sampled",
@@ -38,7 +39,7 @@ def write(folder: Path, lines: list[str], changes: dict[str, list[dict]]) -> Pat
     Raises:
         ValueError: a transcript of the run is damaged.
     """
-    # A run without rollouts, such as SFT, shows its evaluations instead.
+    # A run without rollouts shows its evaluations instead.
     paths = transcripts(folder, "rollouts") or transcripts(folder, "eval")
     args_path = folder / "args.json"
     settings = json.loads(args_path.read_text("utf-8")) if args_path.exists() else {"args": {}}
@@ -52,7 +53,7 @@ def write(folder: Path, lines: list[str], changes: dict[str, list[dict]]) -> Pat
     page = environment.get_template("report.html").render(
         name=folder.name,
         lines=lines,
-        findings=diagnose.findings(folder),
+        findings=findings(folder),
         settings=settings,
         steps=[read_step(path) for path in choose(paths)],
         num_steps=len(paths),
@@ -64,6 +65,15 @@ def write(folder: Path, lines: list[str], changes: dict[str, list[dict]]) -> Pat
     path = folder / "report.html"
     path.write_text(page, "utf-8")
     return path
+
+
+def findings(folder: Path) -> list[str]:
+    """What looks wrong in the logs of a run. A copy for a candidate does not say."""
+    if find_spec("grpo.diagnose") is None:
+        return []
+    from grpo import diagnose
+
+    return diagnose.findings(folder)
 
 
 def transcripts(run: Path, folder: str) -> list[Path]:

@@ -4,7 +4,6 @@ Shapes: B sequences, P prompt tokens, C completion tokens, T = P + C.
 """
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -83,22 +82,30 @@ def split_into_updates(config: GRPOConfig, completions: list[Completion]) -> lis
 def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
     """Micro-batches of equally large groups, each of at most max_tokens tokens, padding included.
 
-    A group that is too long for that is split into several, down to single completions.
+    Those are the tokens of completions. Prompts, which run once for each group, may have as many on
+    top of that: they are a pass of their own. In groups of one nothing is shared, and prompts
+    count. Groups of similar length go together, so that little is padded. A group that is too long
+    is split into several, down to single completions.
     """
-    groups_of_size = defaultdict(list)
+    parts = []  # (completions, tokens of the longest, tokens of the prompt, the completions)
     for group in groups:
-        groups_of_size[len(group)].append(group)
+        longest = max(len(completion.ids) for completion in group)
+        for part in split_into_groups(group, max(1, max_tokens // max(1, longest))):
+            longest = max(len(completion.ids) for completion in part)
+            parts.append((len(part), longest, len(part[0].prompt_ids), part))
     batches = []
-    for size, same_size in groups_of_size.items():
-        completions = list(chain.from_iterable(same_size))
-        rows_of_batches = utils.split_into_micro_batches(
-            [len(completion.prompt_ids) for completion in completions],
-            [len(completion.ids) for completion in completions],
-            size,
-            max_tokens,
-        )
-        for rows in rows_of_batches:
-            batches.append(split_into_groups([completions[row] for row in rows], size))
+    longest_prompt = 0  # of the last batch
+    for size, longest, prompt_length, part in sorted(parts, key=lambda part: part[:3]):
+        longest_prompt = max(longest_prompt, prompt_length)
+        if size == 1:
+            tokens_of_group = longest_prompt + longest
+        else:
+            tokens_of_group = max(longest_prompt, size * longest)  # all are padded to one length
+        has_size = batches and len(batches[-1][0]) == size
+        if not has_size or (len(batches[-1]) + 1) * tokens_of_group > max_tokens:
+            batches.append([])
+            longest_prompt = prompt_length
+        batches[-1].append(part)
     return batches
 
 

@@ -12,8 +12,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,14 +25,14 @@ import llms
 import utils
 from config import RunConfig
 from evaluator import RewardEvaluator, get_evaluator, try_functions
-from grpo import checkpoints, diagnose, distributed, generation, jsonl, metrics, weights
-from grpo.checkpoints import RunEnds
-from grpo.rollout import Completion, compute_logps
+from grpo import checkpoints, distributed, jsonl, metrics, report, weights
+from grpo.rollout import Completion
+from grpo.sampler import TorchSampler
 from grpo.timer import StageTimer
 from rl_datasets import DataLoader, default_eval_split, find_data_set, get_dataloaders
+from utils import RunEnds
 
 MAX_SKIPPED = 3  # iterations in a row without a finite gradient, which end a run
-MAX_VLLM_GAP = 0.1  # nats per token on average; bfloat16 alone gives up to 0.04
 # What the console shows of a line of a log.
 SHOWN = {
     "loss": ".4f",
@@ -54,21 +55,19 @@ class Run:
     train_loader: DataLoader
     eval_loader: DataLoader
     evaluator: RewardEvaluator
-    sampler: Any  # the policy itself, or a copy of its weights, maybe in vLLM
+    sampler: Any  # a TorchSampler, or with --sampler vllm a VLLMSampler
     base_model: PreTrainedModel | None  # the frozen reference, where there is one
     timer: StageTimer
-    generate: Callable = generation.generate  # samples from the sampler
 
     # Set by the script's `setup`.
     optimizer: torch.optim.Optimizer | None = None  # None for --eval_only, which saves nothing
     num_iterations: int = 0  # of the whole run
-    solutions: list[Completion] = field(default_factory=list)  # those that SFT trains on
+    solutions: list[Completion] = field(default_factory=list)  # to train on, where none are sampled
 
     # How far it has come.
-    iteration: int = 0  # the last one: of rollout batches, updates of SFT, or expert iterations
-    step: int = 0  # the same, but for expert iteration its updates; logs count in steps
-    total_tokens: int = 0  # that were sampled, or trained on in supervised fine-tuning
-    saved_step: int | None = None  # of the newest checkpoint
+    iteration: int = 0  # the last one, which the logs and the names of files call a step
+    total_tokens: int = 0  # that were sampled, or where nothing is sampled, trained on
+    saved: int | None = None  # the iteration of the newest checkpoint
     skipped_in_a_row: int = 0  # iterations that have skipped an update, up to now
     resume_point: dict = field(default_factory=dict)  # by `keep_resume_point`
     start: float = field(default_factory=time.perf_counter)  # minus what it took before a resume
@@ -76,6 +75,8 @@ class Run:
     @classmethod
     def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
+        if config.sampler == "vllm":
+            from grpo import vllm  # before a model is loaded, since it changes transformers
         utils.seed_everything(config.seed)
         data_set = find_data_set(config.dataset_name)
         evaluator_names = config.evaluator or data_set.default_evaluator
@@ -105,15 +106,18 @@ class Run:
         longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
         llms.check_positions(model, longest_prompt, config.max_completion_length)
         with_adapters = config.lora_rank is not None
-        generate = generation.generate
         if config.sampler == "vllm":
-            from grpo import vllm
-
-            generate = vllm.generate
-            sampler = vllm.VLLMSampler(model, config, longest_prompt + config.max_completion_length)
-            weights.refresh_sampler(sampler, model)
+            max_length = longest_prompt + config.max_completion_length
+            sampler = vllm.VLLMSampler(model, tokenizer, config, max_length)
+            sampler.check(model, [example["prompt"] for example in eval_loader.examples[:4]])
         else:
-            sampler = weights.get_sampler(model, config.sampling_dtype, needs_copy=with_adapters)
+            sampler = TorchSampler(
+                model,
+                tokenizer,
+                dtype=config.sampling_dtype,
+                needs_copy=with_adapters,
+                max_concurrent_sequences=config.max_concurrent_sequences,
+            )
         if with_adapters:
             weights.add_adapters(model, config.lora_rank, config.seed)
         base_model = weights.get_base_model(model) if with_reference else None
@@ -136,7 +140,6 @@ class Run:
             eval_loader=eval_loader,
             evaluator=evaluator,
             sampler=sampler,
-            generate=generate,
             base_model=base_model,
             timer=StageTimer(model.device),
         )
@@ -196,7 +199,7 @@ class Run:
     def is_evaluated(self) -> bool:
         """All: whether the log has an evaluation of this step, as after a resume."""
         rows = jsonl.read_log(self.config.output_dir / "eval_log.jsonl")
-        return distributed.from_main(self.step in [row["step"] for row in rows])
+        return distributed.from_main(self.iteration in [row["step"] for row in rows])
 
     def sample(
         self, examples: list[dict], num_samples: int, temperature: float
@@ -209,15 +212,12 @@ class Run:
             leave=False,
             disable=None if distributed.is_main() else True,
         ) as bar:
-            completions = self.generate(
-                self.sampler,
-                self.tokenizer,
+            completions = self.sampler.sample(
                 [example["prompt"] for example in examples],
                 num_samples=num_samples,
                 max_completion_length=self.config.max_completion_length,
                 temperature=temperature,
                 stop_strings=self.train_loader.prompt.stop_strings,
-                max_concurrent_sequences=self.config.max_concurrent_sequences,
                 progress=bar.update,
             )
         for i, completion in enumerate(completions):
@@ -241,14 +241,14 @@ class Run:
                 for i, completion in enumerate(completions):
                     completion.reward = totals[i]
                     completion.details = details[i]
-        except RunEnds as error:  # of a judge
+        except RunEnds as error:
             failures = [str(error)]
         except Exception as error:  # the user's function may raise anything
             traceback.print_exc()
             failures = [f"the reward has failed with {error!r}"]
         failures = distributed.gather(failures)
         if failures:
-            if self.resume_point:  # not while SFT chooses its solutions, nor with --eval_only
+            if self.resume_point:  # not before training, nor with --eval_only
                 checkpoints.save(self)
             distributed.barrier()  # a process that ends would take the others with it
             raise RunEnds(f"error: {failures[0]}; --resume continues from before that")
@@ -266,30 +266,22 @@ class Run:
         with utils.isolated_seed(distributed.process_seed(config.seed)):
             completions = self.sample(examples, config.eval_samples, config.eval_temperature)
             reward_metrics = self.reward(completions)
-        if config.sampler == "vllm":
-            self.check_vllm(completions[:8])
         records = distributed.gather([completion.record() for completion in completions])
-        self.write_transcript("eval", self.step, records)
+        self.write_transcript("eval", records)
         row = metrics.evaluation_metrics(records, config.eval_samples) | reward_metrics
         row["time/total"] = time.perf_counter() - start
         self.write("eval", row)
         if distributed.is_main():
-            for finding in diagnose.findings(config.output_dir):
+            for finding in report.findings(config.output_dir):
                 tqdm.write(f"looks wrong: {finding}")
 
-    def check_vllm(self, completions: list[Completion]) -> None:
-        """All: compare vLLM's log-probs of completions in an evaluation with the policy's."""
-        logps = compute_logps(
-            self.model,
-            [[completion] for completion in completions],
-            temperature=self.config.eval_temperature or 1.0,
-            max_tokens=self.config.micro_batch_tokens,
-        )
-        gaps = []
-        for completion, policy_logps in zip(completions, logps, strict=True):
-            pairs = zip(completion.sampled_logps, policy_logps, strict=True)
-            gaps += [abs(sampled_logp - policy_logp) for sampled_logp, policy_logp in pairs]
-        end_if_vllm_differs(fmean(distributed.gather(gaps)))
+    def showing_tokens(self, completions: list[Completion]) -> AbstractContextManager:
+        """Around an iteration's updates: in every tenth, record what they do to single tokens."""
+        if find_spec("grpo.token_colours") is None:
+            return nullcontext()
+        from grpo import token_colours
+
+        return token_colours.shown(self, completions)
 
     # --- Logs -------------------------------------------------------------------------------------
 
@@ -305,14 +297,15 @@ class Run:
         row = {"epoch": self.train_loader.state_dict()["epoch"]} | row
         row |= metrics.iteration_metrics(records, self.config.group_size)
         row["sampled_tokens"] = sum(record["length"] for record in records)
-        self.write_transcript("rollouts", self.iteration, records)
+        self.write_transcript("rollouts", records)
         self.log_update(row, row["sampled_tokens"])
         if self.config.sampler == "vllm":
-            end_if_vllm_differs(row.get("sampling_logp_gap", 0.0))  # without it nothing was learnt
+            from grpo import vllm
+
+            vllm.end_if_other_logps(row.get("sampling_logp_gap", 0.0))  # 0: nothing was learnt
 
     def log_update(self, row: dict[str, float], num_tokens: int) -> None:
-        """All: log a step, and end a run that has skipped its updates too often."""
-        self.step += 1
+        """All: log an iteration, and end a run that has skipped its updates too often."""
         self.total_tokens += num_tokens
         self.write("train", row | self.timer.flush())
         self.skipped_in_a_row += 1
@@ -324,16 +317,17 @@ class Run:
                 " gradient was not finite: the run has diverged; lower --learning_rate"
             )
 
-    def write_transcript(self, folder: str, number: int, records: list[dict]) -> None:
+    def write_transcript(self, folder: str, records: list[dict]) -> None:
         """Write rollouts/step_000010.jsonl or eval/step_000100.jsonl, whole or not at all."""
         if distributed.is_main():
-            jsonl.write(self.config.output_dir / folder / f"step_{number:06d}.jsonl", records)
+            name = f"step_{self.iteration:06d}.jsonl"
+            jsonl.write(self.config.output_dir / folder / name, records)
 
     def write(self, log: str, row: dict[str, float]) -> None:
         """Write a line of train_log.jsonl or eval_log.jsonl, and print its main numbers."""
         if not distributed.is_main():
             return
-        row = {"step": self.step} | row
+        row = {"step": self.iteration} | row
         row["total_tokens"] = self.total_tokens
         row["elapsed"] = time.perf_counter() - self.start
         jsonl.append(self.config.output_dir / f"{log}_log.jsonl", row)
@@ -342,20 +336,11 @@ class Run:
 
             tracker.send(self.config, log, row)
 
-        title = f"step {self.step}"
+        title = f"step {self.iteration}"
         if log == "eval":
-            title = f"evaluation at step {self.step} (n = {row['n']}, {self.config.eval_split})"
+            title = f"evaluation at {title} (n = {row['n']}, {self.config.eval_split})"
         columns = [f"{name} {row[name]:{form}}" for name, form in SHOWN.items() if name in row]
         tqdm.write(" | ".join([title, *columns, f"{row['time/total']:.2f} s"]))
-
-
-def end_if_vllm_differs(gap: float) -> None:
-    """Raise RunEnds where vLLM's log-probs are too far from the policy's, in nats on average."""
-    if not gap <= MAX_VLLM_GAP:
-        raise RunEnds(
-            f"vLLM's log-probs differ from the policy's by {gap:.2g} nats on average, so it samples"
-            " from another distribution; use --sampler torch"
-        )
 
 
 # --- From the command line to the exit code -------------------------------------------------------

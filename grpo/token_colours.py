@@ -5,6 +5,7 @@ policy scores it once more after the updates, without gradient, as does the refe
 done so before. The transcript (rollouts/step_000010.jsonl) has it as `tokens`.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,23 +13,22 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from config import GRPOConfig
 from grpo.metrics import reward_std
 from grpo.rollout import Completion, compute_logps, split_into_groups
-from grpo.run import Run
 
 EVERY = 10  # iterations
 MAX_COMPLETIONS = 8  # of a group, since scoring them takes time
 
 
 @contextmanager
-def shown(config: GRPOConfig, run: Run, completions: list[Completion]) -> Iterator[None]:
+def shown(run, completions: list[Completion]) -> Iterator[None]:
     """Around an iteration's updates: give the shown completions the detail `tokens`.
 
     It holds lists with an entry for each token: its text, its log-prob when it was sampled, the
     change of its log-prob by the updates, and, where there is a reference, its log-prob after them
     minus that of the reference.
     """
+    config = run.config
     if run.iteration % EVERY != 0:
         yield
         return
@@ -70,7 +70,11 @@ def choose(completions: list[Completion], group_size: int) -> list[Completion]:
     """The group with the largest spread of rewards; of a large group the largest advantages."""
     groups = split_into_groups(completions, group_size)
     group = max(groups, key=lambda group: reward_std([row.reward for row in group]))
-    return sorted(group, key=lambda row: -abs(row.advantage))[:MAX_COMPLETIONS]
+
+    def size(row: Completion) -> float:  # of its advantage; those without one come last
+        return -1.0 if math.isnan(row.advantage) else abs(row.advantage)
+
+    return sorted(group, key=size, reverse=True)[:MAX_COMPLETIONS]
 
 
 def differences(logps: list[float], other_logps: list[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The policy's weights: the reference, the sampler's copy, shards, adapters, and the disk."""
+"""The policy's weights: copies such as the reference, shards, adapters, and the disk."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -33,10 +33,10 @@ def get_base_model(model: PreTrainedModel) -> "PreTrainedModel | WithoutAdapters
         for module in model.get_decoder().layers.modules():
             if isinstance(module, torch.nn.Linear):
                 linear_weights += module.parameters(recurse=False)
-    return shard(_frozen_copy(model, linear_weights))
+    return shard(frozen_copy(model, linear_weights))
 
 
-def _frozen_copy(model: PreTrainedModel, in_bfloat16: list[Tensor]) -> PreTrainedModel:
+def frozen_copy(model: PreTrainedModel, in_bfloat16: list[Tensor]) -> PreTrainedModel:
     """A copy that is never updated, some of whose weights are rounded to bfloat16.
 
     Buffers stay float32: rounded rotary frequencies would stand for other positions.
@@ -48,37 +48,6 @@ def _frozen_copy(model: PreTrainedModel, in_bfloat16: list[Tensor]) -> PreTraine
         weight_copy = weight.detach().to(dtype, copy=True)
         copies[id(weight)] = torch.nn.Parameter(weight_copy, requires_grad=False)
     return copy.deepcopy(model, copies).eval()  # deepcopy takes what was copied already from there
-
-
-def get_sampler(
-    model: PreTrainedModel, dtype: str = "auto", needs_copy: bool = False
-) -> PreTrainedModel:
-    """The model that samples: the policy itself, or a copy of it.
-
-    Of several processes each has a whole copy. They make unequal numbers of decoding steps, which a
-    sharded model cannot do.
-
-    Args:
-        dtype: --sampling_dtype.
-        needs_copy: whether the policy will get adapters, which are merged into the copy.
-    """
-    is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.trains_in_bfloat16(model))
-    if not (is_bfloat16 or needs_copy or distributed.world_size() > 1):
-        return model
-    return _frozen_copy(model, list(model.parameters()) if is_bfloat16 else [])
-
-
-@torch.no_grad()
-def refresh_sampler(sampler, model: PreTrainedModel) -> None:
-    """All: give a sampling copy, or vLLM, the policy's present weights."""
-    if sampler is model:
-        return
-    if not isinstance(sampler, PreTrainedModel):
-        sampler.load_weights(merged_weights(model))
-        return
-    copies = sampler.state_dict()
-    for name, weight in merged_weights(model):
-        copies[name].copy_(distributed.full_tensor(weight.to(copies[name].dtype)))
 
 
 def shard(model: PreTrainedModel) -> PreTrainedModel:

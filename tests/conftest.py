@@ -203,6 +203,22 @@ def logps_of(model, batch, temperature=1.0):
         )
 
 
+def unpadded_logps(model, ids, num_tokens, temperature=1.0):
+    """The log-probs of a sequence's last num_tokens tokens, by the model's own forward pass."""
+    logits = model(ids.unsqueeze(0), use_cache=False).logits[0, -num_tokens - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(-1, ids[-num_tokens:].unsqueeze(-1)).squeeze(-1)
+
+
+def plain_logps(model, ids, mask, C):
+    """(B, C) by the model's own forward pass on each row without its padding."""
+    rows = []
+    for padded_ids, row_mask in zip(ids, mask.bool(), strict=True):
+        length = int(row_mask[-C:].sum())  # of the completion
+        logps = unpadded_logps(model, padded_ids[row_mask], length)
+        rows.append(torch.nn.functional.pad(logps, (0, C - length)))
+    return torch.stack(rows)
+
+
 def sampled_logps_of(completions):
     """The sampler's log-probs of all tokens, one completion after the other."""
     return torch.tensor([*chain.from_iterable(row.sampled_logps for row in completions)])
@@ -344,7 +360,7 @@ def fixed_sample(run, examples, num_samples, temperature):
     for example in examples:
         prompt_ids = run.tokenizer(example["prompt"], add_special_tokens=False)["input_ids"]
         for number in range(num_samples):
-            generator = random.Random(f"{example['id']} {run.step} {number}")
+            generator = random.Random(f"{example['id']} {run.iteration} {number}")
             length = generator.randint(1, run.config.max_completion_length)
             ids = [generator.randrange(7, VOCAB) for _ in range(length)]
             completions.append(

@@ -5,7 +5,7 @@ Each agrees with its own plain forward pass, or is refused when it is loaded.
 
 import pytest
 import torch
-from conftest import ragged_batch, sampling_gaps, small_tokenizer
+from conftest import plain_logps, ragged_batch, sampling_gaps, small_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import llms
@@ -117,19 +117,6 @@ def save_model(name, settings, folder):
     model.save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
     return str(folder)
-
-
-def plain_logps(model, ids, mask, C):
-    """(B, C) by the model's own forward pass on each row without its padding."""
-    rows = []
-    for padded_ids, row_mask in zip(ids, mask.bool(), strict=True):
-        row_ids = padded_ids[row_mask]
-        length = int(row_mask[-C:].sum())  # of the completion
-        logits = model(row_ids.unsqueeze(0), use_cache=False).logits[0, -length - 1 : -1]
-        targets = row_ids[-length:].unsqueeze(-1)
-        logps = logits.log_softmax(-1).gather(-1, targets).squeeze(-1)
-        rows.append(torch.nn.functional.pad(logps, (0, C - length)))
-    return torch.stack(rows)
 
 
 def gradient(model, total):

@@ -131,6 +131,11 @@ def test_a_chat_template_without_a_system_role(system):
     assert rendered == f"[{SYSTEM_PROMPT}\n\n2 + 3?]"
 
 
+def test_a_chat_template_writes_the_same_date_tomorrow():
+    tokenizer = tokenizer_with("{{ strftime_now('%d %b %Y') }} {{ messages[-1]['content'] }}")
+    assert PROMPTS["reasoning_answer"].render(tokenizer, "2?").startswith("01 Jan 2025")
+
+
 # --- Examples -------------------------------------------------------------------------------------
 
 
@@ -217,6 +222,18 @@ def test_the_files_of_a_split(tmp_path):
         for name in names.split():
             (folder / name).touch()
         assert [path.name for path in rl_datasets.find_files(folder, split)] == chosen.split()
+
+
+def test_a_missing_shard_is_noticed(tmp_path):
+    (tmp_path / "test-00000-of-00002.parquet").touch()
+    (tmp_path / "train.jsonl").touch()
+    with pytest.raises(ValueError, match="does not have all shards of test"):
+        rl_datasets.find_files(tmp_path, "test")
+
+
+def test_the_last_box_of_a_long_solution():
+    text = r"\boxed{1}" + " and so on" * 2_000 + r"\boxed{2}"
+    assert rl_datasets.last_boxed(text) == "2"
 
 
 def test_the_hub_is_asked_for_the_official_splits(monkeypatch):

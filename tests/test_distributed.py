@@ -39,6 +39,7 @@ import main
 import utils
 from config import LossConfig
 from grpo import checkpoints, distributed, weights
+from grpo.sampler import TorchSampler
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 NUM_GROUPS = 8
@@ -120,7 +121,7 @@ def make_updates(case):
     if case.beta > 0:
         base_model = random_model(1, tie_word_embeddings=case.tied).requires_grad_(False)
         weights.shard(base_model)
-    sampler = weights.get_sampler(model)
+    sampler = TorchSampler(model, tokenizer=None)
     weights.shard(model)
     # SGD shows a wrong factor, which AdamW would hide. The training runs below use AdamW.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -142,10 +143,10 @@ def make_updates(case):
         results[f"gradient {seed}"] = torch.cat([torch.zeros(1), *map(whole_vector, gradients)])
         with mock.patch.object(main, "MAX_GRAD_NORM", 0.5):
             metrics |= main.take_step(model, optimizer, 0.1, metrics["loss"])
-        weights.refresh_sampler(sampler, model)
+        sampler.refresh(model)
         results[f"metrics {seed}"] = torch.tensor([metrics[name] for name in sorted(metrics)])
     results["weights"] = torch.cat([whole_vector(p.detach()) for p in model.parameters()])
-    sampler_weights = torch.cat([p.flatten() for p in sampler.parameters()])
+    sampler_weights = torch.cat([p.flatten() for p in sampler.model.parameters()])
     assert torch.equal(results["weights"], sampler_weights), "the sampler is the policy's copy"
     return results
 

@@ -223,6 +223,12 @@ def third(answers):
     assert math.isnan(totals[1])
 
 
+def test_a_column_of_the_data_wins_over_the_project_s_own(rewards_file):
+    path = rewards_file("def of_id(id):\n    return [float(value) for value in id]")
+    examples = [example | {"row": {"id": 7}} for example in EXAMPLES]
+    assert get_evaluator(f"{path}:of_id").score(examples, TEXTS)[0] == [7.0, 7.0]
+
+
 def test_a_function_changes_nothing_that_is_trained_on(rewards_file):
     """It once could take the EOS from a completion."""
     path = rewards_file(

@@ -38,24 +38,23 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
     flags += f" --model_name {ROOT}/tiny/1m --output_dir {tmp_path}/run"
     assert expert_iteration.main(flags.split()) == 0
     train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
-    assert {row["ei_step"] for row in train} == {1, 2, 3}
+    assert [row["step"] for row in train] == [1, 2, 3]
     assert all(row["entropy"] > 0 for row in train)
     assert all(row["time/loss_and_update"] > 0 for row in train)
     for step in (1, 2, 3):
         rows = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
         assert len(rows) == 32
         num_right = sum(row["correct_strict"] for row in rows)
-        updates = [row for row in train if row["ei_step"] == step]
-        assert {row["kept"] for row in updates} == {num_right}
-        assert {row["accuracy"] for row in updates} == {num_right / 32}
+        assert train[step - 1]["kept"] == num_right
+        assert train[step - 1]["updates"] == max(1, num_right // 4)
+        assert train[step - 1]["accuracy"] == num_right / 32
         lengths = sampled[step - 1]
-        (entropy,) = {row["sample_entropy"] for row in updates}
+        entropy = train[step - 1]["sample_entropy"]
         assert entropy == pytest.approx(lengths[0] / sum(lengths))
-    last_update = {row["ei_step"]: row["step"] for row in train}
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
-    assert [row["step"] for row in evaluations] == [0, last_update[2], last_update[3]]
+    assert [row["step"] for row in evaluations] == [0, 2, 3]
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert saved == [f"step_{last_update[ei_step]:06d}" for ei_step in (2, 3)]
+    assert saved == ["step_000002", "step_000003"]
 
 
 @pytest.mark.slow

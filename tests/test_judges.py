@@ -19,8 +19,8 @@ from fake_openai_server import (
 import llms
 import main
 from grpo import jsonl, judges
-from grpo.checkpoints import RunEnds
 from grpo.judges import Endpoint, EndpointJudge, LocalJudge, get_judge, rating_messages, read_grades
+from utils import RunEnds
 
 RATING = '{"creativity": 4, "coherence": 3, "engagement": 5}'
 GRADES = {"creativity": 4, "coherence": 3, "engagement": 5}

@@ -15,6 +15,7 @@ import sft
 import utils
 from grpo import generation, weights
 from grpo.rollout import make_batch
+from grpo.sampler import TorchSampler
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 
@@ -178,18 +179,18 @@ def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
-    sampler = weights.get_sampler(model, "bfloat16")
-    buffer_dtypes = {buffer.dtype for buffer in sampler.buffers()}
+    sampler = TorchSampler(model, tokenizer, dtype="bfloat16")
+    buffer_dtypes = {buffer.dtype for buffer in sampler.model.buffers()}
     assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
-    assert weights.get_sampler(model) is model  # on CPU the policy itself samples
+    assert TorchSampler(model, tokenizer).model is model  # on CPU the policy itself samples
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1)
-    weights.refresh_sampler(sampler, model)
-    for copied, weight in zip(sampler.parameters(), model.parameters(), strict=True):
+    sampler.refresh(model)
+    for copied, weight in zip(sampler.model.parameters(), model.parameters(), strict=True):
         assert copied.dtype == torch.bfloat16
         assert torch.equal(copied, weight.to(torch.bfloat16))
-    generation.generate(sampler, tokenizer, PROMPTS, max_completion_length=3)
+    sampler.sample(PROMPTS, max_completion_length=3)
 
 
 # --- Loading --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import peft
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import (
     approx,
     assert_same_gradient,
@@ -12,6 +11,7 @@ from conftest import (
     completions_of,
     logps_of,
     loss_of,
+    plain_logps,
     ragged_batch,
     random_model,
     run_flags,
@@ -26,6 +26,7 @@ import main
 from config import GRPOConfig, parse
 from grpo import distributed, weights
 from grpo.jsonl import read
+from grpo.sampler import TorchSampler
 
 RANK = 3
 LINEAR_MAPS = 2 * (4 + 3)  # layers; projections of attention, the MLP
@@ -67,17 +68,11 @@ def test_loss_and_gradient_are_those_of_a_plain_peft_model(model, batch):
     for name, weight in plain.named_parameters():
         weight.data.copy_(own_weights[name.removeprefix("base_model.model.")])
 
-    def plain_logps(model):
-        mask = batch["attention_mask"]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        ids = batch["prompt_completion_ids"]
-        logits = model(ids, attention_mask=mask, position_ids=positions).logits[:, :-1]
-        logps = F.log_softmax(logits, -1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-        return logps[:, -batch["completion_ids"].shape[1] :]
-
-    logps = plain_logps(plain)
+    ids, attention_mask = batch["prompt_completion_ids"], batch["attention_mask"]
+    C = batch["completion_ids"].shape[1]
+    logps = plain_logps(plain, ids, attention_mask, C)
     with torch.no_grad():
-        log_ratio = plain_logps(model) - logps
+        log_ratio = plain_logps(model, ids, attention_mask, C) - logps
     log_ratio = log_ratio.detach() + logps.detach() - logps  # ref - policy, with its gradient
     kl = log_ratio.exp() - log_ratio - 1
     per_token = -(logps - logps.detach()).exp() * batch["advantages"].unsqueeze(1) + kl
@@ -110,19 +105,21 @@ def test_the_reference_is_the_model_before_its_adapters_and_holds_no_weight(mode
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_sampler_has_the_merged_weights(dtype, batch):
     model = random_model()
-    sampler = weights.get_sampler(model, dtype, needs_copy=True)
-    before = logps_of(sampler, batch)
+    sampler = TorchSampler(model, tokenizer=None, dtype=dtype, needs_copy=True)
+    before = logps_of(sampler.model, batch)
     weights.add_adapters(model, RANK, seed=0)
     make_random(model)
-    assert torch.equal(logps_of(sampler, batch), before), "it shares no weight with the policy"
-    weights.refresh_sampler(sampler, model)
+    assert torch.equal(logps_of(sampler.model, batch), before), (
+        "it shares no weight with the policy"
+    )
+    sampler.refresh(model)
     merged = dict(weights.merged_weights(model))
     assert merged.keys() == dict(random_model().named_parameters()).keys()
-    for name, weight in sampler.named_parameters():
+    for name, weight in sampler.model.named_parameters():
         assert torch.equal(weight, merged[name].to(getattr(torch, dtype))), name
     if dtype == "float32":
         expected = logps_of(model, batch)
-        torch.testing.assert_close(logps_of(sampler, batch), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logps_of(sampler.model, batch), expected, rtol=0, atol=1e-5)
 
 
 def test_a_run_with_bfloat16_products_holds_the_frozen_layers_in_bfloat16():

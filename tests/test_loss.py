@@ -1,7 +1,6 @@
 """compute_loss against an independent float64 version, and what must not change it."""
 
 import copy
-import itertools
 import math
 import random
 from unittest import mock
@@ -18,19 +17,14 @@ from conftest import (
     loss_of,
     make_difficult,
     ragged_batch,
+    unpadded_logps,
 )
 
 import main
 import utils
 from config import LossConfig
+from grpo.rollout import Completion, micro_batches
 from losses import LENGTH_NORMALIZATIONS, LOSSES, clip_range, estimate_kl
-
-
-def unpadded_logps(model, ids, num_tokens, temperature):
-    """The log-probs of a sequence's last num_tokens tokens, by the plain forward pass."""
-    logits = model(ids[None]).logits[0, -num_tokens - 1 : -1] / temperature
-    targets = ids[-num_tokens:]
-    return [row.log_softmax(-1)[target] for row, target in zip(logits, targets, strict=True)]
 
 
 def float64_grpo_loss(
@@ -434,26 +428,28 @@ def test_output_layer_leaves_autocast_and_tensorfloat_as_they_were():
 
 
 @pytest.mark.parametrize("budget", [1, 25, 60, 150, 10_000])
-def test_micro_batches_hold_every_row_once_within_budget(budget):
+def test_micro_batches_hold_every_completion_once_within_budget(budget):
     generator = random.Random(0)
-    prompt_lengths = utils.repeat_each([generator.randint(3, 30) for _ in range(10)], 4)
-    lengths = [generator.randint(1, 20) for _ in range(40)]
-    micro_batches = utils.split_into_micro_batches(prompt_lengths, lengths, 4, budget)
-    assert sorted(itertools.chain(*micro_batches)) == list(range(40))
-    for rows in micro_batches:
-        groups = list(dict.fromkeys(row // 4 for row in rows))  # each once, in their order
-        if len(groups) > 1:
-            whole_groups = [4 * group + i for group in groups for i in range(4)]
-            assert rows == whole_groups, "whole groups, or a part of one"
-        P = max(prompt_lengths[row] for row in rows)
-        C = max(lengths[row] for row in rows)
-        assert len(rows) * C <= budget or len(rows) == 1
-        assert len(groups) * P <= budget or len(groups) == 1
-    assert budget < 10_000 or len(micro_batches) == 1
+    groups = []
+    for size in [4] * 10 + [3]:
+        prompt = [0] * generator.randint(3, 30)
+        lengths = [generator.randint(1, 20) for _ in range(size)]
+        groups.append([Completion(prompt, [0] * length) for length in lengths])
+    batches = micro_batches(groups, budget)
+    held = sorted(id(completion) for batch in batches for part in batch for completion in part)
+    assert held == sorted(id(completion) for group in groups for completion in group)
+    for batch in batches:
+        assert len({len(part) for part in batch}) == 1
+        C = max(len(completion.ids) for part in batch for completion in part)
+        P = max(len(part[0].prompt_ids) for part in batch)
+        num_completions = len(batch) * len(batch[0])
+        assert num_completions * C <= budget or num_completions == 1
+        assert len(batch) * P <= budget or len(batch) == 1
+    assert budget < 10_000 or len(batches) == 2
 
 
 def test_prompts_count_in_micro_batches_where_none_is_shared():
     """A batch of worked solutions had prompts without end beside its budget."""
-    lengths = ([30, 20, 10], [5, 6, 7])
-    assert utils.split_into_micro_batches(*lengths, 1, max_tokens=72) == [[0, 1], [2]]
-    assert utils.split_into_micro_batches(*lengths, 1, max_tokens=111) == [[0, 1, 2]]
+    groups = [[Completion([0] * P, [0] * C)] for P, C in [(30, 5), (20, 6), (10, 7)]]
+    assert micro_batches(groups, max_tokens=72) == [groups[:2], groups[2:]]
+    assert micro_batches(groups, max_tokens=111) == [groups]

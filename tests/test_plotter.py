@@ -165,6 +165,7 @@ def test_runs_that_share_a_flag_are_one_curve_with_a_band(four_runs, capsys):
     ]
     ax = draw(*four_runs, by=["group_size"])["eval/accuracy"]
     handles, labels = ax.get_legend_handles_labels()
+    assert len({handle.get_color() for handle in handles}) == 3
     assert labels == [line.partition(")")[0] + ")" for line in lines[1:4]]
     np.testing.assert_allclose(handles[0].get_ydata(), [0.15, 0.35, 0.55])
     band = ax.collections[0].get_datalim(ax.transData)
@@ -193,8 +194,23 @@ def test_a_mean_of_runs_is_that_of_their_medians(tmp_path):
     assert set(curve["line"]) == {1.0} and set(curve["high"]) == {2.0}
 
 
-def test_runs_that_differ_in_another_flag_are_not_averaged(four_runs, capsys):
-    write_run(four_runs[1], train_rows(10, loss=abs), group_size=4, beta=0.1)
+@pytest.mark.parametrize("flag", ["beta", "num_train_iters"])
+def test_runs_that_differ_in_another_flag_are_not_averaged(flag, four_runs, capsys):
+    write_run(four_runs[1], train_rows(10, loss=abs), group_size=4, **{flag: 60})
     assert plotter.main(["--by", "group_size", "--log_dir", *map(str, four_runs)]) == 2
-    error = "error: --by: the runs with group_size 4 differ in --beta too; add it\n"
+    error = f"error: --by: the runs with group_size 4 differ in --{flag} too; add it\n"
     assert capsys.readouterr().err == error
+
+
+def test_a_table_has_the_last_accuracy_and_not_the_best(tmp_path):
+    evaluations = [eval_row(0, 0.1), eval_row(5, 0.9), eval_row(10, 0.5)]
+    run = write_run(tmp_path / "run", train_rows(10), evaluations)
+    _, table = plotter.group_by(plotter.read_runs([run]), ["seed"])
+    assert "50.0%" in table and "90.0%" not in table
+
+
+def test_mcnemar_by_hand():
+    assert plotter.mcnemar(0, 0) == plotter.mcnemar(1, 0) == plotter.mcnemar(3, 3) == 1
+    p_value = 2 * (1 + 12 + 66) / 4096  # twice the chance of at most 2 heads in 12 throws
+    assert plotter.mcnemar(2, 10) == pytest.approx(p_value, rel=1e-12)
+    assert plotter.mcnemar(10, 2) == pytest.approx(p_value, rel=1e-12)

@@ -79,6 +79,14 @@ def test_what_the_page_holds(run):
     assert not page.attributes_of("token")
 
 
+def test_a_long_run_keeps_every_tenth_step_and_the_last(run):
+    for step in range(3, 26):
+        jsonl.write(run / f"rollouts/step_{step:06d}.jsonl", [completion("a", 0)])
+    words = page_of(run).words
+    assert "3 of 25 steps are in this page" in words
+    assert all(f"Step {step} " in words for step in (10, 20, 25))
+
+
 def test_nothing_of_a_run_is_markup(run):
     """Hostile are a completion, a token, a prompt, an id, a gold answer, a flag and a reward."""
     args = {"model_name": HOSTILE, "dataset_name": HOSTILE, HOSTILE: HOSTILE}

@@ -9,13 +9,15 @@ from results import figures
 REPORT = " ".join((ROOT / "analysis.md").read_text("utf-8").split())
 
 
-def test_every_figure_of_the_report_is_drawn(tmp_path):
-    result = run_script("results/figures.py", "--folder", tmp_path)
-    assert result.returncode == 0, result.stderr
-    drawn = {path.name for path in tmp_path.iterdir() if path.stat().st_size > 10_000}
-    shown = set(re.findall(r"\(results/(\w+\.png)\)", REPORT))
-    stored = {path.name for path in (ROOT / "results").glob("*.png")}
-    assert drawn == shown == stored
+def test_every_figure_of_the_report_can_be_drawn(tmp_path):
+    shown = set(re.findall(r"\(results/(\w+)\.png\)", REPORT))
+    stored = {path.stem for path in (ROOT / "results").glob("*.png")}
+    drawn = {name.removeprefix("draw_") for name in vars(figures) if name.startswith("draw_")}
+    assert shown == stored == set(figures.FIGURES) <= drawn | set(figures.ABLATIONS)
+    for name in ("qwen", "judge", "grpo_normalization"):  # the others take half a minute
+        run = run_script("results/figures.py", name, "--folder", tmp_path)
+        assert run.returncode == 0, run.stderr
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
 def ends_of_lines(ax):
@@ -38,13 +40,12 @@ def test_figures_end_where_the_report_says():
     assert ends_of_lines(by_size) == after_and_before
     parameters = [line.get_xdata()[0] for line in by_size.lines[::2]]
     assert parameters == [2_775_936, 1_018_496, 585_696, 271_680, 91_920]
-    greedy, solutions, samples, entropy = figures.draw_smollm2().axes
+    greedy, solutions = figures.draw_smollm2().axes
     assert ends_of_lines(greedy) == [25.5, 16.9, 6.8]
-    assert ends_of_lines(samples) == [28.3, 15.4, 6.5]
     means_by_solutions = solutions.lines[-1].get_ydata()
     assert [round(float(mean)) for mean in means_by_solutions] == [1, 19, 34, 40]
-    assert len(entropy.lines) == 2
-    _, worth = figures.draw_sft().axes
+    _, worth, filtered = figures.draw_sft().axes
+    assert ends_of_lines(filtered)[0] == 55.7
     assert {41.9, 61.7, 80.7, 86.4, 91.9} < set(ends_of_lines(worth))
     names = [text.get_text() for text in worth.texts]
     assert "10 careful: 47 (39 to 54)" in names and "100 careful" in names
@@ -57,15 +58,14 @@ def test_figures_of_ablations_end_where_the_report_says():
     assert ends_of_lines(grad_norm) == [0.2, 0.4]
     accuracy, *_ = figures.draw_ablation(*figures.ABLATIONS["grpo_learning_rate"]).axes
     assert ends_of_lines(accuracy) == [76.9, 85.9, 76.2, 2.8]
-    accuracy, *_ = figures.draw_ablation(*figures.ABLATIONS["grpo_off_policy_clip_ablation"]).axes
-    assert ends_of_lines(accuracy) == [87.3, 87.4, 83.5, 84.0]
-    broad, by_iteration, by_second, *_ = figures.draw_grpo_off_policy_sweep().axes
-    assert ends_of_lines(broad) == [83.4, 77.2, 38.2]
-    assert ends_of_lines(by_iteration) == [83.2, 84.9, 87.3, 83.5, 87.4, 88.0]
+    by_second, accuracy, *_ = figures.draw_grpo_off_policy_clip_ablation().axes
+    assert ends_of_lines(accuracy) == [87.3, 83.5, 87.4, 84.0]
+    assert ends_of_lines(by_second) == [83.2, 84.9, 87.3, 83.5]
     seconds = [round(float(line.get_xdata()[-1])) for line in by_second.lines]
     assert seconds == [110, 140, 157, 296]
-    accuracy, _ = figures.draw_expert_iteration().axes
-    assert ends_of_lines(accuracy) == [71.9, 71.3, 70.3, 73.3, 67.1, 75.9]
+    (ends,) = figures.draw_expert_iteration().axes
+    means = [round(float(line.get_xdata()[0]), 1) for line in ends.lines[2::3]]
+    assert means == [75.9, 67.1, 73.3, 71.3, 70.3, 71.9]
 
 
 def test_headline_numbers_are_those_of_the_report():

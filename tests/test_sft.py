@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import main
 import sft
-from config import FineTuningConfig, SFTConfig, parse
+from config import FineTuningConfig, parse
 from evaluator import get_evaluator
 from grpo import checkpoints, jsonl
 from grpo.rollout import Completion
@@ -188,7 +188,7 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine():
 def selected_ids(rows, held_out=(), **flags):
     """Ids of the solutions that sft.py would train on, in order."""
     flags = dict(model_name="unused", train_file="gold", max_completion_length=300) | flags
-    config = parse(SFTConfig, as_flags(**flags))
+    config = parse(sft.SFTConfig, as_flags(**flags))
     run = SimpleNamespace(
         train_loader=SimpleNamespace(prompt=PROMPTS["reasoning_answer"], held_out=held_out),
         tokenizer=small_tokenizer(),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import ROOT, logs_of, run_flags
+from conftest import ROOT, logs_of, run_flags, unpadded_logps
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main
@@ -10,13 +10,11 @@ from grpo import jsonl, token_colours
 from grpo.token_colours import split_text
 
 
-def naive_logps(folder, prompt_ids, completion_ids):
-    """Log-probs at temperature 0.7 of a completion's tokens under a saved model."""
+def logps_of_checkpoint(folder, ids, num_tokens):
+    """Log-probs at temperature 0.7 of the last tokens under a saved model."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
-        logits = model(torch.tensor([prompt_ids + completion_ids])).logits[0].double()
-    logps = (logits / 0.7).log_softmax(-1)[len(prompt_ids) - 1 : -1]
-    return logps.gather(1, torch.tensor(completion_ids)[:, None])[:, 0]
+        return unpadded_logps(model, torch.tensor(ids), num_tokens, temperature=0.7)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +45,11 @@ def test_tokens_are_those_of_naive_code(flags, model_folder, tmp_path, monkeypat
         ids = tokenizer.convert_tokens_to_ids(tokens.pop("text"))
         assert len(ids) == record["length"]
         prompt_ids = tokenizer(record["prompt"], add_special_tokens=False)["input_ids"]
-        before = naive_logps(tmp_path / "checkpoints" / "step_000001", prompt_ids, ids)
-        after = naive_logps(tmp_path / "checkpoints" / "step_000002", prompt_ids, ids)
-        reference = naive_logps(model_folder, prompt_ids, ids)
+        checkpoints = [tmp_path / f"checkpoints/step_00000{step}" for step in (1, 2)]
+        before, after, reference = [
+            logps_of_checkpoint(folder, prompt_ids + ids, len(ids))
+            for folder in (*checkpoints, model_folder)
+        ]
         expected = {"logp": before, "change": after - before, "log_ratio": after - reference}
         if "sampling_dtype" in flags:
             assert (torch.tensor(tokens.pop("logp")) - expected.pop("logp")).abs().max() > 1e-3
