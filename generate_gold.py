@@ -125,6 +125,8 @@ def collect(config: GoldConfig) -> int:
     prompt = find_prompt(config.prompt or data_set.default_prompt)
     own = data_set.default_evaluator
     problems = data_set.read("train", config.dataset_path)
+    if not problems:
+        raise ValueError(f"--dataset_name {config.dataset_name} has no training problem")
     golds = [problem["answer"] for problem in problems]
     evaluator = get_evaluator(config.evaluator or own, own=own, golds=golds, prompt=prompt.name)
     evaluator.check_gold(problems)

@@ -38,6 +38,21 @@ def resolve_device(device: str) -> str:
 # --- Loading --------------------------------------------------------------------------------------
 
 
+def find_model(model_name: str) -> str:
+    """What --model_name stands for: of a run's folder, its newest checkpoint. Raises ValueError."""
+    folder = Path(model_name)
+    checkpoints = sorted(folder.glob("checkpoints/step_*"))
+    if checkpoints:
+        print(f"{model_name} is a run; its newest checkpoint is {checkpoints[-1]}")
+        return str(checkpoints[-1])
+    is_path = model_name.count("/") > 1 or model_name.startswith(
+        ("/", ".", "~", "output/", "tiny/")
+    )
+    if is_path and not folder.exists():
+        raise ValueError(f"--model_name {model_name}: there is no such folder")
+    return model_name
+
+
 def get_llm_tokenizer(
     model_name: str,
     device: str = "cpu",

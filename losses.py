@@ -104,6 +104,24 @@ def find_loss(name: str) -> Callable[..., TokenLoss]:
     return LOSSES[name]
 
 
+def try_loss(config) -> None:
+    """Call a loss of your own once. Raises ValueError, in one line, for one that cannot be used."""
+    if ":" not in config.loss_type:
+        find_loss(config.loss_type)
+        return
+    logps = torch.zeros(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    try:
+        loss, _ = find_loss(config.loss_type)(torch.ones(2, 1), logps, logps, mask, config)
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(f"--loss_type {config.loss_type} fails with {error!r}") from error
+    if loss.shape != logps.shape:
+        raise ValueError(
+            f"--loss_type {config.loss_type} must return a value for each token, (B, C), not"
+            f" {tuple(loss.shape)} for (2, 3)"
+        )
+
+
 def clipped_loss(ratio: Tensor, advantages: Tensor, config) -> TokenLoss:
     """PPO's clipped objective (arXiv:1707.06347): -min(ratio A, clip(ratio, lowest, highest) A).
 

@@ -355,7 +355,7 @@ def compute_loss(
 
 def setup(config: GRPOConfig) -> Run:
     """What GRPO works with. Raises ValueError or OSError for what the user gave wrong."""
-    losses.find_loss(config.loss_type)  # a wrong name raises before the model is loaded
+    losses.try_loss(config)  # what is wrong with it is said before the model is loaded
     run = Run.load(config, with_reference=config.beta > 0)
     if not config.eval_only:
         run.train_loader.next_batch(0)  # raises if there is no training split

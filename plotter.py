@@ -37,7 +37,9 @@ STYLE = {
     "grid.color": "0.9",
     "text.parse_math": False,  # The name of a metric may have a dollar.
 }
-FIRST_METRICS = ["eval/accuracy", "train/reward", "train/kl", "train/response_length"]
+FIRST_METRICS = """eval/accuracy eval/accuracy_flexible eval/reward train/reward train/accuracy
+    train/kl train/entropy train/response_length train/truncated_fraction train/zero_std_fraction
+    train/reward_std train/grad_norm""".split()
 # These keys of the logs count progress, and are therefore not metrics.
 COUNTERS = "step n epoch ei_step examples sampled_tokens total_tokens elapsed".split()
 # Keys that begin like this are drawn in percent, if their values are at most 1.
@@ -97,8 +99,9 @@ def find_metrics(runs: list[Run]) -> list[str]:
         is_changing = values.max() - values.min() > 1e-6 * values.abs().max()
         if key not in COUNTERS and not is_interval_end and is_changing:
             changing.append(metric)
-    first_metrics = [metric for metric in FIRST_METRICS if metric in changing]
-    return first_metrics + [metric for metric in changing if metric not in first_metrics]
+    places = {metric: place for place, metric in enumerate(FIRST_METRICS)}
+    # The main ones first, and those of the machine last.
+    return sorted(changing, key=lambda name: ("time/" in name, places.get(name, len(places))))
 
 
 # --- Curves ---------------------------------------------------------------------------------------
@@ -344,9 +347,9 @@ def main(argv: list[str] | None = None) -> int:
     if not args.runs + args.log_dir:
         parser.error("name the folder of a run")
     try:
-        runs = read_runs(args.runs + args.log_dir)
         if args.diagnose and find_spec("grpo.diagnose") is None:
             raise ValueError("--diagnose: this copy of the project goes without it")
+        runs = read_runs(args.runs + args.log_dir)
         if args.diagnose:
             lines = []
             for run in runs:

@@ -243,8 +243,13 @@ class DataSet:
             if dataset_path is None or not find_files(dataset_path, split):
                 return self.read("train", dataset_path)[-NUM_HELD_OUT:]
         if dataset_path is None:
-            with utils.isolated_seed(0):  # a function of the user's may draw or seed
-                rows = list(self.read_rows(split))
+            with utils.isolated_seed(0):  # a function of the user's may draw, seed or raise
+                try:
+                    rows = list(self.read_rows(split))
+                except Exception as error:
+                    if self.name in DATASETS:
+                        raise
+                    raise ValueError(f"--dataset_name: {self.name} fails with {error!r}") from error
         elif self.name in DATASETS:
             rows = read_folder(dataset_path, split)
         else:
@@ -312,7 +317,7 @@ class DataLoader:
         prompts = [prompt.render(tokenizer, example["question"]) for example in examples]
         token_ids = []
         if prompts:  # the tokenizer refuses an empty list, and is much faster with all of them
-            token_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+            token_ids = tokenizer(prompts, add_special_tokens=False, verbose=False)["input_ids"]
         for example, text, ids in zip(examples, prompts, token_ids, strict=True):
             if len(ids) <= max_prompt_length:
                 self.examples.append(example | {"prompt": text})
@@ -323,7 +328,10 @@ class DataLoader:
     def next_batch(self, num_examples: int) -> list[dict]:
         """The next examples of the stream; seed and epoch alone decide the order of an epoch."""
         if not self.examples:
-            raise ValueError(f"there is no problem to train on ({self.dropped} prompts too long)")
+            raise ValueError(
+                f"there is no problem to train on: {self.dropped} prompts are too long,"
+                f" {len(self.held_out)} are held out for validation; is there a train.jsonl?"
+            )
         batch = []
         while len(batch) < num_examples:
             if self.position == len(self.examples):
@@ -369,6 +377,8 @@ def get_dataloaders(
         "seed": seed,
     }
     eval_examples = data_set.read(eval_split, dataset_path)
+    if not eval_examples:
+        raise ValueError(f"--dataset_name {name} has no {eval_split} problem")
     eval_ids = {example["id"] for example in eval_examples}  # those held out leave training
     train_examples = data_set.read("train", dataset_path)
     held_out = {example["question"] for example in train_examples if example["id"] in eval_ids}

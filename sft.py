@@ -177,8 +177,12 @@ def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Comp
     for row in rows:
         prompt_name = row.get("prompt_name", prompt.name)
         if prompt_name != prompt.name:
-            raise ValueError(f"--train_file {config.train_file} answers --prompt {prompt_name}")
-        if row.get("correct", True) and row["question"] not in run.train_loader.held_out:
+            raise ValueError(
+                f"--train_file {config.train_file} answers --prompt {prompt_name}, and this run has"
+                f" --prompt {prompt.name}"
+            )
+        is_correct = str(row.get("correct", True)).lower() == "true"
+        if is_correct and row["question"] not in run.train_loader.held_out:
             text = prompt.render(run.tokenizer, row["question"])
             solutions.append(encode(run.tokenizer, text, row["completion"], row))
     if config.filter_correct:
@@ -196,7 +200,10 @@ def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Comp
         f" out, {len(short):,} of these short enough, {len(chosen):,} used"
     )
     if len(chosen) < (config.num_examples or 1):
-        raise ValueError(f"--train_file {config.train_file}: only {len(chosen)} usable examples")
+        raise ValueError(
+            f"--train_file {config.train_file}: only {len(chosen)} usable examples"
+            " (--max_completion_length and --max_prompt_length leave out what is longer)"
+        )
     return chosen
 
 

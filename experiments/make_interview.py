@@ -56,7 +56,7 @@ LOSSES = '''\
 ZERO_WITHOUT_ADVANTAGE = ("grpo_clip",)
 
 
-def find_loss(name: str) -> None:
+def try_loss(config) -> None:
     """Nothing: compute_loss is the loss."""
 '''
 

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from config import RunConfig, may_change, read_args
 from grpo import distributed, jsonl, weights
+from utils import RunEnds
 
 KEEP = 3  # newest checkpoints; the most accurate one is kept beside them
 
@@ -45,6 +46,8 @@ def lock_directory(config: RunConfig) -> FileLock:
     lock = FileLock(folder / "lock")
     if not distributed.is_main():
         return lock
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output_dir {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire(timeout=0)
@@ -113,6 +116,7 @@ def save(run) -> None:
     folder = output_dir / "checkpoints"
     temporary = folder / "unfinished"
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
+    check_space(output_dir, run.model)
     weights.save(run.model, temporary, whole_weights)
     run.tokenizer.save_pretrained(temporary)
     logs = output_dir.glob("*_log.jsonl")
@@ -129,6 +133,18 @@ def save(run) -> None:
     remove_old(output_dir)
 
 
+def check_space(output_dir: Path, model) -> None:
+    """Raise RunEnds where the disk has no room for the weights and AdamW's two of each."""
+    num_weights = model.num_parameters() + 2 * model.num_parameters(only_trainable=True)
+    needed = 4 * num_weights / 1e9
+    free = shutil.disk_usage(output_dir).free / 1e9
+    if free < needed:
+        raise RunEnds(
+            f"error: a checkpoint takes {needed:.3g} GB, and the disk of {output_dir} has"
+            f" {free:.3g} GB left; --resume continues from the last one"
+        )
+
+
 def remove_old(output_dir: Path) -> None:
     """Keep the newest checkpoints and the most accurate one, and one trainer's state."""
     paths = finished(output_dir)
@@ -142,7 +158,10 @@ def remove_old(output_dir: Path) -> None:
     for step in steps[:-1]:
         (paths[step] / "trainer.pt").unlink(missing_ok=True)
         if step not in kept_steps:
-            shutil.rmtree(paths[step], ignore_errors=True)
+            # Renamed first: a kill would leave one without all of its files.
+            deleted = output_dir / "checkpoints" / "unfinished"
+            os.replace(paths[step], deleted)
+            shutil.rmtree(deleted, ignore_errors=True)
 
 
 def finished(output_dir: Path) -> dict[int, Path]:
@@ -172,6 +191,10 @@ def resume(run) -> None:
             saved_weights = weights.read_weights(path, run.model)
             state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
             optimizer_state = state.pop("optimizer")
+            if state["iteration"] > run.num_iterations:
+                raise ValueError(
+                    f"--resume: the run is at {state['iteration']} of {run.num_iterations}"
+                )
         print(f"continuing from {path or 'the beginning'}")
         for log in output_dir.glob("*_log.jsonl"):
             os.truncate(log, state.get("log_sizes", {}).get(log.name, 0))
@@ -224,7 +247,9 @@ def scatter_state(model, optimizer, saved_weights: dict, optimizer_state: dict) 
     options = StateDictOptions(
         full_state_dict=has_several, broadcast_from_rank0=has_several, strict=False
     )
-    set_model_state_dict(model, saved_weights, options=options)
+    names = set_model_state_dict(model, saved_weights, options=options)
+    if names.unexpected_keys:  # they would be left out without a word
+        raise ValueError(f"--resume: the model has no weight {names.unexpected_keys[0]}")
     if not distributed.from_main(bool(optimizer_state)):
         return
     set_optimizer_state_dict(model, optimizer, optimizer_state, options=options)

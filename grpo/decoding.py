@@ -243,6 +243,8 @@ def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
     assert attention_mask.shape[1] == 1, "a mask of its own for each head, which chooses keys"
+    if attention_mask.dtype == torch.bool:  # without padding transformers gives this one
+        attention_mask = torch.where(attention_mask, 0.0, -torch.inf).to(query.dtype)
     if scaling is None:
         scaling = D**-0.5
     # Query heads that share their keys and values are next to each other.

@@ -1,4 +1,4 @@
-"""What looks wrong in the logs of a run: ten rules, which docs/tuning.md prints as a table.
+"""What looks wrong in the logs of a run: rules, which docs/tuning.md prints as a table.
 
 A run applies them after each evaluation, and plotter.py --diagnose whenever it is asked. The start
 and the end of a run are means over a tenth of its iterations, or over five where a tenth is less.
@@ -117,6 +117,12 @@ RULES = (
         "`reward` rises by 4 standard errors, and the last `accuracy` is not above the first one's"
         " interval",
         "read the completions with the highest rewards, and fix the reward",
+    ),
+    Rule(
+        "no story",
+        lambda log: log.end("rewards/is_story") == 0,
+        "`rewards/is_story` is 0 at the end",
+        "no text reaches the judge: read the completions",
     ),
     Rule(
         "stories alike",

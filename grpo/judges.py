@@ -28,7 +28,7 @@ from utils import RunEnds
 
 CONCURRENCY = 16  # requests at a time
 PATIENCE = 600.0  # seconds for which an endpoint that is away is waited for
-PAUSE = 15.0  # seconds between two attempts, after the client's own retries
+PAUSE = 15.0  # seconds between two attempts
 
 AWAY = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
 REFUSED = (openai.BadRequestError, openai.UnprocessableEntityError)
@@ -48,9 +48,10 @@ class Endpoint:
         self.options = options
         self.key = os.environ.get("OPENAI_API_KEY") or "none"
         self.client = openai.OpenAI(
-            base_url=base_url, api_key=self.key, timeout=120.0, max_retries=5
+            base_url=base_url, api_key=self.key, timeout=900.0, max_retries=0
         )
         self.away_since: float | None = None  # None while it answers
+        self.has_answered = False
 
     def ask(self, chats: Iterable[tuple]) -> Iterator[tuple]:
         """Ask about (key, chat) pairs; yields (key, text, problem) for each as the replies come.
@@ -69,20 +70,26 @@ class Endpoint:
                 response = self.client.chat.completions.with_raw_response.create(
                     model=self.model, messages=chat, **options
                 )
+            except openai.APITimeoutError as error:
+                return key, "", self._explain(error)
             except AWAY as error:
                 self._wait(error)
             except REFUSED as error:
                 self.away_since = None
                 refused = next((option for option in options if option in error.message), None)
-                if refused is None:
+                # That a text is too long is about this request alone.
+                if refused is None or re.search("too (large|long)|context", error.message):
                     return key, "", self._explain(error)
                 if refused in self.options:  # no other thread has left it out yet
                     print(f"{refused} is left out from now on: {self._explain(error)}")
                 self.options = without(refused, self.options)
             except openai.APIError as error:
+                if self.has_answered and isinstance(error, openai.PermissionDeniedError):
+                    return key, "", self._explain(error)  # this text is not moderated through
                 raise RunEnds(f"the endpoint refuses: {self._explain(error)}") from None
             else:
                 self.away_since = None
+                self.has_answered = True
                 return key, *read_reply(response.text)
 
     def _wait(self, error):
@@ -120,7 +127,7 @@ def read_reply(body: str) -> tuple[str, str]:
         text = re.sub(r"(?s)^.*</think>|<think>.*", "", choice["message"]["content"]).strip()
     except (ValueError, LookupError, TypeError, AttributeError):
         text = ""
-    if text and reason in (None, "stop", "length", "eos"):
+    if text and reason not in ("content_filter", "tool_calls", "function_call", "error"):
         return text, ""
     return "", f"no text (finish_reason {reason}) in {ascii(body[:200])}"
 

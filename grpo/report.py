@@ -50,12 +50,16 @@ def write(folder: Path, lines: list[str], changes: dict[str, list[dict]]) -> Pat
         lstrip_blocks=True,
     )
     environment.filters["number"] = number_in_words
+    steps = [read_step(path) for path in choose(paths)]
+    # One is open: the last that has colours, or else the last.
+    for step in sorted(steps, key=lambda step: bool(step["scales"]))[-1:]:
+        step["is_open"] = True
     page = environment.get_template("report.html").render(
         name=folder.name,
         lines=lines,
         findings=findings(folder),
         settings=settings,
-        steps=[read_step(path) for path in choose(paths)],
+        steps=steps,
         num_steps=len(paths),
         changes=changes,
         max_questions=MAX_QUESTIONS,

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
@@ -336,9 +337,14 @@ class Run:
 
             tracker.send(self.config, log, row)
 
-        title = f"step {self.iteration}"
+        title = f"step {self.iteration}/{self.num_iterations}"
+        if log == "train" and self.iteration % 10 == 0 and not sys.stderr.isatty():
+            # The progress bar says it on a terminal.
+            seconds = row["elapsed"] / self.iteration * (self.num_iterations - self.iteration)
+            title += f" ({timedelta(seconds=round(seconds))} left)"
         if log == "eval":
-            title = f"evaluation at {title} (n = {row['n']}, {self.config.eval_split})"
+            split = self.config.eval_split
+            title = f"evaluation at step {self.iteration} (n = {row['n']}, {split})"
         columns = [f"{name} {row[name]:{form}}" for name, form in SHOWN.items() if name in row]
         tqdm.write(" | ".join([title, *columns, f"{row['time/total']:.2f} s"]))
 
@@ -356,6 +362,7 @@ def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
         wrong. 130, 143: a signal stopped it. A bug has its traceback.
     """
     _signals.clear()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         distributed.init(config.device)
         config = resolve(config)
@@ -373,12 +380,16 @@ def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
     exit_code = 0
     try:
         train(config, run)
-        print(f"done: plot it with python plotter.py --log_dir {config.output_dir}")
+        models = checkpoints.finished(config.output_dir)
+        model = f"the model is {models[max(models)]}; " if models else ""
+        print(f"done: {model}plot it with python plotter.py --log_dir {config.output_dir}")
     except RunEnds as end:
         if distributed.is_main():
             print(end, file=sys.stderr)
         exit_code = end.exit_code
     lock.release()
+    for number, handler in handlers.items():  # a notebook goes on
+        signal.signal(number, handler)
     return distributed.finish(exit_code)
 
 
@@ -393,6 +404,7 @@ def resolve(config: RunConfig) -> RunConfig:
         raise ValueError("--train_dtype bfloat16: there are no bfloat16 products on this processor")
     default_tokens = 1024 if torch.device(device).type == "cpu" else 16384
     resolved = dict(
+        model_name=llms.find_model(config.model_name),
         device=device,
         eval_split=eval_split,
         micro_batch_tokens=config.micro_batch_tokens or default_tokens,

@@ -103,9 +103,13 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> None:
     """
     from peft import LoraConfig
 
+    # By name: "all-linear" also takes the weights of experts, which lie together in one.
+    decoder = model.get_decoder()
+    linear = {module for module in decoder.modules() if isinstance(module, torch.nn.Linear)}
+    names = [name for name, module in model.named_modules() if module in linear]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model.add_adapter(LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules="all-linear"))
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=names))
     if utils.trains_in_bfloat16(model):
         for layer in adapted_layers(model).values():
             layer.base_layer.to(torch.bfloat16)

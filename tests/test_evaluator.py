@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import utils
 from evaluator import (
     CreativeWritingEvaluator,
     GSM8kEvaluator,
@@ -316,6 +317,7 @@ def test_a_function_is_tried_on_two_texts(rewards_file):
         "return [1.0, float('inf')]": "must return 2 finite numbers",
     }.items():
         sys.modules.pop("my_rewards", None)
+        utils.import_from_file.cache_clear()
         path = rewards_file(f"def f(completions, **kwargs):\n    {body}\n")
         with pytest.raises(ValueError, match=f"evaluator {path}:f .*{message}") as caught:
             try_functions(f"gsm8k,{path}:f", EXAMPLES)

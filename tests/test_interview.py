@@ -77,7 +77,8 @@ def run_in(folder, command):
 def test_no_file_of_the_interview_holds_a_solution(interview):
     """Neither a loss, all of which have a ratio, nor the solution of a later task."""
     patterns = [r"(logps\)|ratio)\.exp\(", r"\bk3\b", "cliprange", r"(ref|old|policy)_logps [-*]"]
-    patterns += ["CreativeWriting", "judge_", "opening.line", "SFT", "GoldConfig", "[Ee]xpert"]
+    patterns += ["CreativeWriting", "judge_", "opening.line", "SFT", "GoldConfig"]
+    patterns += ["[Ee]xpert.?[Ii]ter"]
     functions = [name for name, value in vars(losses).items() if inspect.isfunction(value)]
     in_losses = set(functions) - {"import_from_file", "masked_sum", "find_loss"}
     assert {"estimate_kl", "clipped_loss", "sum_over_constant", "gspo"} <= in_losses
@@ -104,7 +105,8 @@ def test_a_file_without_the_marked_line_is_refused():
 def test_the_interview_is_whole(interview):
     """What was left out is named nowhere, nor is a file that a candidate does not get."""
     config = ROOT / "pyproject.toml"
-    options = "--no-cache --ignore I,D,E501,E402"
+    # An import of compute_loss's waits for the candidate.
+    options = "--no-cache --ignore I,D,E501,E402 --extend-per-file-ignores main.py:F401"
     code, output = run_in(interview, f"-m ruff check {options} --config {config}")
     assert code == 0, output
     of_the_reader = {"FILE.py", "my_rewards.py", "report.html"}  # a run has a report

@@ -51,7 +51,7 @@ MISTAKES = """
     main --loss_type absent.py:loss | no file absent.py
     main --rollout_batch_size 24 --train_batch_size 16 | --train_batch_size 16 must divide
     main --rollout_batch_size 10 | multiples of --group_size 4
-    main --group_size 1 | --group_size 1 | --loss_type no_baseline
+    main --group_size 1 | --group_size 1 | without a baseline
     main --device abacus | --device abacus
     main --eval_samples 4 --eval_temperature 0 | --eval_temperature 0 | --eval_samples
     main --dataset_name gsm9k | gsm9k | arithmetic

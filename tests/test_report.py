@@ -70,7 +70,7 @@ def test_what_the_page_holds(run):
         "advantage 1.5, ✓ right, 5 tokens a: answer 0 reward 2.25, rewards/correctness: 2,",
         "advantage -0.5, ✗ wrong, 5 tokens, cut a: answer 3",
         "parsed: missing",
-        "None of the rules in docs/tuning.md finds anything wrong.",
+        "Nothing looks wrong by the rules.",
     ):
         assert words in page.words, words
     assert page.words.count("answer 0") == 4
