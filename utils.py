@@ -351,16 +351,41 @@ def has_bfloat16_products(device: str | torch.device) -> bool:
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
+C_LIBRARY = ctypes.CDLL(None)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # as glibc's malloc.h has them
+IS_GLIBC = hasattr(C_LIBRARY, "mallopt") and hasattr(C_LIBRARY, "malloc_trim")
+
+
+def share_freed_memory() -> None:
+    """Let all threads of this process use one heap, before they begin; without glibc, nothing.
+
+    The backward pass has a thread of its own, which what the forward pass frees would not serve.
+    """
+    if IS_GLIBC:
+        C_LIBRARY.mallopt(M_ARENA_MAX, 1)
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed from here on, and use it again; without glibc, nothing.
 
     By default glibc gives every tensor of over 32 MiB back to the kernel when it is freed, and asks
     for zeroed pages the next time, which takes longer than many an operation on them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            mallopt(parameter, 2**31 - 1)
+    if IS_GLIBC:
+        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            C_LIBRARY.mallopt(parameter, 2**31 - 1)
+
+
+@contextmanager
+def freed_memory_given_back(device: torch.device) -> Iterator[None]:
+    """Give what a CPU keeps back to the kernel, and keep nothing that is freed inside the block."""
+    if device.type != "cpu" or not IS_GLIBC:
+        yield
+        return
+    C_LIBRARY.mallopt(M_MMAP_THRESHOLD, 2**20)
+    C_LIBRARY.malloc_trim(0)
+    yield
+    keep_freed_memory()
 
 
 def use_fastest_exact_products() -> None:

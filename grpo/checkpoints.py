@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+import utils
 from config import RunConfig, may_change, read_args
 from grpo import distributed, jsonl, weights
-from utils import RunEnds
 
 KEEP = 3  # newest checkpoints; the most accurate one is kept beside them
 
@@ -117,7 +117,9 @@ def save(run) -> None:
     temporary = folder / "unfinished"
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
     check_space(output_dir, run.model)
-    weights.save(run.model, temporary, whole_weights)
+    # Adapters are merged into float32 copies of all weights.
+    with utils.freed_memory_given_back(run.model.device):
+        weights.save(run.model, temporary, whole_weights)
     run.tokenizer.save_pretrained(temporary)
     logs = output_dir.glob("*_log.jsonl")
     state = run.resume_point | {
@@ -139,7 +141,7 @@ def check_space(output_dir: Path, model) -> None:
     needed = 4 * num_weights / 1e9
     free = shutil.disk_usage(output_dir).free / 1e9
     if free < needed:
-        raise RunEnds(
+        raise utils.RunEnds(
             f"error: a checkpoint takes {needed:.3g} GB, and the disk of {output_dir} has"
             f" {free:.3g} GB left; --resume continues from the last one"
         )

@@ -78,6 +78,7 @@ class Run:
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
         if config.sampler == "vllm":
             from grpo import vllm  # before a model is loaded, since it changes transformers
+        utils.share_freed_memory()
         utils.seed_everything(config.seed)
         data_set = find_data_set(config.dataset_name)
         evaluator_names = config.evaluator or data_set.default_evaluator

@@ -155,7 +155,7 @@ def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 
 def merged_weight(layer: torch.nn.Module) -> Tensor:
     """The weight of a linear map with its adapter added, in float32."""
-    return layer.base_layer.weight.float() + layer.get_delta_weight("default").float()
+    return layer.base_layer.weight + layer.get_delta_weight("default").float()
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -172,19 +172,22 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 # --- On the disk ----------------------------------------------------------------------------------
 
 
+SHARD = "1GB"  # of a file of weights, which is copied in memory while it is written
+
+
 def save(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None) -> None:
     """Write a directory that loads as --model_name, with the whole weights of a sharded model.
 
     Adapters are merged in, and folder/adapter has them in peft's own files.
     """
     if not has_adapters(model):
-        model.save_pretrained(folder, state_dict=weights)
+        model.save_pretrained(folder, state_dict=weights, max_shard_size=SHARD)
         return
     with torch.device("meta"):
         plain_model = type(model)(model.config)
     plain_model.generation_config = model.generation_config
     merged = {name: weight.float().cpu() for name, weight in merged_weights(model)}
-    plain_model.save_pretrained(folder, state_dict=merged)
+    plain_model.save_pretrained(folder, state_dict=merged, max_shard_size=SHARD)
     model.save_pretrained(folder / "adapter")
 
 

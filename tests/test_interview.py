@@ -80,7 +80,7 @@ def test_no_file_of_the_interview_holds_a_solution(interview):
     patterns += ["CreativeWriting", "judge_", "opening.line", "SFT", "GoldConfig"]
     patterns += ["[Ee]xpert.?[Ii]ter"]
     functions = [name for name, value in vars(losses).items() if inspect.isfunction(value)]
-    in_losses = set(functions) - {"import_from_file", "masked_sum", "find_loss"}
+    in_losses = set(functions) - {"import_from_file", "masked_sum", "find_loss", "try_loss"}
     assert {"estimate_kl", "clipped_loss", "sum_over_constant", "gspo"} <= in_losses
     # main.py's loop itself knows these two.
     in_losses -= {"grpo_clip", "no_baseline"}

@@ -149,7 +149,7 @@ def test_a_judge_that_is_away_is_waited_for(pauses, capsys):
         assert judge.score(["line"], ["b"])[0] == [4]
     assert 1000 <= sum(pauses) < 1020
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
+    assert 2 <= len(lines) <= 3  # another story may have been answered meanwhile
     assert "waiting up to ten minutes" in lines[0]
 
 

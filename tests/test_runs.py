@@ -243,10 +243,18 @@ def test_a_signal_saves_and_leaves_after_the_iteration_in_which_it_comes(
     last_iteration = last_saved_iteration(whole_run)
     for module, name, call, num_finished in MOMENTS:
         number = signal.SIGINT if module is main else signal.SIGTERM
+        handler_before = signal.getsignal(number)
+        handlers = []
+
+        def send_and_look(number=number, handlers=handlers):
+            send(number)
+            handlers.append(signal.getsignal(number))
+
         with pytest.MonkeyPatch.context() as patch:
-            do_before_call(patch, module, name, call, partial(send, number))
+            do_before_call(patch, module, name, call, send_and_look)
             exit_code = main.main(with_resume(flags, folder))
-        assert signal.getsignal(number) == signal.SIG_DFL, "a second signal ends it at once"
+        assert handlers == [signal.SIG_DFL], "a second signal ends it at once"
+        assert signal.getsignal(number) == handler_before, "a notebook goes on"
         assert last_saved_iteration(folder) == num_finished
         error = capsys.readouterr().err
         if num_finished == last_iteration:
