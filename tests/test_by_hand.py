@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import main
 import utils
+from config import LossConfig
 
 
 def test_group_normalization_by_hand():
@@ -68,13 +69,22 @@ PROMPT_COMPLETION_IDS = torch.arange(10).view(2, 5)
 ATTENTION_MASK = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
 
 
-def loss_of(reference, monkeypatch):
+def loss_of(reference, monkeypatch, beta=0.04, temperature=1.0):
     """(loss, metrics, the gradient with respect to the policy's log-probs)."""
     policy = torch.tensor(POLICY, requires_grad=True)
+    expected_temperature = temperature
 
     def get_per_token_logps(
-        model, prompt_completion_ids, attention_mask, logits_to_keep, return_entropy=False, **_
+        model,
+        prompt_completion_ids,
+        attention_mask,
+        logits_to_keep,
+        temperature=1.0,
+        return_entropy=False,
+        **_,
     ):
+        assert temperature == expected_temperature
+        assert model is not None, "beta is 0: there is no reference"
         assert torch.equal(prompt_completion_ids, PROMPT_COMPLETION_IDS)
         assert torch.equal(attention_mask, ATTENTION_MASK)
         assert logits_to_keep == 3
@@ -87,12 +97,13 @@ def loss_of(reference, monkeypatch):
     monkeypatch.setattr(main, "get_per_token_logps", get_per_token_logps, raising=False)
     loss, metrics = main.compute_loss(
         "policy",
-        "reference",
+        "reference" if beta else None,
         PROMPT_COMPLETION_IDS,
         PROMPT_COMPLETION_IDS[:, -3:],
         ATTENTION_MASK,
         COMPLETION_MASK,
         ADVANTAGES,
+        LossConfig(beta=beta, temperature=temperature),
     )
     (gradient,) = torch.autograd.grad(loss, policy)
     return loss.item(), metrics, gradient
@@ -119,3 +130,12 @@ def test_loss_of_a_policy_that_is_its_reference(monkeypatch):
     assert metrics["kl"] == 0
     by_hand = torch.tensor([[-0.25, -0.25, 0.0], [0.333333, 0.333333, 0.333333]])
     torch.testing.assert_close(gradient, by_hand, atol=1e-6, rtol=0)
+
+
+def test_beta_and_temperature_are_those_of_the_settings(monkeypatch):
+    """The means are 0.160047 for the KL and 0.5 for minus the ratio times the advantage."""
+    loss, metrics, _ = loss_of(REFERENCE, monkeypatch, beta=0.5, temperature=0.7)
+    assert loss == pytest.approx(0.5 + 0.5 * 0.160047, abs=1e-6)
+    loss, metrics, _ = loss_of(REFERENCE, monkeypatch, beta=0.0)
+    assert loss == pytest.approx(0.5, abs=1e-6)
+    assert "kl" not in metrics or metrics["kl"] == 0

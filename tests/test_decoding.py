@@ -5,9 +5,11 @@ How rows are batched changes no sample.
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import (
     VOCAB,
     assert_same_gradient,
@@ -381,3 +383,14 @@ def test_attention_by_products_equals_sdpa(window, monkeypatch):
         gradient[attention] = gradients(model, logps[attention].square().sum())
     torch.testing.assert_close(logps[decoding.ATTENTION], logps["sdpa"], atol=1e-5, rtol=0)
     assert_same_gradient(gradient[decoding.ATTENTION], gradient["sdpa"])
+
+
+def test_a_boolean_mask_hides_keys():
+    """transformers gives one where there is no padding; it once was added to the scores."""
+    query, key, value = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()[None, None]
+    module = SimpleNamespace(num_key_value_groups=1, is_causal=False, training=False)
+    with mock.patch.object(decoding, "prefers_products", lambda *_: True):
+        actual, _ = decoding.sdpa_or_products(module, query, key, value, mask)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+    torch.testing.assert_close(actual, expected)

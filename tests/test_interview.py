@@ -16,15 +16,17 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 import make_interview
 
-# The loss as a textbook and the task sheet have it: it reads none of the settings.
+# The loss as a textbook and the task sheet have it.
 TEXTBOOK = """\
-    C = completion_ids.shape[1]
-    policy = get_per_token_logps(model, prompt_completion_ids, attention_mask, C)
-    with torch.inference_mode():
-        reference = get_per_token_logps(base_model, prompt_completion_ids, attention_mask, C)
-    kl = torch.exp(reference - policy) - (reference - policy) - 1
+    inputs = (prompt_completion_ids, attention_mask, completion_ids.shape[1])
+    policy = get_per_token_logps(model, *inputs, temperature=config.temperature)
+    kl = torch.zeros_like(policy)
+    if config.beta > 0:
+        with torch.inference_mode():
+            reference = get_per_token_logps(base_model, *inputs, temperature=config.temperature)
+        kl = torch.exp(reference - policy) - (reference - policy) - 1
     ratio = torch.exp(policy - policy.detach())
-    per_token_loss = -(ratio * advantages.unsqueeze(1) - 0.04 * kl)
+    per_token_loss = -(ratio * advantages.unsqueeze(1) - config.beta * kl)
     lengths = completion_mask.sum(1)
     loss = ((per_token_loss * completion_mask).sum(1) / lengths).mean()
     kl = ((kl * completion_mask).sum(1) / lengths).mean()
@@ -130,7 +132,10 @@ def test_a_candidate_writes_the_loss_of_the_sheet_and_the_demo_learns(interview,
     """From the seven arguments alone. The first gradient is that of the original's own loss."""
     code, output = run_in(interview, "-m pytest -q")
     assert code == 1 and "compute_loss is yours to write" in output
-    assert re.search(r"3 failed, \d passed", output), "only the tests of the loss are red"
+    assert re.search(r"4 failed, \d passed", output), "only the tests of the loss are red"
+
+    code, output = run_in(interview, DEMO)
+    assert code == 2 and output.count("\n") == 1, "the demo is refused at once"
 
     main_file = interview / "main.py"
     main_file.write_text(main_file.read_text().replace(make_interview.COMPUTE_LOSS, TEXTBOOK))

@@ -92,6 +92,37 @@ def test_fields_that_an_endpoint_refuses(capsys):
     assert "temperature is left out from now on: " in capsys.readouterr().out
 
 
+def test_one_text_that_is_too_long_or_moderated_concerns_no_other(capsys):
+    def behave(request):
+        text = request["messages"][0]["content"]
+        if text == "long":
+            return status(400, "max_tokens=20 is too large: the context has 10 tokens")
+        return (
+            status(403, "flagged by moderation") if text == "axe" else choice("Paris", "eos_token")
+        )
+
+    with FakeOpenAIServer(behave) as server:
+        endpoint = Endpoint("model", server.base_url, max_tokens=20)
+        for text in ("first", "long", "axe", "last"):
+            ((_, reply, problem),) = endpoint.ask([(0, [{"role": "user", "content": text}])])
+            assert reply == ("Paris" if text in ("first", "last") else "")
+            assert bool(problem) == (reply == "")
+    assert all(request["max_tokens"] == 20 for request in server.requests)
+
+
+def test_a_judge_is_named_and_asked_before_the_run(model_folder, tmp_path, capsys):
+    """With a wrong key a run once ended well, since no story had reached the judge."""
+    with FakeOpenAIServer(lambda request: status(401, "wrong key")) as server:
+        flags = judged_flags(
+            model_folder, tmp_path / "run", judge_base_url=server.base_url, judge_model="judge"
+        )
+        assert main.main(flags) == 2
+        assert "wrong key" in capsys.readouterr().err
+        server.behaviour = lambda request: rating_reply(3)
+        assert main.main([*flags, "--eval_only"]) == 0
+    assert "judge: judge, which gives 3 to a first story" in capsys.readouterr().out
+
+
 def test_errors_are_one_line_without_the_key():
     """An endpoint may repeat it."""
     for code in 401, 403, 404:

@@ -66,6 +66,13 @@ MISTAKES = """
     main --dataset_name gsm8k --dataset_path absent | absent
     main --output_dir run | --output_dir run holds a run | --resume
     main --resume | --resume | --output_dir new | no run
+    main --output_dir gold.jsonl | --output_dir gold.jsonl is a file
+    main --resume --output_dir run --num_train_iters 1 | --resume | 2 of 1
+    main --loss_type mine.py:scalar | mine.py:scalar | (B, C), not ()
+    main --loss_type mine.py:fails | mine.py:fails | my bug
+    main --dataset_name mine.py:rows | rows fails with | my bug
+    main --evaluator mine.py:needs | no column solution, but answer, answers
+    main --model_name ./new | --model_name ./new | no such folder
     main --resume --output_dir run | --resume continues a run with the flags it has
     sft --num_examples 100 | only 12
     sft --train_file absent.jsonl | absent.jsonl
@@ -97,6 +104,17 @@ def mistakes_in(table):
     return rows
 
 
+# A user's own functions, none of which can be used.
+MINE = """
+def scalar(advantages, policy_logps, old_logps, mask, config):
+    return (policy_logps * advantages).mean(), {}
+def fails(advantages, policy_logps, old_logps, mask, config):
+    raise KeyError("my bug")
+def rows(split):
+    raise KeyError("my bug")
+def needs(completions, solution):
+    return [0.0 for _ in completions]
+"""
 GSM8K = "--dataset_name gsm8k --dataset_path data"
 BAD_GOLD = {TRAIN: ROW.replace("#### 2", "#### many")}
 DAMAGED_FILES = [
@@ -126,6 +144,7 @@ def workshop(tmp_path_factory):
     torch.save(random_model().state_dict(), folder / "pickled" / "pytorch_model.bin")
     (folder / "pickled" / "model.safetensors").unlink()
     (folder / "data").mkdir()
+    (folder / "mine.py").write_text(MINE)
     for split in ("train", "test"):
         (folder / "data" / f"{split}.jsonl").write_text(ROW)
     assert main.main(run_flags(folder / "model", folder / "run", num_train_iters=2)) == 0

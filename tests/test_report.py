@@ -134,6 +134,17 @@ def test_tokens_have_colours_and_come_first(run):
     assert text.index("What is b?") < text.index("What is a?")
 
 
+def test_the_last_step_with_colours_is_open(run):
+    path = run / "rollouts/step_000001.jsonl"
+    rows = jsonl.read(path)
+    rows[0]["tokens"] = {"text": ["a"], "change": [1.0]}
+    jsonl.write(path, rows)
+    page = page_of(run)
+    steps = [attributes for tag, attributes in page.elements if tag == "details"]
+    assert ["open" in attributes for attributes in steps[:2]] == [True, False]
+    assert ("meta", {"name": "viewport", "content": "width=device-width"}) in page.elements
+
+
 def test_runs_of_other_kinds_have_a_page(tmp_path):
     """SFT shows its evaluations; stories have no verdicts; a run may have no transcript yet."""
     sft = write_run(tmp_path / "sft", train_rows(2, loss=abs))

@@ -4,7 +4,7 @@ import re
 
 from conftest import ROOT, run_script
 
-from results import figures
+from results import claims, figures
 
 REPORT = " ".join((ROOT / "analysis.md").read_text("utf-8").split())
 
@@ -78,3 +78,16 @@ def test_headline_numbers_are_those_of_the_report():
     assert loss in REPORT
     last = figures.by_seed("dynamics", "grpo", "kl_per_token").loc[96:].mean().mean()
     assert f"{last:.2f} nats per token" in REPORT
+
+
+def test_bold_sentences_on_qwen_have_the_numbers_of_its_answers():
+    """Counted anew from the answers that are kept."""
+    counted = claims.claims()
+    section = REPORT.partition("# What do solutions and GRPO do for a real Qwen?")[2]
+    bold = section.partition("**")[2].partition("**")[0]
+    for name in ("strict", "last_number", "calculates"):
+        assert counted[name].partition(",")[0] in bold, name
+    assert (
+        "28 problems gained and 17 lost" in bold and "28 gained, 17 lost" in counted["last_number"]
+    )
+    assert "51" in counted["where_it_calculates"] and "4 to 17" in section

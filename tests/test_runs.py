@@ -29,10 +29,11 @@ from filelock import FileLock
 import main
 import sft
 import utils
-from config import GRPOConfig, parse
+from config import GRPOConfig, parse, read_args
 from grpo import checkpoints, distributed, generation, jsonl
 
 sys.path.insert(0, str(ROOT / "experiments"))
+import ask  # noqa: E402
 import expert_iteration  # noqa: E402
 
 KILLS = int(os.environ.get("KILLS", 2))  # how often each run is killed, at random moments
@@ -442,3 +443,41 @@ def test_every_generator_goes_on_where_its_state_was_kept():
     numbers = draw()
     distributed.resume_rng_state([saved_state], new_seed=1)
     assert draw() == numbers != numbers_of_an_evaluation
+
+
+def test_a_full_disk_ends_the_run_in_a_line_and_keeps_what_was_saved(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda folder: SimpleNamespace(free=9.0))
+    flags = run_flags(model_folder, tmp_path / "run")
+    assert main.main(flags) == 1
+    assert "a checkpoint takes" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main.main([*flags, "--resume"]) == 0
+
+
+def test_weights_of_other_names_are_refused_at_resume():
+    """They were left out without a word, and the run went on from the initial model."""
+    model = random_model()
+    with pytest.raises(ValueError, match="has no weight model.layers.9"):
+        checkpoints.scatter_state(model, None, {"model.layers.9": torch.zeros(1)}, {})
+
+
+def test_a_run_leads_to_the_next_one(whole_run, tmp_path, capsys):
+    """From SFT to GRPO: the folder of a run stands for its newest checkpoint."""
+    assert main.main(run_flags(whole_run, tmp_path / "run", eval_only="")) == 0
+    newest = f"{whole_run}/checkpoints/step_000004"
+    assert f"its newest checkpoint is {newest}" in capsys.readouterr().out
+    assert read_args(tmp_path / "run" / "args.json")["model_name"] == newest
+
+
+def test_what_was_trained_can_be_asked(whole_run, tmp_path, capsys):
+    flags = ["--max_completion_length", "3"]
+    assert ask.main([str(whole_run), "1 + 2?", "3 + 4?", *flags]) == 0
+    output = capsys.readouterr().out
+    assert output.count("before") == output.count("after") == 2 and "3 + 4?" in output
+    assert ask.main([str(whole_run), *flags]) == 0
+    assert capsys.readouterr().out.count("before") == 3
+    for place, question in ((tmp_path, "1?"), (whole_run, " "), (tmp_path / "absent", "1?")):
+        assert ask.main([str(place), question]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
