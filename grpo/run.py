@@ -363,6 +363,7 @@ def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
         wrong. 130, 143: a signal stopped it. A bug has its traceback.
     """
     _signals.clear()
+    lock = None
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         distributed.init(config.device)
@@ -377,6 +378,8 @@ def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(10)  # the first process says the same, and torchrun then ends this one
         print(f"error: {error}", file=sys.stderr)
+        if lock is not None:
+            lock.release()
         return 2
     exit_code = 0
     try:

@@ -6,6 +6,7 @@ folder of its own that holds a model, data, gold rows and a finished training ru
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import generate_gold
 import main
 import plotter
 import sft
+import utils
 
 PROGRAMS = {
     "main": main.main,
@@ -67,7 +69,6 @@ MISTAKES = """
     main --output_dir run | --output_dir run holds a run | --resume
     main --resume | --resume | --output_dir new | no run
     main --output_dir gold.jsonl | --output_dir gold.jsonl is a file
-    main --resume --output_dir run --num_train_iters 1 | --resume | 2 of 1
     main --loss_type mine.py:scalar | mine.py:scalar | (B, C), not ()
     main --loss_type mine.py:fails | mine.py:fails | my bug
     main --dataset_name mine.py:rows | rows fails with | my bug
@@ -181,6 +182,9 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2_and_loses_nothing(
     program, flags, words, files, workshop, tmp_path, monkeypatch, capsys
 ):
     folder = shutil.copytree(workshop, tmp_path / "copy")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a file of the user's adds its folder
+    sys.modules.pop("mine", None)  # of another copy
+    utils.import_from_file.cache_clear()
     for name, content in files.items():
         change_file(folder / name, content)
     monkeypatch.chdir(folder)

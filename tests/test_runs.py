@@ -481,3 +481,12 @@ def test_what_was_trained_can_be_asked(whole_run, tmp_path, capsys):
     for place, question in ((tmp_path, "1?"), (whole_run, " "), (tmp_path / "absent", "1?")):
         assert ask.main([str(place), question]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_fewer_iterations_than_a_run_has_made_are_refused(whole_run, tmp_path, capsys):
+    """It said that it was done, and wrote the smaller number into args.json."""
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    flags = as_flags(resume="", output_dir=folder, num_train_iters=2)
+    assert main.main(flags) == 2
+    assert "--resume: the run is at 4 of 2" in capsys.readouterr().err
+    assert logs_of(folder) == logs_of(whole_run)
