@@ -1,4 +1,4 @@
-"""Log-probs, masked sums and means, micro-batches, seeds and precision.
+"""Log-probs, masked sums and means, seeds, precision and memory.
 
 Shapes: B sequences, G group size, P prompt tokens, C completion tokens, T = P + C, H hidden size,
 V vocabulary, N completion tokens of all sequences.
