@@ -1,5 +1,6 @@
 """Loading a policy with its tokenizer, and refusing one that cannot be trained exactly here."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -45,9 +46,8 @@ def find_model(model_name: str) -> str:
     if checkpoints:
         print(f"{model_name} is a run; its newest checkpoint is {checkpoints[-1]}")
         return str(checkpoints[-1])
-    is_path = model_name.count("/") > 1 or model_name.startswith(
-        ("/", ".", "~", "output/", "tiny/")
-    )
+    # A name on the hub has one slash, and what stands before it is no folder here.
+    is_path = model_name.count("/") > 1 or os.path.isdir(os.path.dirname(model_name))
     if is_path and not folder.exists():
         raise ValueError(f"--model_name {model_name}: there is no such folder")
     return model_name

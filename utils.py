@@ -359,7 +359,8 @@ IS_GLIBC = hasattr(C_LIBRARY, "mallopt") and hasattr(C_LIBRARY, "malloc_trim")
 def share_freed_memory() -> None:
     """Let all threads of this process use one heap, before they begin; without glibc, nothing.
 
-    The backward pass has a thread of its own, which what the forward pass frees would not serve.
+    The backward pass runs in a thread of its own. With a heap of its own it could not use what the
+    forward pass has freed.
     """
     if IS_GLIBC:
         C_LIBRARY.mallopt(M_ARENA_MAX, 1)

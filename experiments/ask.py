@@ -34,13 +34,16 @@ def models_of(place: str) -> tuple[dict[str, str], dict]:
     newest = llms.find_model(place)
     if newest == place:
         raise ValueError(f"{place} has no checkpoint")
-    before = settings["model_name"]
-    is_gone = before.startswith(("/", ".", "output/")) and not Path(before).exists()
-    return ({} if is_gone else {"before": before}) | {"after": newest}, settings
+    models = {"after": newest}
+    try:
+        models = {"before": llms.find_model(settings["model_name"])} | models
+    except ValueError as error:
+        print(f"only the model after training is asked: {error}")
+    return models, settings
 
 
 def answers(name: str, settings: dict, questions: list[str], max_tokens: int) -> list[str]:
-    """The greedy answer of a model to each question, or to three of the run's evaluation."""
+    """The greedy answer of a model to each question."""
     model, tokenizer = llms.get_llm_tokenizer(name)
     dataset = settings.get("dataset_name", "gsm8k")
     prompt = find_prompt(settings.get("prompt") or find_data_set(dataset).default_prompt)
