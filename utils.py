@@ -134,7 +134,8 @@ class _ChunkedLogps(torch.autograd.Function):
                 mean_weight = mean_weight / total.unsqueeze(-1)
                 derivative[rows] = (weight[token_ids[rows]] - mean_weight).to(states.dtype)
             if with_entropy:  # logsumexp(z) - sum_v p_v z_v
-                entropy[rows] = total.log() - z.mul_(unnormalised).sum(-1) / total
+                # Where z is minus infinity p is 0, and their product NaN.
+                entropy[rows] = total.log() - z.mul_(unnormalised).nansum(-1) / total
         if needs_derivative:
             ctx.save_for_backward(derivative)
         else:

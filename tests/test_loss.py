@@ -453,3 +453,12 @@ def test_prompts_count_in_micro_batches_where_none_is_shared():
     groups = [[Completion([0] * P, [0] * C)] for P, C in [(30, 5), (20, 6), (10, 7)]]
     assert micro_batches(groups, max_tokens=72) == [groups[:2], groups[2:]]
     assert micro_batches(groups, max_tokens=111) == [groups]
+
+
+def test_a_token_that_cannot_come_leaves_the_entropy_finite():
+    """Its logit is minus infinity; the others have probabilities 1/2."""
+    bias = torch.tensor([0.0, 0.0, -torch.inf])
+    arguments = (torch.zeros(1, 4), torch.zeros(3, 4), bias, torch.tensor([1]), 1.0, True)
+    logps, entropy = utils._ChunkedLogps.apply(*arguments)
+    assert logps.item() == pytest.approx(-math.log(2))
+    assert entropy.item() == pytest.approx(math.log(2))
