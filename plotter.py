@@ -38,12 +38,22 @@ STYLE = {
     "text.parse_math": False,  # The name of a metric may have a dollar.
 }
 FIRST_METRICS = """eval/accuracy eval/accuracy_flexible eval/reward train/reward train/accuracy
-    train/kl train/entropy train/response_length train/truncated_fraction train/zero_std_fraction
-    train/reward_std train/grad_norm""".split()
+    train/loss train/kl train/entropy train/response_length train/truncated_fraction
+    train/zero_std_fraction train/reward_std train/grad_norm""".split()
+DASHED = {"eval/accuracy": "eval/accuracy_flexible"}  # drawn in the panel of the first
 # These keys of the logs count progress, and are therefore not metrics.
 COUNTERS = "step n epoch ei_step examples sampled_tokens total_tokens elapsed".split()
 # Keys that begin like this are drawn in percent, if their values are at most 1.
 SHARES = ("accuracy", "pass", "truncated", "zero_std", "clip", "skipped")
+# The units of keys that begin like this.
+UNITS = {
+    "kl": "nats per token",
+    "entropy": "nats per token",
+    "sampling_logp_gap": "nats per token",
+    "response_length": "tokens",
+    "time/": "seconds",
+    "memory/": "GB",
+}
 # Runs that differ in nothing but these settings are repeats of each other.
 MAY_DIFFER = may_change(GRPOConfig) - {"num_train_iters"} | {"seed", "parameters"}
 MAY_DIFFER |= {"eval_updates", "save_updates", "eval_ei_steps"}  # of other scripts
@@ -99,6 +109,9 @@ def find_metrics(runs: list[Run]) -> list[str]:
         is_changing = values.max() - values.min() > 1e-6 * values.abs().max()
         if key not in COUNTERS and not is_interval_end and is_changing:
             changing.append(metric)
+    for solid, dashed in DASHED.items():
+        if solid in changing and dashed in changing:
+            changing.remove(dashed)
     places = {metric: place for place, metric in enumerate(FIRST_METRICS)}
     # The main ones first, and those of the machine last.
     return sorted(changing, key=lambda name: ("time/" in name, places.get(name, len(places))))
@@ -149,10 +162,13 @@ def draw_panel(ax: Axes, groups: Groups, metric: str) -> None:
         marker = "o" if is_evaluation else ""
         ax.plot(curve["line"], color=color, marker=marker, markersize=3, label=label)
         ax.fill_between(curve.index, curve["low"], curve["high"], color=color, alpha=0.15, lw=0)
+        if metric in DASHED:
+            ax.plot(make_curve(runs, DASHED[metric])["line"], "--", color=color)
     ax.set_title(metric.removeprefix("train/"), loc="left")
     ax.set_xlabel("step")
-    values = pd.concat([run.series(metric) for runs in groups.values() for run in runs])
     key = metric.partition("/")[2]
+    ax.set_ylabel("".join(unit for start, unit in UNITS.items() if key.startswith(start)))
+    values = pd.concat([run.series(metric) for runs in groups.values() for run in runs])
     if key.startswith(SHARES) and values.max() <= 1:
         _, top = ax.get_ylim()
         ax.set_ylim(top=min(top, 1.03))
@@ -165,6 +181,7 @@ def draw_pages(groups: Groups, metrics: list[str], title: str) -> Iterator[Figur
     if any(len(runs) > 1 for runs in groups.values()):
         meaning = "line: mean of running medians; band: lowest to highest run, and of a single one"
         meaning += " the 95% interval over problems"
+    meaning += "; dashed: right in any format"
     for start in range(0, len(metrics), 9):
         figure = Figure((11.69, 8.27), layout="constrained")  # inches: A4, landscape
         for i, metric in enumerate(metrics[start : start + 9], 1):

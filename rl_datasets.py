@@ -204,9 +204,13 @@ def read_folder(folder: str | Path, split: str) -> list[dict]:
         if path.suffix == ".jsonl":  # load_dataset would make a date of the text "2024-01-01"
             rows += jsonl.read(path)
         else:
-            rows += datasets.load_dataset(
+            table = datasets.load_dataset(
                 "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
             )
+            for name, feature in table.features.items():
+                if feature == datasets.Value("float32"):  # 0.1 would be 0.10000000149011612
+                    table = table.cast_column(name, datasets.Value("string"))
+            rows += table
     if not rows and split != "train":
         raise ValueError(f"{folder} has no rows in {split}.jsonl or {split}.parquet")
     return rows

@@ -29,7 +29,7 @@ WITH_MARK = "Makefile pyproject.toml .gitignore evaluator.py rl_datasets.py conf
 COMPUTE_LOSS = '''\
     """The loss of a batch, yours to write: task 1 of README.md says what it must be.
 
-    The first seven arguments are enough. The others have what flags and speed need.
+    You need the first seven arguments and `config`. The others are for speed and other flags.
 
     Args:
         model, base_model: the policy that is trained, and the frozen reference (None if beta is 0).

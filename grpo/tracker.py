@@ -6,6 +6,8 @@ from functools import cache
 
 from config import RunConfig
 
+_tensorboards = {}  # the SummaryWriter of each run
+
 
 def send(config: RunConfig, log: str, row: dict) -> None:
     """Send the numbers in a line of a log ("train" or "eval") to the tracker."""
@@ -13,7 +15,14 @@ def send(config: RunConfig, log: str, row: dict) -> None:
     if config.report_to == "wandb":
         start_wandb(config).log(numbers, step=row["step"])
     else:
-        writer = start_tensorboard(config)
+        if config not in _tensorboards:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What a killed run wrote after the checkpoint that it resumes from is hidden.
+            _tensorboards[config] = SummaryWriter(
+                config.output_dir / "tensorboard", purge_step=row["step"]
+            )
+        writer = _tensorboards[config]
         for name, value in numbers.items():
             writer.add_scalar(name, value, row["step"])
         writer.flush()
@@ -30,10 +39,3 @@ def start_wandb(config: RunConfig):
         config=asdict(config) | {"output_dir": str(config.output_dir)},
         resume="auto",  # a run that was killed
     )
-
-
-@cache
-def start_tensorboard(config: RunConfig):
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(config.output_dir / "tensorboard")

@@ -224,6 +224,17 @@ def test_the_files_of_a_split(tmp_path):
         assert [path.name for path in rl_datasets.find_files(folder, split)] == chosen.split()
 
 
+def test_a_float32_answer_is_the_number_that_was_written(tmp_path):
+    """It once became 0.10000000149011612, which no completion equals."""
+    rows = {"question": ["What is 1 / 10?"], "answer": [0.1]}
+    features = datasets.Features(
+        question=datasets.Value("string"), answer=datasets.Value("float32")
+    )
+    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "test.parquet")
+    (example,) = DATASETS["gsm8k"].read("test", str(tmp_path))
+    assert example["answer"] == "0.1"
+
+
 def test_a_missing_shard_is_noticed(tmp_path):
     (tmp_path / "test-00000-of-00002.parquet").touch()
     (tmp_path / "train.jsonl").touch()

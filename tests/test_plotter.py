@@ -72,6 +72,15 @@ def test_every_number_that_changes_has_a_panel(tmp_path):
     assert ax.collections[0].get_datalim(ax.transData).intervaly == pytest.approx((0.26, 0.54))
 
 
+def test_strict_and_flexible_accuracy_share_a_panel_and_units_are_named(tmp_path):
+    evaluations = [eval_row(0, 0.3, 0.5), eval_row(4, 0.5, 0.8)]
+    panels = draw(write_run(tmp_path / "run", train_rows(4, kl=abs), evaluations))
+    assert list(panels) == ["eval/accuracy", "kl"]
+    curves = [line.get_ydata().tolist() for line in panels["eval/accuracy"].lines]
+    assert curves == [[0.3, 0.5], [0.5, 0.8]]
+    assert panels["kl"].get_ylabel() == "nats per token"
+
+
 def test_a_run_that_does_not_change_is_told_without_a_curve(tmp_path, capsys):
     run = write_run(tmp_path / "run", evaluations=[eval_row(0)], eval_split="test")
     lines = printed(capsys, run)
