@@ -3,8 +3,9 @@
     python main.py --model_name tiny/1m --dataset_name arithmetic
     torchrun --nproc_per_node 2 main.py
 
-`train` is the algorithm, in seven numbered steps, and `compute_loss` comes below it. An iteration
-is one rollout batch with its updates; the logs call it a step.
+`train` is the algorithm, in seven numbered stages, and `compute_loss` comes below it. An iteration
+is one rollout batch with its updates; the logs call it a step. "All:" at the start of a docstring
+means that every process must call the function.
 
 Where this departs from the paper, and the flag that restores the paper's way, where there is one:
   1. Rewards come from --evaluator, not from a trained reward model, and are for whole completions:
@@ -65,12 +66,12 @@ def train(config: GRPOConfig, run: Run) -> None:
         return
     num_prompts = config.rollout_batch_size // config.group_size
     for iteration in run.iterations(config.eval_iterations, config.save_iterations):
-        # 1. Sample G completions for each of several prompts.
+        # 1. Sample G completions for each prompt of this process's share.
         examples = distributed.share(run.train_loader.next_batch(num_prompts))
         with run.timer("sample"):
             completions = run.sample(examples, config.group_size, config.temperature)
 
-        # 2. Reward each of them; NaN for one that got no reward.
+        # 2. Reward each of them: completion.reward, NaN where there is none.
         with run.timer("reward"):
             metrics = run.reward(completions)
 
@@ -165,8 +166,8 @@ def accumulate_gradient(
     Returns:
         the metrics of the update, its loss among them.
     """
-    # Every completion with a reward counts as a sequence. Those that are not masked count with
-    # their tokens. Of these, only groups with a gradient go through the model.
+    # The means are over all completions with a reward, or over the tokens of those that are not
+    # masked. Groups without a gradient count in these means, but do not go through the model.
     has_reward = [not math.isnan(completion.advantage) for completion in completions]
     counted = [completion for completion in completions if is_counted(completion, config)]
     groups = groups_that_teach(completions, config)
@@ -198,7 +199,7 @@ def accumulate_gradient(
             share = batch_tokens / num_tokens
         (loss * share * is_real).backward()  # a pass for the sake of other processes counts 0
         if is_real:
-            # `loss` and `kl` are averaged in the same way, all others over the tokens of `groups`.
+            # `loss` and `kl` are averaged as the loss is, all others over the tokens of `groups`.
             metrics["loss"] = loss.item()
             shares = dict.fromkeys(metrics, batch_tokens / num_trained_tokens)
             shares |= {"loss": share, "kl": share}
@@ -251,7 +252,8 @@ def take_step(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-    optimizer.zero_grad()  # None, not 0: AdamW then moves no weight, not even by its momentum
+    # Sets gradients to None. An update without any then moves no weight, not even by momentum.
+    optimizer.zero_grad()
     skipped = int(not is_finite)
     return {"learning_rate": learning_rate, "grad_norm": norm, "skipped_updates": skipped}
 

@@ -42,7 +42,7 @@ def float64_grpo_loss(
 ):
     """Equation 3 of the GRPO paper (arXiv:2402.03300) in float64, and its gradient.
 
-    One row at a time, unpadded, without cache or masks, in plain Python sums. Other losses and
+    One row at a time, unpadded and without a cache, in plain Python sums. Other losses and
     means are those of the papers that losses.py names.
     """
     model = copy.deepcopy(model).double()
@@ -110,7 +110,7 @@ def test_bare_call_equals_the_float64_formula(model, base_model, batch):
     assert metrics["response_length"] == batch["completion_mask"].sum(1).float().mean()
 
 
-# No setting at its default.
+# None of these is a default.
 SETTINGS = dict(max_completion_length=9, cliprange_high=0.28, beta=0.1, temperature=0.7)
 
 
@@ -124,7 +124,8 @@ def test_every_loss_type_equals_the_float64_formula(loss_type, model, base_model
         loss, metrics = loss_of(model, base_model, batch, group_size=group_size, **settings)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
         assert_same_gradient(gradients(model, loss), expected_gradient)
-        assert 0.1 < metrics.get("clip_fraction", 0.5) < 0.9
+        if "clip_fraction" in metrics:
+            assert 0.1 < metrics["clip_fraction"] < 0.9
 
 
 @pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
@@ -134,7 +135,7 @@ def test_difficult_rows_equal_the_float64_formula(
 ):
     """An off-policy update, of which two rows are masked and one has no reward.
 
-    At once, in whole groups, in parts of groups and row by row, the groups in another order.
+    The update is split at four budgets, and its groups come in another order.
     """
     batch = make_difficult(ragged_batch(groups=4))
     settings = SETTINGS | dict(loss_type=loss_type, length_normalization=length_normalization)
@@ -142,7 +143,7 @@ def test_difficult_rows_equal_the_float64_formula(
     expected, expected_gradient = float64_grpo_loss(
         model, base_model, batch, old_logps=old_logps, **settings
     )
-    old_logps[2] = -30.0  # of a masked row
+    old_logps[2] = -30.0  # of a masked row, so it must not matter
     completions = completions_of(batch)
     for completion, logps in zip(completions, old_logps.tolist(), strict=True):
         completion.old_logps = logps[: len(completion.ids)]
@@ -252,7 +253,7 @@ def loss_of_the_task_sheet(
     completion_mask,
     advantages,
 ):
-    """The steps of the interview's first task, word for word, from its seven arguments alone."""
+    """The steps of the interview's first task, with the default settings."""
     C = completion_ids.shape[1]
     policy_logps = utils.get_per_token_logps(model, prompt_completion_ids, attention_mask, C)
     with torch.inference_mode():
@@ -268,7 +269,7 @@ def loss_of_the_task_sheet(
 
 @pytest.mark.parametrize("num_truncated", [0, 2])
 def test_the_task_sheets_loss_trains_with_the_same_gradient(num_truncated, model, base_model):
-    """In an update of several micro-batches. No row may give 0 / 0, without a reward or masked."""
+    """In several micro-batches. Rows without a reward and masked rows must not give 0 / 0."""
     batch = ragged_batch(groups=4)
     batch["advantages"][[5, 12, 13, 14, 15]] = torch.nan
     batch["completion_mask"][[2, 9][:num_truncated]] = 0
@@ -288,7 +289,7 @@ def test_the_task_sheets_loss_trains_with_the_same_gradient(num_truncated, model
 
 
 def test_a_loss_that_adds_to_the_advantage_keeps_its_gradient(model, batch):
-    """With beta 0, groups of equal rewards stay out only for losses that are linear in it."""
+    """Groups of equal rewards are left out only for the losses in ZERO_WITHOUT_ADVANTAGE."""
 
     def with_bonus(advantages, policy_logps, old_logps, mask, config):
         return -(advantages + 0.1) * policy_logps, {}
@@ -449,7 +450,7 @@ def test_micro_batches_hold_every_completion_once_within_budget(budget):
 
 
 def test_prompts_count_in_micro_batches_where_none_is_shared():
-    """A batch of worked solutions had prompts without end beside its budget."""
+    """They once came on top of the budget, in groups of one as well."""
     groups = [[Completion([0] * P, [0] * C)] for P, C in [(30, 5), (20, 6), (10, 7)]]
     assert micro_batches(groups, max_tokens=72) == [groups[:2], groups[2:]]
     assert micro_batches(groups, max_tokens=111) == [groups]

@@ -75,6 +75,7 @@ def test_a_verdict_in_a_thread_is_the_same():
         ("no", "on", False),
         (r"5 \text{ cm}", "5 m", False),
         ("12", "4(3)", True),
+        ("3t", "3", False),
     ],
 )
 def test_marks_bases_units_and_magnitudes(gold, answer, is_right):
