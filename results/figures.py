@@ -55,6 +55,7 @@ def table(name, *shares, **options):
 
 curves = table("curves.csv.gz", "accuracy", "distinct_2_batch")
 curves["careful_share"] = 100 * curves["careful"] / (curves["careful"] + curves["direct"])
+curves["ei_step"] = curves["ei_step"].fillna(0)  # the round of expert iteration; 0: before it
 test = table("test.csv", "accuracy")
 real = table("real.csv", "accuracy")
 qwen = table("qwen.csv", "accuracy", "accuracy_low", "accuracy_high", "accuracy_flexible")
@@ -376,29 +377,27 @@ def draw_choices():
 
 
 def draw_expert_iteration():
-    """The end of each setting: its seeds, and their mean."""
+    """By round: accuracy, and the entropy of the samples, which two settings did not log."""
     message = "Five rounds of expert iteration stay below GRPO, whatever their size"
-    figure, (ax,) = new_figure(message, 1, 1, 2.4)
-    arms = {
-        "512 x 8": "questions512_group8_epochs4",
-        "192 x 4": "questions192_group4_epochs4",
-        "96 x 16": "questions96_group16_epochs4",
-        "96 x 8": "questions96_group8_epochs4",
-        "96 x 8, one epoch": "questions96_group8_epochs1",
-        "96 x 4": "questions96_group4_epochs4",
-    }
-    for row, arm in enumerate(arms.values()):
-        ends = by_seed("expert_iteration", arm, "accuracy", "validation", index="ei_step").iloc[-1]
-        ax.plot([ends.min(), ends.max()], [row, row], color=SFT)
-        ax.plot(ends, [row] * len(ends), "o", color=SFT, markerfacecolor="none")
-        ax.plot(ends.mean(), row, "|", color=SFT, markersize=12)
+    figure, (accuracy, entropy) = new_figure(message, 2, height=2.4)
+    for label, arm, color, linestyle in (
+        ("512 x 8", "questions512_group8_epochs4", "#00304d", "-"),
+        ("192 x 4", "questions192_group4_epochs4", GREEN, "-"),
+        ("96 x 16", "questions96_group16_epochs4", WINE, "-"),
+        ("96 x 8", "questions96_group8_epochs4", FORMAT, "-"),
+        ("96 x 8, one epoch", "questions96_group8_epochs1", FORMAT, ":"),
+        ("96 x 4", "questions96_group4_epochs4", GREY, "-"),
+    ):
+        by_round = by_seed("expert_iteration", arm, "accuracy", "validation", index="ei_step")
+        accuracy.plot(by_round.mean(axis="columns"), color=color, linestyle=linestyle, label=label)
+        by_round = by_seed("expert_iteration", arm, "sample_entropy", index="ei_step")
+        entropy.plot(by_round.mean(axis="columns"), color=color, linestyle=linestyle)
     grpo = by_seed("rates", "base", "accuracy", "validation").loc[60]
-    ax.axvspan(grpo.min(), grpo.max(), color=GRPO, alpha=0.2, linewidth=0)
-    ax.text(grpo.mean(), len(arms) - 0.4, "GRPO", color=GRPO, ha="center")
-    ax.set_yticks(range(len(arms)), arms)
-    ax.grid(visible=False, axis="y")
-    ax.set_ylabel("questions x samples")
-    describe(ax, "after five rounds", len(arms), -0.6, x=ACCURACY)
+    accuracy.axhspan(grpo.min(), grpo.max(), color=GRPO, alpha=0.2, linewidth=0)
+    accuracy.text(0, grpo.mean(), "GRPO", color=GRPO, va="center")
+    describe(accuracy, ACCURACY, 0, 102, x="round")
+    describe(entropy, TITLES["entropy"], 0, x="round")
+    legend_below(figure, accuracy, 3, title="questions x samples")
     return figure
 
 
