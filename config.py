@@ -217,13 +217,11 @@ class RunConfig:
         if self.eval_samples > 1 and self.eval_temperature == 0:
             raise ValueError("--eval_temperature 0 makes all samples of --eval_samples the same")
         # The copy for a candidate lacks some of the project's own files too.
-        for flag, package, file in (
-            ("--sampler", self.sampler, "grpo.vllm"),
-            ("--report_to", self.report_to, "grpo.tracker"),
-        ):
-            is_built_in = package in ("torch", "none")
-            if not is_built_in and not (find_spec(package) and find_spec(file)):
-                raise ValueError(f"{flag} {package}: it is not installed here")
+        if self.sampler == "vllm" and not (find_spec("vllm") and find_spec("grpo.vllm")):
+            raise ValueError("--sampler vllm: it is not installed here")
+        tracker = self.report_to
+        if tracker != "none" and not (find_spec(tracker) and find_spec("grpo.tracker")):
+            raise ValueError(f"--report_to {tracker}: it is not installed here")
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,12 @@ class RewardEvaluator(ABC):
         Random numbers have a seed of their own here, which depends on the completions: a reward
         that sets the random state does not change what is sampled next.
         """
-        rows = [example | example.get("row", {}) for example in examples]
-        # The steps without the answer: who asks for a solution wants the data's own column.
-        is_made = not any("solution" in example.get("row", {}) for example in examples)
-        names = set().union(*rows) - {"row"} - ({"solution"} if is_made else set())
+        rows = []
+        for example in examples:
+            # Our solution lacks the answer: who asks for one wants the data's own column.
+            made = {key: example[key] for key in example.keys() - {"row", "solution"}}
+            rows.append(made | example.get("row", {}))
+        names = set().union(*rows)
         columns = {name: [row.get(name) for row in rows] for name in names} | columns
         columns["prompts"] = [example["question"] for example in examples]
         columns["completions"] = completions

@@ -42,15 +42,26 @@ def resolve_device(device: str) -> str:
 def find_model(model_name: str) -> str:
     """What --model_name stands for: of a run's folder, its newest checkpoint. Raises ValueError."""
     folder = Path(model_name)
-    checkpoints = sorted(folder.glob("checkpoints/step_*"))
+    checkpoints = finished_checkpoints(folder)
     if checkpoints:
-        print(f"{model_name} is a run; its newest checkpoint is {checkpoints[-1]}")
-        return str(checkpoints[-1])
+        newest = checkpoints[max(checkpoints)]
+        print(f"{model_name} is a run; its newest checkpoint is {newest}")
+        return str(newest)
     # A name on the hub has one slash, and what stands before it is no folder here.
     is_path = model_name.count("/") > 1 or os.path.isdir(os.path.dirname(model_name))
     if is_path and not folder.exists():
         raise ValueError(f"--model_name {model_name}: there is no such folder")
     return model_name
+
+
+def finished_checkpoints(output_dir: Path) -> dict[int, Path]:
+    """{step: path} of a run's checkpoints, but not of copies such as step_000100_kept."""
+    paths = {}
+    for path in output_dir.glob("checkpoints/step_*"):
+        number = path.name.removeprefix("step_")
+        if number.isdecimal():
+            paths[int(number)] = path
+    return paths
 
 
 def get_llm_tokenizer(

@@ -199,11 +199,14 @@ def accumulate_gradient(
             share = batch_tokens / num_tokens
         (loss * share * is_real).backward()  # a pass for the sake of other processes counts 0
         if is_real:
-            # `loss` and `kl` are averaged as the loss is, all others over the tokens of `groups`.
+            # `loss` and `kl` are averaged as the loss is, all others over the trained tokens.
             metrics["loss"] = loss.item()
-            shares = dict.fromkeys(metrics, batch_tokens / num_trained_tokens)
-            shares |= {"loss": share, "kl": share}
-            weighted_metrics.append({name: metrics[name] * shares[name] for name in metrics})
+            weighted = {}
+            for name, value in metrics.items():
+                is_like_loss = name in ("loss", "kl")
+                weight = share if is_like_loss else batch_tokens / num_trained_tokens
+                weighted[name] = value * weight
+            weighted_metrics.append(weighted)
 
     distributed.sum_gradients(model)
     totals = {"loss": 0.0} | add_up(distributed.gather(weighted_metrics))

@@ -319,13 +319,8 @@ def describe_runs(runs: list[Run]) -> list[str]:
 # --- The command ----------------------------------------------------------------------------------
 
 
-def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[str]:
-    """Write the PDF, and return the lines to print.
-
-    Args:
-        flags: those of --by.
-        output: where the PDF goes, if not to its usual place.
-    """
+def plot(runs: list[Run], flags: list[str] | None) -> list[str]:
+    """Write the PDF, and return the lines to print. `flags` are those of --by."""
     groups = {run.name: [run] for run in runs}
     title = f"{len(runs)} runs"
     path = runs[0].path.parent / "comparison.pdf"
@@ -339,7 +334,7 @@ def plot(runs: list[Run], flags: list[str] | None, output: Path | None) -> list[
         lines = describe_run(run)
         title = run.name
         path = run.path / "training_plots.pdf"
-    path = output or path
+
     metrics = find_metrics(runs)
     if not metrics:
         return [*lines, "note: no number in the logs changes, so nothing is drawn"]
@@ -358,7 +353,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--by", nargs="+", metavar="FLAG", help="flags of args.json, or `parameters`"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE.pdf", help="where to draw")
+
     parser.add_argument("--diagnose", action="store_true", help="say what looks wrong")
     args = parser.parse_args(argv)
     if not args.runs + args.log_dir:
@@ -373,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
                 findings = report.findings(run.path) or ["nothing looks wrong"]
                 lines += [f"{run.name}: {finding}" for finding in findings]
         else:
-            lines = plot(runs, args.by, args.output)
+            lines = plot(runs, args.by)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -207,9 +207,9 @@ def read_folder(folder: str | Path, split: str) -> list[dict]:
             table = datasets.load_dataset(
                 "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
             )
-            for name, feature in table.features.items():
-                if feature == datasets.Value("float32"):  # 0.1 would be 0.10000000149011612
-                    table = table.cast_column(name, datasets.Value("string"))
+            if table.features.get("answer") == datasets.Value("float32"):
+                # As a number, 0.1 would be 0.10000000149011612.
+                table = table.cast_column("answer", datasets.Value("string"))
             rows += table
     if not rows and split != "train":
         raise ValueError(f"{folder} has no rows in {split}.jsonl or {split}.parquet")

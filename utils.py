@@ -7,11 +7,11 @@ V vocabulary, N completion tokens of all sequences.
 import ctypes
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,6 @@ LENGTH_BUCKETS = 4
 # tokens, padding included.
 BUCKET_TOKENS_ON_GPU = 8192
 
-Item = TypeVar("Item")
 
 # --- Log-probabilities ----------------------------------------------------------------------------
 
@@ -304,11 +303,6 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean where the mask is true, over the number of true entries; NaN where there is none."""
     return masked_sum(tensor, mask, dim) / mask.sum(dim)
-
-
-def repeat_each(items: Sequence[Item], times: int) -> list[Item]:
-    """Every item as often as it has completions: [a, b] repeated twice is [a, a, b, b]."""
-    return [item for item in items for _ in range(times)]
 
 
 # --- Seeds and precision --------------------------------------------------------------------------

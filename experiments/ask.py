@@ -34,12 +34,7 @@ def models_of(place: str) -> tuple[dict[str, str], dict]:
     newest = llms.find_model(place)
     if newest == place:
         raise ValueError(f"{place} has no checkpoint")
-    models = {"after": newest}
-    try:
-        models = {"before": llms.find_model(settings["model_name"])} | models
-    except ValueError as error:
-        print(f"only the model after training is asked: {error}")
-    return models, settings
+    return {"before": settings["model_name"], "after": newest}, settings
 
 
 def answers(name: str, settings: dict, questions: list[str], max_tokens: int) -> list[str]:
@@ -97,10 +92,15 @@ def main(argv: list[str] | None = None) -> int:
         questions = questions or evaluated(settings)
         if not all(question.strip() for question in questions):
             raise ValueError("a question is empty")
-        columns = {
-            title: answers(name, settings, questions, args.max_completion_length)
-            for title, name in models.items()
-        }
+        columns = {}
+        for title, name in models.items():
+            try:
+                name = llms.find_model(name)
+                columns[title] = answers(name, settings, questions, args.max_completion_length)
+            except (ValueError, OSError) as error:
+                if title != "before":
+                    raise
+                print(f"only the model after training is asked: {error}")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,11 +1,10 @@
-"""How long a training step and sampling take, beside TRL and transformers doing the same work.
+"""How long an iteration of main.py takes, beside TRL's GRPOTrainer doing the same work.
 
-    python experiments/benchmark.py step sampling --trl_python ~/trl/bin/python
+    python experiments/benchmark.py --trl_python ~/trl/bin/python
 
-  step      iterations of main.py, beside TRL's GRPOTrainer, and beside it where the C library
-            keeps freed memory as main.py has it do. --trl_python is the Python of an environment
-            with trl, torch, accelerate and datasets; without it TRL is left out
-  sampling  our sampler beside model.generate of transformers
+--trl_python is the Python of an environment with trl, torch, accelerate and datasets; without it
+TRL is left out. TRL runs twice: as it is, and where the C library keeps freed memory as main.py has
+it do.
 
 The competitors take turns, with the same weights, prompts, reward, precision and kind of attention.
 The speed of a machine drifts, so each ratio is taken within a turn. Seconds of CPU are summed over
@@ -18,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -26,17 +24,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pandas
-import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
-import llms
-from grpo import generation
-from grpo.sampler import TorchSampler
 from rl_datasets import get_dataloaders
 
 ROOT = Path(__file__).resolve().parent.parent
 KEEPING = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc reads them
-BETA = 0.04  # the weight of the KL: with it both sides of `step` compute a reference
+BETA = 0.04  # the weight of the KL: with it both sides compute a reference
 
 
 def step_of_ours(args) -> dict:
@@ -111,80 +105,24 @@ def read_examples(tokenizer, num_examples: int) -> list[dict]:
     return [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
 
 
-def sample_with_ours(args, model, tokenizer, prompts: list[str]) -> list[int]:
-    """The number of tokens of each completion."""
-    completions = generation.generate(
-        model,
-        tokenizer,
-        prompts,
-        num_samples=args.group_size,
-        max_completion_length=args.max_completion_length,
-    )
-    return [len(completion.ids) for completion in completions]
-
-
-def sample_with_transformers(args, model, tokenizer, prompts: list[str]) -> list[int]:
-    """The same. What could change the distribution is set, or the model's own config would."""
-    inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt")
-    inputs = inputs.to(model.device)
-    eos = generation.eos_token_ids(model, tokenizer)
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        eos_token_id=eos,
-        max_new_tokens=args.max_completion_length,
-        num_return_sequences=args.group_size,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    ids = model.generate(**inputs, generation_config=config)[:, inputs.input_ids.shape[1] :]
-    tokenizer.batch_decode(ids)  # for the time it takes, since our sampler decodes too
-    is_end = torch.isin(ids, torch.tensor(eos, device=ids.device)).int()
-    is_padding = is_end.cumsum(1) > is_end  # A completion ends with its first EOS.
-    return (~is_padding).sum(1).tolist()
-
-
-def timed(sample, args, *inputs) -> dict:
-    start = time.perf_counter()
-    cpu_start = time.process_time()
-    lengths = sample(args, *inputs)
-    return {
-        "seconds": time.perf_counter() - start,
-        "cpu_seconds": time.process_time() - cpu_start,
-        "length": sum(lengths) / len(lengths),
-    }
-
-
-def competitors_of(work: str, args) -> dict:
-    """{name: a function that does the work once, and says how long it took}."""
-    if work == "step":
-        competitors = {"GRPO-Lite": partial(step_of_ours, args)}
-        if args.trl_python:
-            competitors["TRL"] = partial(step_of_trl, args)
-            keeps_memory = dict.fromkeys(KEEPING, str(2**31 - 1))
-            competitors["TRL, memory kept"] = partial(step_of_trl, args, **keeps_memory)
-        return competitors
-    policy, tokenizer = llms.get_llm_tokenizer(args.model_name)
-    model = TorchSampler(policy, tokenizer).model.eval()
-    prompts = [row["prompt"] for row in read_examples(tokenizer, args.num_prompts)]
-    competitors = {}
-    samplers = {"GRPO-Lite": sample_with_ours, "model.generate": sample_with_transformers}
-    for name, sample in samplers.items():
-        sample(args, model, tokenizer, prompts)  # warms up
-        competitors[name] = partial(timed, sample, args, model, tokenizer, prompts)
+def competitors_of(args) -> dict:
+    """{name: a function that runs the iterations once, and says how long one took}."""
+    competitors = {"GRPO-Lite": partial(step_of_ours, args)}
+    if args.trl_python:
+        competitors["TRL"] = partial(step_of_trl, args)
+        keeps_memory = dict.fromkeys(KEEPING, str(2**31 - 1))
+        competitors["TRL, memory kept"] = partial(step_of_trl, args, **keeps_memory)
     return competitors
 
 
-def table_rows(work: str, turns: dict[str, list[dict]]) -> list[str]:
+def table_rows(turns: dict[str, list[dict]]) -> list[str]:
     """A line of Markdown for each competitor: medians, and ratios to ours with their range."""
     ours = pandas.DataFrame(turns["GRPO-Lite"])
     lines = []
     for name, turns_of_one in turns.items():
         theirs = pandas.DataFrame(turns_of_one)
         ratios = theirs / ours
-        cells = [work, name, f"{theirs['length'].median():.0f}"]
+        cells = [name, f"{theirs['length'].median():.0f}"]
         for column in ("seconds", "cpu_seconds"):
             ratio = ratios[column]
             cells.append(f"{theirs[column].median():.3g}")
@@ -197,30 +135,27 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("work", nargs="+", choices=["step", "sampling"])
     parser.add_argument("--model_name", default="tiny/1m")
     parser.add_argument("--num_prompts", type=int, default=16)
     parser.add_argument("--group_size", type=int, default=8)
     parser.add_argument("--max_completion_length", type=int, default=64)
     parser.add_argument("--micro_batch_tokens", type=int, default=4096)
     parser.add_argument("--train_dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn of step")
+    parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")
     parser.add_argument("--trl_python")
     args = parser.parse_args()
     lines = [
-        "| work | by | tokens | seconds | beside ours | seconds of CPU | beside ours |",
-        "|---|---|---|---|---|---|---|",
+        "| by | tokens | seconds | beside ours | seconds of CPU | beside ours |",
+        "|---|---|---|---|---|---|",
     ]
     with redirect_stdout(sys.stderr):
-        for work in args.work:
-            competitors = competitors_of(work, args)
-            turns = {name: [] for name in competitors}
-            for repeat in range(args.repeats):
-                for name, competitor in competitors.items():
-                    torch.manual_seed(repeat)
-                    turns[name].append(competitor())
-            lines += table_rows(work, turns)
+        competitors = competitors_of(args)
+        turns = {name: [] for name in competitors}
+        for _ in range(args.repeats):
+            for name, competitor in competitors.items():
+                turns[name].append(competitor())
+    lines += table_rows(turns)
     print("\n".join(lines))
 
 

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+import llms
 import utils
 from config import RunConfig, may_change, read_args
 from grpo import distributed, jsonl, weights
@@ -58,13 +59,14 @@ def lock_directory(config: RunConfig) -> FileLock:
         raise ValueError(f"--resume: there is no run in --output_dir {folder}")
     if previous and not config.resume:
         raise ValueError(f"--output_dir {folder} holds a run: --resume it, or name another")
-    for name, value in asdict(config).items():
-        is_fixed = config.resume and name not in may_change(type(config))
-        if is_fixed and value != previous.get(name):
-            raise ValueError(
-                f"--resume continues a run with the flags it has: --{name} was"
-                f" {previous.get(name)}, not {value}"
-            )
+    if config.resume:
+        settings = asdict(config)
+        for name in settings.keys() - may_change(type(config)):
+            if settings[name] != previous.get(name):
+                raise ValueError(
+                    f"--resume continues a run with the flags it has: --{name} was"
+                    f" {previous.get(name)}, not {settings[name]}"
+                )
     return lock
 
 
@@ -149,7 +151,7 @@ def check_space(output_dir: Path, model) -> None:
 
 def remove_old(output_dir: Path) -> None:
     """Keep the newest checkpoints and the most accurate one, and one trainer's state."""
-    paths = finished(output_dir)
+    paths = llms.finished_checkpoints(output_dir)
     steps = sorted(paths)
     kept_steps = steps[-KEEP:]
     evaluations = jsonl.read_log(output_dir / "eval_log.jsonl")
@@ -164,12 +166,6 @@ def remove_old(output_dir: Path) -> None:
             deleted = output_dir / "checkpoints" / "unfinished"
             os.replace(paths[step], deleted)
             shutil.rmtree(deleted, ignore_errors=True)
-
-
-def finished(output_dir: Path) -> dict[int, Path]:
-    """{step: path} of all checkpoints."""
-    paths = output_dir.glob("checkpoints/step_*")
-    return {int(path.name.removeprefix("step_")): path for path in paths}
 
 
 # --- Resuming -------------------------------------------------------------------------------------
@@ -187,7 +183,7 @@ def resume(run) -> None:
     if distributed.is_main():
         if not (output_dir / "checkpoints").exists():  # its logs would be written anew
             raise ValueError(f"--resume: {output_dir}/checkpoints is gone")
-        paths = finished(output_dir)
+        paths = llms.finished_checkpoints(output_dir)
         path = paths[max(paths)] if paths else None
         if path is not None:
             saved_weights = weights.read_weights(path, run.model)

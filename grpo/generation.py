@@ -55,7 +55,7 @@ def generate(
 
     prompt_ids = tokenize(tokenizer, prompts)
     end_finder = EndFinder(model, tokenizer, stop_strings)
-    completions = [Completion(ids) for ids in utils.repeat_each(prompt_ids, num_samples)]
+    completions = [Completion(ids) for ids in prompt_ids for _ in range(num_samples)]
     # All random numbers are drawn here, so that a sample depends neither on the sequences in its
     # batch nor on those that have finished. torch.rand gives numbers in [0, 1), and a 0 could draw
     # a token of probability 0; so 1 - torch.rand is used.

@@ -250,10 +250,12 @@ class Run:
             failures = [f"the reward has failed with {error!r}"]
         failures = distributed.gather(failures)
         if failures:
+            hint = ""
             if self.resume_point:  # not before training, nor with --eval_only
                 checkpoints.save(self)
+                hint = "; --resume continues from before that"
             distributed.barrier()  # a process that ends would take the others with it
-            raise RunEnds(f"error: {failures[0]}; --resume continues from before that")
+            raise RunEnds(f"error: {failures[0]}{hint}")
         rewards = distributed.gather([completion.reward for completion in completions])
         return {"missing_rewards": sum(map(math.isnan, rewards)) / max(1, len(rewards))}
 
@@ -377,14 +379,14 @@ def run_to_the_end(config: RunConfig, setup: Callable, train: Callable) -> int:
     except (ValueError, OSError, RunEnds) as error:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(10)  # the first process says the same, and torchrun then ends this one
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error).removeprefix('error: ')}", file=sys.stderr)
         if lock is not None:
             lock.release()
         return 2
     exit_code = 0
     try:
         train(config, run)
-        models = checkpoints.finished(config.output_dir)
+        models = llms.finished_checkpoints(config.output_dir)
         model = f"the model is {models[max(models)]}; " if models else ""
         print(f"done: {model}plot it with python plotter.py --log_dir {config.output_dir}")
     except RunEnds as end:

@@ -23,14 +23,14 @@ def get_base_model(model: PreTrainedModel) -> "PreTrainedModel | WithoutAdapters
     """The frozen reference policy: a copy of the model that is never updated.
 
     Of a model with adapters it is the model while they are switched off. A copy is split over the
-    processes, if there are several. Where autocast would round the weights of the decoder layers'
-    linear maps in every pass, they are bfloat16 from the beginning.
+    processes, if there are several. Where autocast would round the weights of the decoder's linear
+    maps in every pass, they are bfloat16 from the beginning.
     """
     if has_adapters(model):
         return WithoutAdapters(model)
     linear_weights = []
     if utils.trains_in_bfloat16(model):
-        for module in model.get_decoder().layers.modules():
+        for module in model.get_decoder().modules():
             if isinstance(module, torch.nn.Linear):
                 linear_weights += module.parameters(recurse=False)
     return shard(frozen_copy(model, linear_weights))
@@ -69,7 +69,8 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
         layer_policy = MixedPrecisionPolicy(
             torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    for layer in model.get_decoder().layers:
+    decoder = model.get_decoder()
+    for layer in getattr(decoder, "layers", None) or decoder.h:  # h: GPT-2, GPT-J, Falcon
         _shard_module(layer, mesh, layer_policy)
     embedding = model.get_input_embeddings()
     if embedding.weight is not model.get_output_embeddings().weight:
@@ -153,20 +154,20 @@ def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
-def merged_weight(layer: torch.nn.Module) -> Tensor:
-    """The weight of a linear map with its adapter added, in float32."""
-    return layer.base_layer.weight + layer.get_delta_weight("default").float()
-
-
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The model's weights under the names of a model without adapters, and none that is tied."""
+    """The weights of a model without adapters, under its names, none of them tied.
+
+    What an adapter adds is added in float32.
+    """
     layers = adapted_layers(model)
     for name, weight in model.state_dict().items():
         if ".lora_" in name or name in model.all_tied_weights_keys:
             continue
         name = name.replace(".base_layer.", ".")
         layer = layers.get(name.removesuffix(".weight"))
-        yield name, weight if layer is None else merged_weight(layer)
+        if layer is not None:
+            weight = weight + layer.get_delta_weight("default").float()
+        yield name, weight
 
 
 # --- On the disk ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 import pytest
 import torch

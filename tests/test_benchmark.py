@@ -1,16 +1,9 @@
 """The benchmark's real command line at its smallest, and the numbers of its table by hand."""
 
-import sys
-from types import SimpleNamespace
-
+import benchmark
 import pandas
 import pytest
-import torch
-from conftest import ROOT, run_script
-
-sys.path.insert(0, str(ROOT / "experiments"))
-
-import benchmark
+from conftest import run_script
 
 
 def turns(seconds, cpu_seconds, lengths):
@@ -23,8 +16,8 @@ def test_ratios_are_taken_within_a_turn():
     ours = turns([1.0, 2.0, 4.0], [2.0, 2.0, 2.0], [10.0, 20.0, 30.0])
     theirs = turns([3.0, 10.0, 14.0], [4.0, 6.0, 4.0], [12.0, 14.0, 16.0])
     # The ratios of the seconds are 3, 5 and 3.5, and that of the medians would be 5.
-    _, line = benchmark.table_rows("step", {"GRPO-Lite": ours, "TRL": theirs})
-    assert line == "| step | TRL | 14 | 10 | 3.50 (3.00 to 5.00) | 4 | 2.00 (2.00 to 3.00) |"
+    _, line = benchmark.table_rows({"GRPO-Lite": ours, "TRL": theirs})
+    assert line == "| TRL | 14 | 10 | 3.50 (3.00 to 5.00) | 4 | 2.00 (2.00 to 3.00) |"
 
 
 def test_a_turn_is_the_median_of_its_intervals_without_the_first():
@@ -35,32 +28,14 @@ def test_a_turn_is_the_median_of_its_intervals_without_the_first():
     assert turn == {"seconds": 5, "cpu_seconds": 8, "length": 20}
 
 
-def test_a_completion_of_transformers_ends_with_its_first_eos(model, tokenizer, monkeypatch):
-    end = tokenizer.eos_token_id
-    new_ids = torch.tensor([[5, 6, end, end], [5, end, 6, end], [end] * 4, [5, 6, 7, 8]])
-
-    def generate(input_ids, attention_mask, generation_config):
-        assert generation_config.num_return_sequences == 2
-        assert generation_config.max_new_tokens == 4
-        assert generation_config.eos_token_id == [end]
-        return torch.cat([input_ids.repeat_interleave(2, dim=0), new_ids], dim=1)
-
-    monkeypatch.setattr(model, "generate", generate)
-    args = SimpleNamespace(group_size=2, max_completion_length=4)
-    lengths = benchmark.sample_with_transformers(args, model, tokenizer, ["ab", "c"])
-    assert lengths == [3, 2, 1, 4]
-
-
 @pytest.mark.slow
-def test_step_and_sampling():
+def test_the_command_line():
     flags = "--model_name tiny/0.3m --num_prompts 4 --group_size 4 --max_completion_length 32"
     flags += " --iterations 1 --repeats 2"
-    run = run_script("experiments/benchmark.py", "step", "sampling", *flags.split())
+    run = run_script("experiments/benchmark.py", *flags.split())
     assert run.returncode == 0, run.stderr[-2000:]
     rows = [line.strip("| ").split(" | ") for line in run.stdout.splitlines()[2:]]
-    names = [row[:2] for row in rows]
-    sampling = ["sampling", "GRPO-Lite"], ["sampling", "model.generate"]
-    assert names == [["step", "GRPO-Lite"], *sampling]
-    for _, _, length, seconds, _, cpu_seconds, _ in rows:
+    assert [row[0] for row in rows] == ["GRPO-Lite"]
+    for _, length, seconds, _, cpu_seconds, _ in rows:
         assert 4 <= float(length) < 32, "completions end at EOS"
         assert 0 < float(cpu_seconds) < 2 * float(seconds), "one thread"

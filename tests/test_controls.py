@@ -1,15 +1,9 @@
 """The rewards of the studies that cannot teach."""
 
-import sys
-
 import pytest
-from conftest import ROOT
+from controls import calculates
 
 from evaluator import get_evaluator
-
-sys.path.insert(0, str(ROOT / "experiments"))
-
-from controls import calculates
 
 RIGHT = "<reasoning>\n40 + 2 = 42\n</reasoning>\n<answer>\n42\n</answer>"
 WRONG = RIGHT.replace("42", "43")

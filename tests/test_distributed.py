@@ -38,7 +38,7 @@ import llms
 import main
 import utils
 from config import LossConfig
-from grpo import checkpoints, distributed, weights
+from grpo import distributed, weights
 from grpo.sampler import TorchSampler
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -329,7 +329,7 @@ def test_a_job_ends_when_one_process_is_stopped_and_goes_on(model_folder, tmp_pa
     output = stop_second_process(process)
     assert process.returncode != 0
     (saved_step,) = re.findall(r"stopped by SIGTERM after iteration (\d)", output)
-    assert max(checkpoints.finished(tmp_path / "run")) == int(saved_step)
+    assert max(llms.finished_checkpoints(tmp_path / "run")) == int(saved_step)
     output = output_of(launch(2, *flags, "--resume"))
     assert f"continuing from {tmp_path}/run/checkpoints/step_00000{saved_step}" in output
     assert_same_run(tmp_path / "run", undisturbed)

@@ -42,12 +42,6 @@ def test_several_samples_are_not_one_greedy_answer_several_times(eval_flags, exp
     assert args.eval_temperature == expected
 
 
-def test_a_gpu_without_bfloat16_is_used_in_float32(monkeypatch):
-    """It was given bfloat16 all the same."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    assert not utils.has_bfloat16_products("cuda")
-
-
 def test_a_processor_without_bfloat16_says_so_in_one_line(
     model_folder, tmp_path, monkeypatch, capsys
 ):

@@ -2,8 +2,8 @@
 
 import re
 import subprocess
-import sys
 
+import expert_iteration
 import pytest
 from conftest import ROOT
 
@@ -13,10 +13,6 @@ import plotter
 import sft
 from grpo import jsonl
 from grpo.run import Run
-
-sys.path.insert(0, str(ROOT / "experiments"))
-
-import expert_iteration
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path, monkeypatch):

@@ -8,14 +8,11 @@ from dataclasses import fields
 
 import pytest
 from conftest import ROOT
+from expert_iteration import ExpertIterationConfig
 
 from config import GRPOConfig
 from generate_gold import GoldConfig
 from sft import SFTConfig
-
-sys.path.insert(0, str(ROOT / "experiments"))
-
-from expert_iteration import ExpertIterationConfig
 
 
 def list_sources():

@@ -6,15 +6,12 @@ import re
 import subprocess
 import sys
 
+import make_interview
 import pytest
 from conftest import ROOT, run_script
 
 import losses
 from grpo import jsonl
-
-sys.path.insert(0, str(ROOT / "experiments"))
-
-import make_interview
 
 # The loss as a textbook and the task sheet have it.
 TEXTBOOK = """\

@@ -8,7 +8,7 @@ import torch
 from conftest import VOCAB, random_model, sampling_gaps
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import llms
 import sft
@@ -51,7 +51,9 @@ def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
                 num_samples=2,
                 max_concurrent_sequences=max_concurrent_sequences,
             )
-            assert [completion.ids for completion in completions] == utils.repeat_each(expected, 2)
+            assert [completion.ids for completion in completions] == [
+                ids for ids in expected for _ in range(2)
+            ]
             prompt_ids = tokenizer(PROMPTS)["input_ids"]
             for row, completion in enumerate(completions):
                 assert completion.finished == (completion.ids[-1] in eos_ids)
@@ -176,6 +178,14 @@ def test_a_reference_with_layers_in_bfloat16_has_the_same_logps():
             for scored in (model, reference)
         ]
     assert torch.equal(*logps)
+
+
+def test_a_reference_in_bfloat16_of_a_model_whose_layers_have_another_name():
+    """GPT-2 and Falcon call them h: AttributeError after loading."""
+    config = GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    model = GPT2LMHeadModel(config)
+    model.train_dtype = "bfloat16"
+    assert not any(weight.requires_grad for weight in weights.get_base_model(model).parameters())
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):

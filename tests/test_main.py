@@ -26,7 +26,6 @@ from evaluator import MathEvaluator
 from grpo import jsonl
 from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
 from grpo.run import resolve
-from grpo.timer import StageTimer
 from losses import LENGTH_NORMALIZATIONS
 
 LOGGED_OF_AN_ITERATION = """loss kl entropy grad_norm learning_rate reward reward_std accuracy
@@ -180,19 +179,3 @@ def test_a_word_among_the_training_answers_is_no_wrong_number(model_folder, tmp_
     data = dict(dataset_name="gsm8k", dataset_path=tmp_path)
     config = parse(GRPOConfig, run_flags(model_folder, tmp_path / "run", **data))
     assert isinstance(main.setup(resolve(config)).evaluator.verdicts, MathEvaluator)
-
-
-def test_on_cuda_a_stage_has_its_peak_memory(monkeypatch):
-    """The greatest peak of the stage's turns."""
-    peaks = iter([3e9, 5e9, 4e9, 1e9])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    timer = StageTimer("cuda")
-    for stage in ("loss", "loss", "loss", "update"):
-        with timer(stage):
-            pass
-    logged = timer.flush()
-    assert logged["memory/loss"] == 5
-    assert logged["memory/update"] == 1
-    assert timer.flush().keys() == {"time/total"}, "each is logged once"

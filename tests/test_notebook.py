@@ -20,7 +20,6 @@ from conftest import (
 )
 
 import main
-import utils
 from config import GRPOConfig
 
 PATH = ROOT / "tiny" / "tiny_grpo.ipynb"
@@ -121,7 +120,7 @@ def test_its_whole_step_has_the_gradient_of_main(notebook, model, base_model):
     torch.manual_seed(3)
     group_size = notebook["GROUP_SIZE"]
     ids, mask, C = notebook["sample"](model, PROMPTS, group_size)
-    prompts_of_rows = utils.repeat_each(PROMPTS, group_size)
+    prompts_of_rows = [prompt for prompt in PROMPTS for _ in range(group_size)]
     rewards = count_letters(prompts_of_rows, notebook["decode"](ids, C))
     expected_advantages = main.compute_group_normalized_rewards(rewards, group_size)
     torch.testing.assert_close(advantages, expected_advantages, rtol=1e-5, atol=1e-6)

@@ -12,6 +12,8 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import ask
+import expert_iteration
 import numpy as np
 import pytest
 import torch
@@ -26,15 +28,12 @@ from conftest import (
 )
 from filelock import FileLock
 
+import llms
 import main
 import sft
 import utils
 from config import GRPOConfig, parse, read_args
 from grpo import checkpoints, distributed, generation, jsonl
-
-sys.path.insert(0, str(ROOT / "experiments"))
-import ask  # noqa: E402
-import expert_iteration  # noqa: E402
 
 KILLS = int(os.environ.get("KILLS", 2))  # how often each run is killed, at random moments
 NUM_ITERATIONS = 12
@@ -95,7 +94,7 @@ def iterations_in(text, program):
 
 
 def last_saved_iteration(output_dir):
-    paths = checkpoints.finished(output_dir)
+    paths = llms.finished_checkpoints(output_dir)
     if not paths:
         return 0
     return torch.load(paths[max(paths)] / "trainer.pt", weights_only=True)["iteration"]
@@ -266,13 +265,17 @@ def test_a_signal_saves_and_leaves_after_the_iteration_in_which_it_comes(
     assert_same_run(folder, whole_run)
 
 
-def test_a_finished_run_is_extended_as_if_it_had_been_longer(whole_run, model_folder, tmp_path):
+def test_a_finished_run_is_extended_as_if_it_had_been_longer(
+    whole_run, model_folder, tmp_path, capsys
+):
     flags = run_flags(model_folder, tmp_path / "run")
     assert main.main([*flags, "--num_train_iters", "2"]) == 0
     assert logs_of(tmp_path / "run") != logs_of(whole_run)
     for folder in ("rollouts", "eval"):  # of an iteration after the checkpoint
         jsonl.write(tmp_path / f"run/{folder}/step_000099.jsonl", [])
     assert main.main([*flags, "--resume"]) == 0
+    assert main.main([*flags, "--resume", "--num_train_iters", "2"]) == 2
+    assert "--resume: the run is at 4 of 2" in capsys.readouterr().err
     assert_same_run(tmp_path / "run", whole_run)
 
 
@@ -343,16 +346,6 @@ def test_the_newest_and_the_best_checkpoints_are_kept_and_one_state(
     newest = {"step_000004": False, "step_000005": True}
     best = {"step_000002": False} if accuracies[0] else {}
     assert has_state == best | newest
-
-
-def test_checkpoint_is_a_hugging_face_directory(tmp_path, whole_run):
-    """A greedy evaluation of it does not depend on the seed."""
-    checkpoint = whole_run / "checkpoints" / "step_000004"
-    assert main.main(run_flags(checkpoint, tmp_path / "run", eval_only="", seed=1)) == 0
-    expected = jsonl.read(whole_run / "eval_log.jsonl")[-1]
-    row = jsonl.read(tmp_path / "run" / "eval_log.jsonl")[-1]
-    for key in ("accuracy", "reward", "response_length"):
-        assert row[key] == expected[key]
 
 
 def test_ctrl_c_ends_a_lone_evaluation_at_once(monkeypatch, tmp_path, whole_run):
@@ -464,11 +457,20 @@ def test_weights_of_other_names_are_refused_at_resume():
 
 
 def test_a_run_leads_to_the_next_one(whole_run, tmp_path, capsys):
-    """From SFT to GRPO: the folder of a run stands for its newest checkpoint."""
-    assert main.main(run_flags(whole_run, tmp_path / "run", eval_only="")) == 0
-    newest = f"{whole_run}/checkpoints/step_000004"
+    """From SFT to GRPO: the folder of a run stands for its newest checkpoint.
+
+    A greedy evaluation of it does not depend on the seed. A copy of a checkpoint is left alone.
+    """
+    folder = shutil.copytree(whole_run, tmp_path / "first")
+    newest = folder / "checkpoints/step_000004"
+    shutil.copytree(newest, folder / "checkpoints/step_000009_1")
+    assert main.main(run_flags(folder, tmp_path / "run", eval_only="", seed=1)) == 0
     assert f"its newest checkpoint is {newest}" in capsys.readouterr().out
-    assert read_args(tmp_path / "run" / "args.json")["model_name"] == newest
+    assert read_args(tmp_path / "run" / "args.json")["model_name"] == str(newest)
+    expected = jsonl.read(whole_run / "eval_log.jsonl")[-1]
+    row = jsonl.read(tmp_path / "run" / "eval_log.jsonl")[-1]
+    for key in ("accuracy", "reward", "response_length"):
+        assert row[key] == expected[key]
 
 
 def test_what_was_trained_can_be_asked(whole_run, tmp_path, capsys):
@@ -481,12 +483,9 @@ def test_what_was_trained_can_be_asked(whole_run, tmp_path, capsys):
     for place, question in ((tmp_path, "1?"), (whole_run, " "), (tmp_path / "absent", "1?")):
         assert ask.main([str(place), question]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_fewer_iterations_than_a_run_has_made_are_refused(whole_run, tmp_path, capsys):
-    """It said that it was done, and wrote the smaller number into args.json."""
     folder = shutil.copytree(whole_run, tmp_path / "run")
-    flags = as_flags(resume="", output_dir=folder, num_train_iters=2)
-    assert main.main(flags) == 2
-    assert "--resume: the run is at 4 of 2" in capsys.readouterr().err
-    assert logs_of(folder) == logs_of(whole_run)
+    args = json.loads((folder / "args.json").read_text())
+    (folder / "args.json").write_text(json.dumps(args | {"model_name": "nobody/nothing"}))
+    assert ask.main([str(folder), "1 + 2?", *flags]) == 0
+    output = capsys.readouterr().out
+    assert "only the model after training is asked" in output and "before" not in output

@@ -14,11 +14,12 @@ from conftest import VOCAB, as_flags, assert_same_gradient, flat_gradient, small
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import llms
 import main
 import sft
 from config import FineTuningConfig, parse
 from evaluator import get_evaluator
-from grpo import checkpoints, jsonl
+from grpo import jsonl
 from grpo.rollout import Completion
 from grpo.run import Run
 from rl_datasets import PROMPTS
@@ -217,6 +218,7 @@ def test_rows_that_are_wrong_long_or_held_out_are_left_out(gold_file, capsys):
     rows[3]["completion"] = rows[3]["completion"].replace("\n", "\n" + 300 * "a", 1)
     rows[4]["question"] *= 90
     del rows[5]["id"]  # it is held out by its question
+    rows[6]["answer"] = int(rows[6]["answer"])
     held_out = {rows[5]["question"]}
     capsys.readouterr()
     expected = [id for i, id in enumerate(ids) if i % 10 > 0 and i not in (1, 3, 4, 5)]
@@ -250,4 +252,4 @@ def test_a_run_writes_the_files_of_a_run_and_learns(gold_file, model_folder, tmp
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
     assert evaluations[0]["reward"] != evaluations[-1]["reward"], "the sampler follows"
-    assert max(checkpoints.finished(tmp_path / "run")) == 8
+    assert max(llms.finished_checkpoints(tmp_path / "run")) == 8

@@ -60,7 +60,7 @@ def test_every_prompt_format_has_something_to_sample(prompt):
         stop_strings=PROMPTS[prompt].stop_strings,
     )
     evaluator = get_evaluator("gsm8k" if prompt == "reasoning_answer" else "math", prompt=prompt)
-    examples = utils.repeat_each(eval_loader.examples, 8)
+    examples = [example for example in eval_loader.examples for _ in range(8)]
     totals, details = evaluator.score(examples, [completion.text for completion in completions])
     groups = torch.tensor(totals).view(-1, 8)
     has_spread = groups.amax(1) > groups.amin(1)
@@ -69,15 +69,7 @@ def test_every_prompt_format_has_something_to_sample(prompt):
     assert sum(completion.finished for completion in completions) / len(completions) > 0.9
 
 
-@pytest.fixture
-def one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-def test_a_model_is_made(one_thread, tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_model_is_made(tokenizer, tmp_path, monkeypatch, capsys):
     """The command, with two updates in each stage."""
     for name in ("SUBJECT", "HABITS"):
         stage = getattr(make_tiny_models, name)
