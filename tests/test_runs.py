@@ -484,8 +484,9 @@ def test_what_was_trained_can_be_asked(whole_run, tmp_path, capsys):
         assert ask.main([str(place), question]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     folder = shutil.copytree(whole_run, tmp_path / "run")
-    args = json.loads((folder / "args.json").read_text())
-    (folder / "args.json").write_text(json.dumps(args | {"model_name": "nobody/nothing"}))
+    record = json.loads((folder / "args.json").read_text())
+    record["args"]["model_name"] = "nobody/nothing"
+    (folder / "args.json").write_text(json.dumps(record))
     assert ask.main([str(folder), "1 + 2?", *flags]) == 0
     output = capsys.readouterr().out
-    assert "only the model after training is asked" in output
+    assert "only the model after training is asked" in output and " before" not in output

@@ -86,7 +86,7 @@ def test_a_model_is_made(tokenizer, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_making_1m_again_begins_with_the_same_losses(one_thread):
+def test_making_1m_again_begins_with_the_same_losses():
     """The first four updates of its first stage: the whole recipe is in them."""
     tokenizer = make_tiny_models.make_tokenizer()
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(ROOT / "tiny/1m").get_vocab()
