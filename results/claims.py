@@ -1,4 +1,4 @@
-"""What the report says of Qwen's answers, counted anew from qwen_answers.jsonl.
+"""What the report says of Qwen's answers, counted anew from the answers that are kept.
 
     python results/claims.py            # a line for each claim: its name, its numbers, n
     python results/claims.py strict     # one
@@ -8,6 +8,7 @@ points with its 95% interval, and the exact p-value of McNemar's test.
 """
 
 import argparse
+import gzip
 import json
 import re
 import sys
@@ -18,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from controls import calculates
 
-from evaluator import last_number, to_number
+from evaluator import last_number, strict_format, to_number
 from plotter import mcnemar
 
 BEFORE = "1.5B as it is, r1_zero"
@@ -27,14 +28,30 @@ UNTRAINED = "as it is"
 SFT = "after SFT on 128 solutions"
 
 
+def read_rows(name: str) -> list[dict]:
+    data = (ROOT / "results" / name).read_bytes()
+    if name.endswith(".gz"):
+        data = gzip.decompress(data)
+    return [json.loads(line) for line in data.decode("utf-8").splitlines()]
+
+
 def read_answers() -> dict[str, dict[str, dict]]:
-    """{model: {id of a GSM8K problem: answer}}."""
+    """{model: {id of a GSM8K problem: answer}} of the older study."""
     answers = {}
-    for line in (ROOT / "results/qwen_answers.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows("qwen_answers.jsonl"):
         if row["id"].startswith("gsm8k"):
             answers.setdefault(row["model"], {})[row["id"]] = row
     return answers
+
+
+def read_sheet() -> tuple[dict[int, dict[str, dict]], list[dict]]:
+    """({iteration: {id: answer to a test problem}}, samples) of the run on the interview's task."""
+    tests = {}
+    rows = read_rows("sheet_answers.jsonl.gz")
+    for row in rows:
+        if row["split"] == "test":
+            tests.setdefault(row["step"], {})[row["id"]] = row
+    return tests, [row for row in rows if row["split"] == "train"]
 
 
 def is_strict(row: dict) -> bool:
@@ -51,6 +68,19 @@ def writes_calculation(row: dict) -> bool:
 
 def has_two_equations(row: dict) -> bool:
     return re.split("</reasoning>|</think>", row["completion"])[0].count("=") >= 2
+
+
+def has_format(row: dict) -> bool:
+    return strict_format(row["completion"])
+
+
+def is_cut_at_320(row: dict) -> bool:
+    return row["length"] > 320
+
+
+def is_right_by_last_number_of_320(row: dict) -> bool:
+    """As it would be had sampling ended at 320 tokens."""
+    return is_right_by_last_number(row | {"completion": row.get("first_320", row["completion"])})
 
 
 def compare(before: dict, after: dict, verdict) -> str:
@@ -71,13 +101,42 @@ def compare(before: dict, after: dict, verdict) -> str:
 
 
 def by_calculation(before: dict, after: dict) -> str:
-    """Right answers by the last number, where the model began to calculate and elsewhere."""
+    """Right answers by the last number, where the model began or stopped to calculate."""
     ids = before.keys() & after.keys()
-    began = {i for i in ids if writes_calculation(after[i]) and not writes_calculation(before[i])}
+    calculated = {i for i in ids if writes_calculation(before[i])}
+    calculates_now = {i for i in ids if writes_calculation(after[i])}
+    began = calculates_now - calculated
+    stopped = calculated - calculates_now
     parts = []
-    for name, group in (("began to calculate", began), ("all others", ids - began)):
+    for name, group in (
+        ("began to calculate", began),
+        ("not begun", ids - began),
+        ("stopped calculating", stopped),
+        ("not stopped", ids - stopped),
+    ):
         counts = [sum(is_right_by_last_number(rows[i]) for i in group) for rows in (before, after)]
         parts.append(f"{name}: {counts[0]} -> {counts[1]} right of {len(group)}")
+    return "; ".join(parts)
+
+
+def what_is_rewarded(samples: list[dict], first: int, last: int) -> str:
+    """Mean advantages, and right answers by the last number, in these iterations."""
+    samples = [row for row in samples if first <= row["step"] <= last]
+    parts = []
+    for form in (True, False):
+        for calculation in (True, False):
+            rows = [
+                row
+                for row in samples
+                if (has_format(row), writes_calculation(row)) == (form, calculation)
+            ]
+            name = f"{'in' if form else 'out of'} the format, {'' if calculation else 'not '}"
+            right = sum(map(is_right_by_last_number, rows))
+            parts.append(f"{name}calculating: {len(rows)}, {right} right")
+    for calculation in (True, False):
+        advantages = [row["advantage"] for row in samples if writes_calculation(row) == calculation]
+        mean = sum(advantages) / len(advantages)
+        parts.append(f"{'' if calculation else 'not '}calculating: mean advantage {mean:+.2f}")
     return "; ".join(parts)
 
 
@@ -85,7 +144,19 @@ def claims() -> dict[str, str]:
     answers = read_answers()
     lora = answers[BEFORE], answers[AFTER]
     sft = answers[UNTRAINED], answers[SFT]
+    tests, samples = read_sheet()
+    sheet = tests[0], tests[10]
     return {
+        "sheet_strict": compare(*sheet, is_strict),
+        "sheet_last_number": compare(*sheet, is_right_by_last_number),
+        "sheet_last_number_of_320": compare(*sheet, is_right_by_last_number_of_320),
+        "sheet_format": compare(*sheet, has_format),
+        "sheet_calculates": compare(*sheet, writes_calculation),
+        "sheet_two_equations": compare(*sheet, has_two_equations),
+        "sheet_where_it_calculates": by_calculation(*sheet),
+        "sheet_cut_at_320": compare(*sheet, is_cut_at_320),
+        "sheet_rewarded_early": what_is_rewarded(samples, 1, 4),
+        "sheet_rewarded_late": what_is_rewarded(samples, 5, 10),
         "strict": compare(*lora, is_strict),
         "last_number": compare(*lora, is_right_by_last_number),
         "calculates": compare(*lora, writes_calculation),
@@ -103,7 +174,7 @@ def main():
     try:
         lines = claims()
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"error: results/qwen_answers.jsonl lacks what a claim needs ({error!r})")
+        sys.exit(f"error: the answers lack what a claim needs ({error!r})")
     if name and name not in lines:
         parser.error(f"no claim {name}: choose from {', '.join(lines)}")
     for key in [name] if name else lines:

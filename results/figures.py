@@ -7,6 +7,7 @@ README.md says what the tables and their columns are.
 """
 
 import argparse
+import sys
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,10 @@ from matplotlib.figure import Figure
 from PIL import Image  # matplotlib brings it
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER))
+
+import claims
+
 STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -295,15 +300,11 @@ def draw_judge():
 
 
 def draw_qwen():
-    message = "Real Qwens before training, after SFT, and after GRPO"
-    figure, (zero_shot, trained, by_size) = new_figure(message, 3, 1, 2.2)
+    message = "On the interview's task a 1.5B Qwen learns the form and stops calculating"
+    figure, (sheet, trained, by_size) = new_figure(message, 3, 1, 2.2)
+    draw_sheet(sheet)
     greedy = qwen.query("temperature == 0")
-    before = greedy.query("training == 'as it is'")
-    names = before["prompt"].where(before["dataset"] == "gsm8k", "MATH, " + before["prompt"])
-    names = names.where(before["model"] == "0.5B", before["model"] + ", " + names)
-    draw_accuracies(zero_shot, before, names, [GREY] * len(before), "before training")
-    zero_shot.legend(loc="lower right")
-    stages = greedy.query("prompt == 'reasoning_answer'")
+    stages = greedy.query("prompt == 'reasoning_answer' and model == '0.5B'")
     colors = stages["training"].map(lambda text: GRPO if "GRPO" in text else SFT)
     title = "0.5B: SFT by solutions, then GRPO"
     draw_accuracies(trained, stages, stages["label"], colors, title)
@@ -325,10 +326,30 @@ def draw_qwen():
     return figure
 
 
+def draw_sheet(ax):
+    """GRPO at 1.5B on the interview's task: its samples by iteration, and test before and after."""
+    tests, samples = claims.read_sheet()
+    steps = pd.Series([row["step"] for row in samples])
+    for verdict, color, label in (
+        (claims.has_format, FORMAT, "in the format"),
+        (claims.writes_calculation, GREEN, "calculates"),
+        (claims.is_right_by_last_number, "0.3", "right by the last number"),
+        (claims.is_strict, GRPO, "right and in the format"),
+    ):
+        of_samples = 100 * pd.Series(map(verdict, samples)).groupby(steps).mean()
+        ax.plot(of_samples, ".:", color=color, linewidth=0.8)
+        of_tests = [
+            100 * sum(map(verdict, tests[step].values())) / len(tests[step]) for step in tests
+        ]
+        ax.plot(list(tests), of_tests, "o-", color=color, label=label)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.4, -0.25), ncols=2)
+    describe(ax, "1.5B, GRPO: share of the answers (%)", 0, 102)
+
+
 def draw_accuracies(ax, runs, names, colors, title):
     """A row for each evaluation, the first on top: in the format with its interval, and in any."""
     rows = range(len(runs))
-    any_format = dict(color="0.3", markerfacecolor="none", label="in any format")
+    any_format = dict(color="0.3", markerfacecolor="none")
     ax.plot(runs["accuracy_flexible"], rows, "o", **any_format)
     ax.errorbar(runs["accuracy"], rows, xerr=interval(runs), fmt="none", ecolor=list(colors))
     ax.scatter(runs["accuracy"], rows, 16, list(colors), zorder=3)

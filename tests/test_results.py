@@ -85,9 +85,12 @@ def test_bold_sentences_on_qwen_have_the_numbers_of_its_answers():
     counted = claims.claims()
     section = REPORT.partition("# What do solutions and GRPO do for a real Qwen?")[2]
     bold = section.partition("**")[2].partition("**")[0]
-    for name in ("strict", "last_number", "calculates"):
-        assert counted[name].partition(",")[0] in bold, name
-    assert (
-        "28 problems gained and 17 lost" in bold and "28 gained, 17 lost" in counted["last_number"]
-    )
-    assert "51" in counted["where_it_calculates"] and "4 to 17" in section
+    bold = " ".join(bold.split())
+    for name in ("strict", "last_number", "calculates", "format"):
+        assert counted[f"sheet_{name}"].partition(",")[0] in bold, name
+    assert "9 problems gained, 37 lost, p = 4e-05" in bold
+    assert "9 gained, 37 lost" in counted["sheet_last_number"]
+    assert "stopped calculating: 29 -> 3 right of 56" in counted["sheet_where_it_calculates"]
+    assert "in those 56 problems right answers go from 29 to 3" in " ".join(section.split())
+    assert "28 gained, 17 lost" in counted["last_number"] and "28 gained, 17 lost" in section
+    assert "4 -> 17 right of 51" in counted["where_it_calculates"] and "4 to 17" in section
