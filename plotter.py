@@ -334,7 +334,6 @@ def plot(runs: list[Run], flags: list[str] | None) -> list[str]:
         lines = describe_run(run)
         title = run.name
         path = run.path / "training_plots.pdf"
-
     metrics = find_metrics(runs)
     if not metrics:
         return [*lines, "note: no number in the logs changes, so nothing is drawn"]
@@ -353,7 +352,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--by", nargs="+", metavar="FLAG", help="flags of args.json, or `parameters`"
     )
-
     parser.add_argument("--diagnose", action="store_true", help="say what looks wrong")
     args = parser.parse_args(argv)
     if not args.runs + args.log_dir:

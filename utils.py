@@ -31,7 +31,6 @@ LENGTH_BUCKETS = 4
 # tokens, padding included.
 BUCKET_TOKENS_ON_GPU = 8192
 
-
 # --- Log-probabilities ----------------------------------------------------------------------------
 
 

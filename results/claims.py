@@ -14,12 +14,14 @@ import re
 import sys
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from controls import calculates
 
-from evaluator import last_number, strict_format, to_number
+from evaluator import GSM8kEvaluator, last_number, strict_format, to_number
 from plotter import mcnemar
 
 BEFORE = "1.5B as it is, r1_zero"
@@ -74,6 +76,11 @@ def has_format(row: dict) -> bool:
     return strict_format(row["completion"])
 
 
+def grade(row: dict) -> list[float]:
+    """The rewards of the run on the interview's task."""
+    return GSM8kEvaluator().reward(row["completion"], row["gold"])[0]
+
+
 def is_cut_at_320(row: dict) -> bool:
     return row["length"] > 320
 
@@ -120,23 +127,25 @@ def by_calculation(before: dict, after: dict) -> str:
 
 
 def what_is_rewarded(samples: list[dict], first: int, last: int) -> str:
-    """Mean advantages, and right answers by the last number, in these iterations."""
+    """Right answers by the last number, and mean advantages, of the samples of these iterations."""
     samples = [row for row in samples if first <= row["step"] <= last]
-    parts = []
-    for form in (True, False):
-        for calculation in (True, False):
-            rows = [
-                row
-                for row in samples
-                if (has_format(row), writes_calculation(row)) == (form, calculation)
-            ]
-            name = f"{'in' if form else 'out of'} the format, {'' if calculation else 'not '}"
-            right = sum(map(is_right_by_last_number, rows))
-            parts.append(f"{name}calculating: {len(rows)}, {right} right")
-    for calculation in (True, False):
-        advantages = [row["advantage"] for row in samples if writes_calculation(row) == calculation]
-        mean = sum(advantages) / len(advantages)
-        parts.append(f"{'' if calculation else 'not '}calculating: mean advantage {mean:+.2f}")
+    table = pd.DataFrame(
+        {
+            "form": ["in the format" if has_format(row) else "out of it" for row in samples],
+            "work": ["calculates" if writes_calculation(row) else "does not" for row in samples],
+            "is_right": [is_right_by_last_number(row) for row in samples],
+            "is_paid": [sum(grade(row)) >= 0.5 for row in samples],
+            "advantage": [row["advantage"] for row in samples],
+        }
+    )
+    table["is_right_and_paid"] = table["is_right"] & table["is_paid"]
+    parts = [
+        f"{form}, {work}: {len(rows)}, {rows['is_right'].sum()} right,"
+        f" {rows['is_right_and_paid'].sum()} of these with half a point or more"
+        for (form, work), rows in table.groupby(["form", "work"])
+    ]
+    for work, mean in table.groupby("work")["advantage"].mean().items():
+        parts.append(f"{work}: mean advantage {mean:+.2f}")
     return "; ".join(parts)
 
 
