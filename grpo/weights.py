@@ -137,10 +137,13 @@ class WithoutAdapters:
     def get_decoder(self) -> Callable:
         return partial(self._run, self.model.get_decoder())
 
-    def _run(self, module: torch.nn.Module, *args, **kwargs):
+    def generate(self, *args, **kwargs):
+        return self._run(self.model.generate, *args, **kwargs)
+
+    def _run(self, function: Callable, *args, **kwargs):
         self.model.disable_adapters()
         try:
-            return module(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             self.model.enable_adapters()
 

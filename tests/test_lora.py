@@ -100,6 +100,8 @@ def test_the_reference_is_the_model_before_its_adapters_and_holds_no_weight(mode
     with torch.no_grad():
         assert torch.equal(base_model(ids).logits, model(ids).logits)
         assert not torch.allclose(adapted(ids).logits, model(ids).logits, atol=1e-3)
+    greedy = dict(inputs=ids[:, :3], do_sample=False, max_new_tokens=12, pad_token_id=0)
+    assert torch.equal(base_model.generate(**greedy), model.generate(**greedy))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
