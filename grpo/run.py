@@ -107,20 +107,13 @@ class Run:
             print(f"{config.dataset_name}: {len(loader):,} {split} problems{dropped}")
         longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
         llms.check_positions(model, longest_prompt, config.max_completion_length)
-        with_adapters = config.lora_rank is not None
         if config.sampler == "vllm":
             max_length = longest_prompt + config.max_completion_length
             sampler = vllm.VLLMSampler(model, tokenizer, config, max_length)
             sampler.check(model, [example["prompt"] for example in eval_loader.examples[:4]])
         else:
-            sampler = TorchSampler(
-                model,
-                tokenizer,
-                dtype=config.sampling_dtype,
-                needs_copy=with_adapters,
-                max_concurrent_sequences=config.max_concurrent_sequences,
-            )
-        if with_adapters:
+            sampler = TorchSampler(model, tokenizer, config)
+        if config.lora_rank is not None:
             weights.add_adapters(model, config.lora_rank, config.seed)
         base_model = weights.get_base_model(model) if with_reference else None
         evaluator = get_evaluator(

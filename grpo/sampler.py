@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import utils
+from config import RunConfig
 from grpo import distributed, generation, weights
 from grpo.rollout import Completion
 
@@ -14,28 +15,19 @@ class TorchSampler:
     """Samples from the policy itself, or from a copy of its weights."""
 
     def __init__(
-        self,
-        policy: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        dtype: str = "auto",
-        needs_copy: bool = False,
-        max_concurrent_sequences: int = 512,
+        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig
     ):
-        """Copy the policy where that is needed.
+        """Copy the policy where that is needed, before it gets adapters or is sharded.
 
-        Of several processes each has a whole copy. They make unequal numbers of decoding steps,
-        which a sharded model cannot do.
-
-        Args:
-            policy: as it was loaded, before it gets adapters or is sharded.
-            dtype: --sampling_dtype.
-            needs_copy: whether the policy will get adapters, which are merged into the copy.
+        Adapters are merged into the copy. Of several processes each has a whole copy. They make
+        unequal numbers of decoding steps, which a sharded model cannot do.
         """
         self.tokenizer = tokenizer
-        self.max_concurrent_sequences = max_concurrent_sequences
+        self.max_concurrent_sequences = config.max_concurrent_sequences
+        dtype = config.sampling_dtype
         is_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and utils.trains_in_bfloat16(policy))
-        self.is_policy = not (is_bfloat16 or needs_copy or distributed.world_size() > 1)
+        needs_copy = config.lora_rank is not None or distributed.world_size() > 1
+        self.is_policy = not (is_bfloat16 or needs_copy)
         self.model = policy
         if not self.is_policy:
             rounded = list(policy.parameters()) if is_bfloat16 else []

@@ -37,7 +37,7 @@ import evaluator
 import llms
 import main
 import utils
-from config import LossConfig
+from config import LossConfig, RunConfig
 from grpo import distributed, weights
 from grpo.sampler import TorchSampler
 
@@ -121,7 +121,7 @@ def make_updates(case):
     if case.beta > 0:
         base_model = random_model(1, tie_word_embeddings=case.tied).requires_grad_(False)
         weights.shard(base_model)
-    sampler = TorchSampler(model, tokenizer=None)
+    sampler = TorchSampler(model, None, RunConfig())
     weights.shard(model)
     # SGD shows a wrong factor, which AdamW would hide. The training runs below use AdamW.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 import llms
 import sft
 import utils
+from config import RunConfig
 from grpo import generation, weights
 from grpo.rollout import make_batch
 from grpo.sampler import TorchSampler
@@ -189,10 +190,10 @@ def test_a_reference_in_bfloat16_of_a_model_whose_layers_have_another_name():
 
 
 def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
-    sampler = TorchSampler(model, tokenizer, dtype="bfloat16")
+    sampler = TorchSampler(model, tokenizer, RunConfig(sampling_dtype="bfloat16"))
     buffer_dtypes = {buffer.dtype for buffer in sampler.model.buffers()}
     assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
-    assert TorchSampler(model, tokenizer).model is model  # on CPU the policy itself samples
+    assert TorchSampler(model, tokenizer, RunConfig()).model is model  # on CPU nothing is copied
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1)

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig, 
 
 import llms
 import main
-from config import GRPOConfig, parse
+from config import GRPOConfig, RunConfig, parse
 from grpo import distributed, weights
 from grpo.jsonl import read
 from grpo.sampler import TorchSampler
@@ -107,7 +107,7 @@ def test_the_reference_is_the_model_before_its_adapters_and_holds_no_weight(mode
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_sampler_has_the_merged_weights(dtype, batch):
     model = random_model()
-    sampler = TorchSampler(model, tokenizer=None, dtype=dtype, needs_copy=True)
+    sampler = TorchSampler(model, None, RunConfig(sampling_dtype=dtype, lora_rank=RANK))
     before = logps_of(sampler.model, batch)
     weights.add_adapters(model, RANK, seed=0)
     make_random(model)
