@@ -17,8 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import redirect_stdout
-from functools import partial
+from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -29,7 +28,8 @@ from transformers import AutoTokenizer
 from rl_datasets import get_dataloaders
 
 ROOT = Path(__file__).resolve().parent.parent
-KEEPING = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc reads them
+# glibc reads these.
+MEMORY_KEPT = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**31 - 1))
 BETA = 0.04  # the weight of the KL: with it both sides compute a reference
 
 
@@ -58,11 +58,13 @@ def step_of_ours(args) -> dict:
 
 
 def step_of_trl(args, **environment) -> dict:
-    """On the same prompts."""
+    """On the training examples that main.py draws with seed 0."""
     tokenizer = AutoTokenizer.from_pretrained(args.model_name)
+    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
+    rows = loader.next_batch(args.num_prompts * (args.iterations + 2))
     settings = dict(
         model_name=args.model_name,
-        examples=read_examples(tokenizer, args.num_prompts * (args.iterations + 2)),
+        examples=[{"prompt": row["prompt"], "answer": row["answer"]} for row in rows],
         config=dict(
             max_steps=args.iterations + 2,
             per_device_train_batch_size=args.num_prompts * args.group_size,
@@ -73,10 +75,10 @@ def step_of_trl(args, **environment) -> dict:
         ),
     )
     command = [args.trl_python, ROOT / "experiments" / "trl_step.py"]
-    return median_step(args, command, json.dumps(settings), environment)
+    return median_step(args, command, json.dumps(settings), **environment)
 
 
-def median_step(args, command: list, standard_input: str = "", environment=None) -> dict:
+def median_step(args, command: list, standard_input: str = "", **environment) -> dict:
     """Run a command whose reward notes each of its calls."""
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run(
@@ -84,7 +86,7 @@ def median_step(args, command: list, standard_input: str = "", environment=None)
             input=standard_input,
             text=True,
             stdout=sys.stderr,
-            env=os.environ | {"BENCHMARK_CALLS": file.name} | (environment or {}),
+            env=os.environ | {"BENCHMARK_CALLS": file.name} | environment,
             check=True,
         )
         calls = pandas.read_json(file.name, lines=True)
@@ -96,23 +98,6 @@ def median_of_intervals(calls, num_completions: int) -> dict:
     calls = calls[calls["num_completions"] == num_completions]
     intervals = calls[["seconds", "cpu_seconds"]].diff().iloc[2:]
     return intervals.median().to_dict() | {"length": calls["length"].iloc[2:].median()}
-
-
-def read_examples(tokenizer, num_examples: int) -> list[dict]:
-    """The first training examples, as main.py draws them with seed 0."""
-    loader, _ = get_dataloaders("arithmetic", tokenizer, eval_split="validation")
-    rows = loader.next_batch(num_examples)
-    return [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
-
-
-def competitors_of(args) -> dict:
-    """{name: a function that runs the iterations once, and says how long one took}."""
-    competitors = {"GRPO-Lite": partial(step_of_ours, args)}
-    if args.trl_python:
-        competitors["TRL"] = partial(step_of_trl, args)
-        keeps_memory = dict.fromkeys(KEEPING, str(2**31 - 1))
-        competitors["TRL, memory kept"] = partial(step_of_trl, args, **keeps_memory)
-    return competitors
 
 
 def table_rows(turns: dict[str, list[dict]]) -> list[str]:
@@ -145,18 +130,15 @@ def main():
     parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")
     parser.add_argument("--trl_python")
     args = parser.parse_args()
-    lines = [
-        "| by | tokens | seconds | beside ours | seconds of CPU | beside ours |",
-        "|---|---|---|---|---|---|",
-    ]
-    with redirect_stdout(sys.stderr):
-        competitors = competitors_of(args)
-        turns = {name: [] for name in competitors}
-        for _ in range(args.repeats):
-            for name, competitor in competitors.items():
-                turns[name].append(competitor())
-    lines += table_rows(turns)
-    print("\n".join(lines))
+    turns = defaultdict(list)  # {name of a competitor: what its turns took}
+    for _ in range(args.repeats):
+        turns["GRPO-Lite"].append(step_of_ours(args))
+        if args.trl_python:
+            turns["TRL"].append(step_of_trl(args))
+            turns["TRL, memory kept"].append(step_of_trl(args, **MEMORY_KEPT))
+    print("| by | tokens | seconds | beside ours | seconds of CPU | beside ours |")
+    print("|---|---|---|---|---|---|")
+    print(*table_rows(turns), sep="\n")
 
 
 if __name__ == "__main__":
