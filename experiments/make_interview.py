@@ -6,6 +6,7 @@ out, and so is the body of main.compute_loss.
 
 import argparse
 import ast
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -82,22 +83,12 @@ def make_interview(folder: Path) -> None:
 
 def without_marked(name: str, text: str) -> str:
     """A file's text without the rest of each block that has the marked line."""
-    kept = []
-    dropped_indent = None  # that of the mark whose block is being left out
-    has_mark = False
-    for line in text.splitlines(keepends=True):
-        indent = len(line) - len(line.lstrip())
-        if dropped_indent is not None and line.strip() and indent < dropped_indent:
-            dropped_indent = None
-            kept.append("\n\n")
-        if dropped_indent is None and line.lstrip().startswith(MARK):
-            dropped_indent = indent
-            has_mark = True
-        if dropped_indent is None:
-            kept.append(line)
-    if not has_mark:
+    # From the mark on, every line that is indented as it is, or further, or blank.
+    rest_of_block = rf"^( *){MARK}.*\n(?:\1.*\n|\n)*"
+    kept, num_marks = re.subn(rest_of_block, "\n\n", text, flags=re.MULTILINE)
+    if num_marks == 0:
         raise ValueError(f"{name} has no line that begins with {MARK!r}")
-    return "".join(kept).rstrip() + "\n"
+    return kept.rstrip() + "\n"
 
 
 def blank(source: str) -> str:
