@@ -4,7 +4,7 @@ Shapes: B rows, L tokens of prompt and output, V vocabulary, N responses.
 """
 
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +17,6 @@ import main
 from evaluator import MathEvaluator
 from losses import LOSSES
 from utils import masked_mean, masked_sum
-
-evaluator_of = cache(MathEvaluator)  # one for each prompt format
 
 
 def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
@@ -141,14 +139,8 @@ def grpo_microbatch_train_step(
 
 def _reward(prompt_name, response, ground_truth):
     """{"format_reward", "answer_reward", "reward"} of a response to a prompt of this format."""
-    evaluator = evaluator_of(prompt_name)
-    rewards = evaluator.compute_rewards([""], [response], [ground_truth])
-    format_reward, answer_reward = rewards.per_function[0].tolist()
-    return {
-        "format_reward": format_reward,
-        "answer_reward": answer_reward,
-        "reward": evaluator.total(rewards).item(),
-    }
+    (format_reward, answer_reward), _ = MathEvaluator(prompt_name).reward(response, ground_truth)
+    return {"format_reward": format_reward, "answer_reward": answer_reward, "reward": answer_reward}
 
 
 r1_zero_reward_fn = partial(_reward, "r1_zero")
