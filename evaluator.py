@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 import torch
 from math_verify import parse, verify
@@ -379,7 +380,7 @@ class FunctionEvaluator(RewardEvaluator):
     apply: the total leaves it out, and a completion without any reward is not trained on.
     """
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable, **context):
         self.function = function
         self.reward_names = (getattr(function, "__name__", type(function).__name__),)
         self.optional = self.reward_names
@@ -450,13 +451,7 @@ def get_evaluator(
     context: what evaluators need of a run: prompt (the name of the format), config, and frozen,
         which gives its (frozen model, tokenizer).
     """
-    evaluators = []
-    for name in names.split(","):
-        found = find_evaluator(name)
-        if isinstance(found, type):
-            evaluators.append(found(**context))
-        else:
-            evaluators.append(FunctionEvaluator(found))
+    evaluators = [find_evaluator(name)(**context) for name in names.split(",")]
     are_numbers = all(to_number(gold.strip()) is not None for gold in golds)
     prompt = context.get("prompt", "reasoning_answer")
     if own == "gsm8k" and not (are_numbers and prompt == "reasoning_answer"):
@@ -470,14 +465,15 @@ def get_evaluator(
     return SumOfRewards(evaluators, verdicts)
 
 
-def find_evaluator(name: str) -> type[RewardEvaluator] | Callable:
-    """The evaluator of this name, or the class or function in FILE.py:NAME."""
+def find_evaluator(name: str) -> Callable[..., RewardEvaluator]:
+    """What makes the evaluator of this name, or of the class or function in FILE.py:NAME."""
     if name in EVALUATORS:
         return EVALUATORS[name]
     if ":" not in name:
         names = ", ".join(EVALUATORS)
         raise ValueError(f"--evaluator {name}: use one of {names}, or my_rewards.py:FUNCTION")
-    return utils.import_from_file(name, "--evaluator")
+    found = utils.import_from_file(name, "--evaluator")
+    return found if isinstance(found, type) else partial(FunctionEvaluator, found)
 
 
 def try_functions(names: str, examples: list[dict]) -> None:
@@ -489,11 +485,11 @@ def try_functions(names: str, examples: list[dict]) -> None:
     right = f"<reasoning>\nSo it is {gold}.\n</reasoning>\n<answer>\n{gold}\n</answer>"
     completions = [right, "I do not know."]
     for name in names.split(","):
-        found = find_evaluator(name)
-        if isinstance(found, type):
+        make_evaluator = find_evaluator(name)
+        if isinstance(make_evaluator, type):
             continue
         try:
-            FunctionEvaluator(found).score(examples, completions, completion_ids=[[1, 2], [1]])
+            make_evaluator().score(examples, completions, completion_ids=[[1, 2], [1]])
         except Exception as error:  # whatever the user's code raises
             line = traceback.extract_tb(error.__traceback__)[-1]
             hint = ""
