@@ -14,6 +14,7 @@ import os
 import random
 import sys
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,7 @@ def gather(shard: list) -> list:
         return shard
     shards = [None] * world_size()
     dist.all_gather_object(shards, shard)
-    items = []
-    for process_items in shards:
-        items += process_items
-    return items
+    return list(chain.from_iterable(shards))
 
 
 def all_sum(*numbers: int) -> list[int]:
