@@ -181,8 +181,7 @@ def choose_solutions(rows: list[dict], config: SFTConfig, run: Run) -> list[Comp
                 f"--train_file {config.train_file} answers --prompt {prompt_name}, and this run has"
                 f" --prompt {prompt.name}"
             )
-        if "answer" in row:
-            row = row | {"answer": str(row["answer"])}  # it may be a number
+        row = row | {"answer": str(row["answer"])}  # it may be a number
         is_correct = str(row.get("correct", True)).lower() == "true"
         if is_correct and row["question"] not in run.train_loader.held_out:
             text = prompt.render(run.tokenizer, row["question"])
