@@ -30,8 +30,8 @@ class Log(NamedTuple):
             raise KeyError(key)
         return values
 
-    def first(self, key: str, at_least: int = 1) -> pd.Series:
-        values = self.values(key, at_least)
+    def first(self, key: str) -> pd.Series:
+        values = self.values(key)
         return values[: max(5, math.ceil(len(values) / 10))]
 
     def last(self, key: str, at_least: int = 1) -> pd.Series:
