@@ -3,14 +3,18 @@
 import copy
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB, as_flags, assert_same_gradient, flat_gradient, small_tokenizer
+from conftest import (
+    as_flags,
+    assert_same_gradient,
+    flat_gradient,
+    small_tokenizer,
+    unpadded_logps,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,88 +24,39 @@ import sft
 from config import FineTuningConfig, parse
 from evaluator import get_evaluator
 from grpo import jsonl
-from grpo.rollout import Completion
 from grpo.run import Run
 from rl_datasets import PROMPTS
 
-NORMALIZATIONS = [("masked_mean", None), ("masked_normalize", 7), ("token_mean", None)]
 PAD = 0
 EOS = 1
 
 
 @pytest.fixture
 def solutions(tokenizer):
-    return [sft.encode(tokenizer, f"after {i} comes ", str(i + 1), {}) for i in range(10)]
+    """Ten of unequal lengths: one is the EOS alone, and one holds the padding token itself."""
+    solutions = [sft.encode(tokenizer, "to " * (1 + i % 4), "word"[:i], {}) for i in range(10)]
+    solutions[2].ids[1] = PAD
+    return solutions
 
 
-@pytest.fixture
-def batch():
-    """Solutions of unequal lengths.
-
-    One is the end-of-sequence token alone, and one holds the padding token itself.
-    """
-    lengths = [(3, 6), (9, 1), (1, 4), (5, 11), (7, 2)]
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(num_tokens):
-        return torch.randint(2, VOCAB, (num_tokens,), generator=generator).tolist()
-
-    batch = []
-    for prompt_length, completion_length in lengths:
-        prompt = draw(prompt_length)
-        batch.append(solution_of(prompt, draw(completion_length - 1) + [EOS]))
-    batch[0].ids[2] = PAD
-    return batch
-
-
-def solution_of(prompt_ids, ids):
-    return Completion(prompt_ids, ids, [0.0] * len(ids), finished=True, advantage=1.0)
-
-
-def reference_loss(model, batch, length_normalization, constant):
-    """(loss, mean entropy), row by row and unpadded, through the plain forward pass."""
-    losses_of_sequences = []
-    entropies = []
-    for solution in batch:
-        P = len(solution.prompt_ids)
-        ids = torch.tensor([solution.prompt_ids + solution.ids])
-        log_probs = model(input_ids=ids).logits[0, P - 1 : -1].log_softmax(-1)
-        losses_of_sequences.append(-log_probs[range(len(solution.ids)), solution.ids].sum())
-        entropies += (-(log_probs.exp() * log_probs).sum(-1)).tolist()
-    if length_normalization == "token_mean":
-        return sum(losses_of_sequences) / len(entropies), fmean(entropies)
-    if length_normalization == "masked_normalize":
-        return sum(losses_of_sequences) / constant / len(batch), fmean(entropies)
-    means = [
-        loss / len(solution.ids) for loss, solution in zip(losses_of_sequences, batch, strict=True)
-    ]
-    return sum(means) / len(batch), fmean(entropies)
-
-
-def accumulate(model, batch, length_normalization="masked_mean", constant=512, budget=1000):
-    """The metrics of an update, and its gradient as one vector.
-
-    budget: the greatest number of tokens of a micro-batch.
-    """
+def accumulate(model, solutions, micro_batch_tokens=1000):
+    """The metrics of an update, and its gradient as one vector."""
     model.zero_grad()
-    loss = replace(
-        sft.SFT_LOSS, length_normalization=length_normalization, max_completion_length=constant
-    )
-    metrics = main.accumulate_gradient(model, None, batch, loss, budget)
+    metrics = main.accumulate_gradient(model, None, solutions, sft.SFT_LOSS, micro_batch_tokens)
     return metrics, flat_gradient(model)
 
 
-@pytest.mark.parametrize("budget", [1, 20, 1000])
-@pytest.mark.parametrize(("length_normalization", "constant"), NORMALIZATIONS)
-def test_update_equals_an_independent_float64_computation_whatever_the_micro_batches(
-    model, batch, length_normalization, constant, budget
-):
+def test_an_update_equals_an_independent_float64_computation(model, solutions):
+    """Minus the log-prob of each token, averaged over its solution, then over solutions."""
     float64_model = copy.deepcopy(model).double()
-    loss, entropy = reference_loss(float64_model, batch, length_normalization, constant)
-    loss.backward()
-    metrics, gradient = accumulate(model, batch, length_normalization, constant, budget)
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
+    losses = []
+    for solution in solutions:
+        ids = torch.tensor(solution.prompt_ids + solution.ids)
+        losses.append(-unpadded_logps(float64_model, ids, len(solution.ids)).mean())
+    expected = torch.stack(losses).mean()
+    expected.backward()
+    metrics, gradient = accumulate(model, solutions, micro_batch_tokens=40)
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradient(gradient, flat_gradient(float64_model))
 
 
@@ -153,8 +108,8 @@ def test_one_update_equals_adamw_by_hand(model, solutions, monkeypatch):
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert row["learning_rate"] == pytest.approx(0.005)
     assert row["examples"] == 10
-    # The answer and the EOS, and one digit more in the answer 10.
-    assert row["tokens"] == 10 * (len("after 1 comes ") + 2) + 1
+    # Prompts of 3, 6, 9 and 12 tokens; words of 0 to 4 letters, and the EOS after each.
+    assert row["tokens"] == (3 * 3 + 3 * 6 + 2 * 9 + 2 * 12) + (0 + 1 + 2 + 3 + 6 * 4) + 10
     clipped = gradient / 1000
     expected = weights_before - 0.005 * clipped / (clipped.abs() + 1e-8)
     weights = torch.cat([p.detach().double().flatten() for p in model.parameters()])
