@@ -101,41 +101,17 @@ def perturbed_old_logps(model, batch, temperature):
     return logps + 0.4 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
 
 
-def test_bare_call_equals_the_float64_formula(model, base_model, batch):
-    loss, metrics = main.compute_loss(model, base_model, **batch)
-    expected, expected_gradient = float64_grpo_loss(model, base_model, batch)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_same_gradient(gradients(model, loss), expected_gradient)
-    assert metrics["kl"] > 0.01
-    assert metrics["response_length"] == batch["completion_mask"].sum(1).float().mean()
-
-
 # None of these is a default.
 SETTINGS = dict(max_completion_length=9, cliprange_high=0.28, beta=0.1, temperature=0.7)
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_every_loss_type_equals_the_float64_formula(loss_type, model, base_model, batch):
-    """Off-policy, with the prompt shared by its group and without."""
-    old_logps = perturbed_old_logps(model, batch, SETTINGS["temperature"])
-    settings = SETTINGS | dict(loss_type=loss_type, old_logps=old_logps)
-    expected, expected_gradient = float64_grpo_loss(model, base_model, batch, **settings)
-    for group_size in (1, 4):
-        loss, metrics = loss_of(model, base_model, batch, group_size=group_size, **settings)
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
-        assert_same_gradient(gradients(model, loss), expected_gradient)
-        if "clip_fraction" in metrics:
-            assert 0.1 < metrics["clip_fraction"] < 0.9
-
-
 @pytest.mark.parametrize("length_normalization", LENGTH_NORMALIZATIONS)
 @pytest.mark.parametrize("loss_type", LOSSES)
-def test_difficult_rows_equal_the_float64_formula(
-    loss_type, length_normalization, model, base_model
-):
+def test_every_loss_equals_the_float64_formula(loss_type, length_normalization, model, base_model):
     """An off-policy update, of which two rows are masked and one has no reward.
 
-    The update is split at four budgets, and its groups come in another order.
+    The update is split at four budgets, the least of which shares no prompt, and its groups come in
+    another order.
     """
     batch = make_difficult(ragged_batch(groups=4))
     settings = SETTINGS | dict(loss_type=loss_type, length_normalization=length_normalization)
@@ -148,6 +124,8 @@ def test_difficult_rows_equal_the_float64_formula(
     for completion, logps in zip(completions, old_logps.tolist(), strict=True):
         completion.old_logps = logps[: len(completion.ids)]
     expected_metrics, _ = one_update(model, base_model, completions, 10_000, **settings)
+    if "clip_fraction" in expected_metrics:
+        assert 0.1 < expected_metrics["clip_fraction"] < 0.9
     in_another_order = completions[8:] + completions[:8]
     for budget in (10, 20, 40, 10_000):
         metrics, gradient = one_update(model, base_model, in_another_order, budget, **settings)
