@@ -12,7 +12,6 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
-from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
 ROOT = Path(__file__).parent.parent
@@ -29,7 +28,6 @@ from config import LossConfig
 from evaluator import EVALUATORS, RewardEvaluator, Rewards
 from grpo import jsonl
 from grpo.rollout import Completion, compute_logps, split_into_groups
-from grpo.run import Run
 from rl_datasets import DATASETS, PROMPTS
 
 ARITHMETIC = DATASETS["arithmetic"]
@@ -158,13 +156,6 @@ def ragged_batch(groups=3, group_size=4, seed=0):
         completion_mask=completion_mask,
         advantages=torch.randn(B, generator=generator),
     )
-
-
-def make_difficult(batch):
-    """Mask all tokens of two rows, as of truncated completions, and let a third miss its reward."""
-    batch["completion_mask"][[2, 9]] = 0
-    batch["advantages"][5] = torch.nan
-    return batch
 
 
 def loss_of(
@@ -347,11 +338,6 @@ def run_flags(model_folder, output_dir, **flags):
         device="cpu",
     )
     return as_flags(**small | flags)
-
-
-def in_place_of_sample(function):
-    """A context in which a run samples its completions with this function."""
-    return mock.patch.object(Run, "sample", function)
 
 
 def fixed_sample(run, examples, num_samples, temperature):

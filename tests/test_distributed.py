@@ -23,7 +23,6 @@ from conftest import (
     closed_port,
     completions_of,
     fixed_sample,
-    in_place_of_sample,
     logps_of,
     logs_of,
     ragged_batch,
@@ -39,6 +38,7 @@ import main
 import utils
 from config import LossConfig, RunConfig
 from grpo import distributed, weights
+from grpo.run import Run
 from grpo.sampler import TorchSampler
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -165,7 +165,7 @@ RUNS = {  # name: flags of a run with completions by fixed_sample
 
 def run_main(model_folder, folder, name, num_iterations, *switches):
     flags = RUNS[name] | dict(learning_rate=0.01, eval_size=5, num_train_iters=num_iterations)
-    with in_place_of_sample(fixed_sample):
+    with mock.patch.object(Run, "sample", fixed_sample):
         flags = run_flags(model_folder, folder / name, **flags)
         assert main.main([*flags, *switches]) == 0
 
