@@ -435,6 +435,20 @@ def _child(writer, environment, function, args):
     sys.exit(function(*args))
 
 
+def run_as_processes(num_processes, function, *args):
+    """Run a function in connected processes, as under torchrun; returns what each prints."""
+    with socket.socket() as closed_socket:
+        closed_socket.bind(("127.0.0.1", 0))
+        port = closed_socket.getsockname()[1]  # on which nothing listens
+    job = dict(WORLD_SIZE=str(num_processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    started = [start(function, *args, RANK=str(rank), **job) for rank in range(num_processes)]
+    outputs = [output.read() for _, output in started]
+    for process, _ in started:
+        process.join()
+        assert process.exitcode == 0, outputs
+    return outputs
+
+
 def run_script(script, *flags, **options):
     """Run one of the project's scripts as its users do, in a subprocess."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
@@ -442,10 +456,3 @@ def run_script(script, *flags, **options):
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=300, **options
     )
-
-
-def closed_port():
-    """A port of this machine on which nothing listens."""
-    with socket.socket() as closed_socket:
-        closed_socket.bind(("127.0.0.1", 0))
-        return closed_socket.getsockname()[1]

@@ -20,7 +20,6 @@ from conftest import (
     LettersEvaluator,
     approx,
     assert_same_run,
-    closed_port,
     completions_of,
     fixed_sample,
     logps_of,
@@ -28,8 +27,8 @@ from conftest import (
     ragged_batch,
     random_model,
     relative_distance,
+    run_as_processes,
     run_flags,
-    start,
 )
 
 import evaluator
@@ -250,13 +249,7 @@ def test_four_processes_give_the_numbers_of_one(model_folder, tmp_path, capsys):
         folder.mkdir()
         run_main(model_folder, folder, "resumed", 2)
     make_everything(model_folder, one)
-    job = dict(WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()))
-    arguments = (make_everything_as_one_of_several, model_folder, four)
-    started = [start(*arguments, RANK=str(rank), **job) for rank in range(4)]
-    outputs = [output.read() for _, output in started]
-    for process, _ in started:
-        process.join()
-        assert process.exitcode == 0, outputs
+    outputs = run_as_processes(4, make_everything_as_one_of_several, model_folder, four)
     assert "saved by 1 processes, continued by 4" in outputs[0]
     assert not any("done: " in output for output in outputs[1:]), "only the first one prints"
 

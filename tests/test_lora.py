@@ -7,15 +7,14 @@ from conftest import (
     approx,
     assert_same_gradient,
     assert_same_run,
-    closed_port,
     completions_of,
     logps_of,
     loss_of,
     plain_logps,
     ragged_batch,
     random_model,
+    run_as_processes,
     run_flags,
-    start,
     update_gradient,
 )
 from safetensors.torch import load_file
@@ -229,12 +228,7 @@ def test_experts_have_no_adapters_and_the_run_goes_on():
 
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(tmp_path):
-    job = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()))
-    started = [start(as_one_of_several, tmp_path, RANK=str(i), **job) for i in range(2)]
-    outputs = [output.read() for _, output in started]
-    for process, _ in started:
-        process.join()
-        assert process.exitcode == 0, outputs
+    run_as_processes(2, as_one_of_several, tmp_path)
     updates = torch.load(tmp_path / "updates.pt")
     make_updates(tmp_path)
     expected = torch.load(tmp_path / "updates.pt")
