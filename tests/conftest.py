@@ -265,7 +265,7 @@ def gradients(model, loss):
 
 def flat_gradient(model):
     """The gradient that lies in a model's parameters, as one float64 vector."""
-    return torch.cat([p.grad.double().flatten() for p in model.parameters()])
+    return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
 
 
 def relative_distance(actual, expected):

@@ -5,7 +5,14 @@ Each agrees with its own plain forward pass, or is refused when it is loaded.
 
 import pytest
 import torch
-from conftest import plain_logps, ragged_batch, sampling_gaps, small_tokenizer
+from conftest import (
+    assert_same_gradient,
+    gradients,
+    plain_logps,
+    ragged_batch,
+    sampling_gaps,
+    small_tokenizer,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import llms
@@ -119,13 +126,6 @@ def save_model(name, settings, folder):
     return str(folder)
 
 
-def gradient(model, total):
-    model.zero_grad()
-    total.backward()
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    return torch.cat([weight_gradient.flatten() for weight_gradient in gradients])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGREE)
 def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
@@ -143,9 +143,8 @@ def test_an_architecture_agrees_with_its_own_forward_pass(name, tmp_path):
     expected = plain_logps(model, ids, mask, C)
     ours = utils.get_per_token_logps(model, ids, mask, C, group_size=4)
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
-    our_gradient = gradient(model, (ours * factors).sum())
-    expected_gradient = gradient(model, (expected * factors).sum())
-    assert (our_gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-4
+    our_gradient = gradients(model, (ours * factors).sum())
+    assert_same_gradient(our_gradient, gradients(model, (expected * factors).sum()), 1e-4)
     completions = generation.generate(
         model, tokenizer, ["abcdefghijk", "lmn"], num_samples=3, max_completion_length=8
     )
