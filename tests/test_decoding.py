@@ -1,9 +1,10 @@
-"""The decode step asks the host nothing and samples the exact distribution.
+"""Sampling against a plain loop, from the exact distribution, and where completions end.
 
-How rows are batched changes no sample.
+How rows are batched changes no sample, and a step asks the host nothing.
 """
 
 import math
+from itertools import chain, repeat
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,6 +21,7 @@ from conftest import (
     sampling_gaps,
 )
 from tokenizers import Tokenizer, decoders, models
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -31,6 +33,7 @@ from transformers.cache_utils import DynamicCache
 
 import utils
 from grpo import cuda_graphs, decoding, generation
+from grpo.rollout import make_batch
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")
@@ -71,6 +74,110 @@ def have_same_samples(a, b):
     for completions in (a, b):
         samples.append([(row.prompt_ids, row.ids, row.text, row.finished) for row in completions])
     return samples[0] == samples[1]
+
+
+# --- Completions ----------------------------------------------------------------------------------
+
+
+def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids):
+    """One unpadded prompt, no cache: the whole text through the model at every step."""
+    ids = tokenizer(prompt)["input_ids"]
+    completion = []
+    while len(completion) < max_completion_length:
+        with torch.no_grad():
+            completion.append(model(torch.tensor([ids + completion])).logits[0, -1].argmax().item())
+        if completion[-1] in eos_ids:
+            break
+    return completion
+
+
+def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
+    """Padding, the shared prompt, the cache and rows that leave must change nothing."""
+    lengths = set()
+    eos_ids = [1, 5, 9, 13]
+    prompt_ids = tokenizer(PROMPTS)["input_ids"]
+    for seed in range(4):
+        model = random_model(seed)
+        model.generation_config.eos_token_id = eos_ids
+        expected = [plain_greedy(model, tokenizer, prompt, 40, eos_ids) for prompt in PROMPTS]
+        lengths |= {len(row) for row in expected}
+        completions = sample(model, tokenizer, 2, max_completion_length=40, temperature=0)
+        assert [completion.ids for completion in completions] == [
+            ids for ids in expected for _ in range(2)
+        ]
+        for row, completion in enumerate(completions):
+            assert completion.finished == (completion.ids[-1] in eos_ids)
+            assert completion.prompt_ids == prompt_ids[row // 2]
+    assert len(lengths) > 2 and 40 in lengths, "every case should occur: early, late, never"
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.5])
+def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, tokenizer):
+    completions = sample(model, tokenizer, temperature=temperature)
+    assert len({len(completion.ids) for completion in completions}) > 5
+    for group_size in (1, 6):
+        assert sampling_gaps(model, completions, group_size, temperature).max() < 2e-5
+
+
+def test_a_completion_goes_through_its_first_end_whatever_the_pad(tokenizer):
+    """If pad equals EOS, a mask by token id would cut the EOS from the loss.
+
+    Stopping would then never be trained.
+    """
+    tokenizer.pad_token = tokenizer.eos_token
+    model = random_model(2)
+    eos_ids = {1, 20, 21}
+    model.generation_config.eos_token_id = [20, 21]
+    completions = sample(model, tokenizer, 16, max_completion_length=60)
+    assert {completion.ids[-1] for completion in completions if completion.finished} == eos_ids
+    assert not all(completion.finished for completion in completions)
+    for completion in completions:
+        ids = completion.ids
+        assert (ids[-1] in eos_ids) == completion.finished
+        assert not eos_ids & set(ids[:-1])
+        assert completion.finished or len(ids) == 60
+        assert completion.text == tokenizer.decode(ids[:-1] if completion.finished else ids)
+    lengths = make_batch([completions], "cpu").completion_mask.sum(1)
+    assert lengths.tolist() == [len(completion.ids) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_kept", "text"),
+    [
+        (["a", "</answer", "><", "b"], 3, "a</answer>"),  # the last token goes on after the end
+        (list("ab</answer>"), 2, "ab"),  # the first of two stop strings counts
+        (["</answer", "<end>", ">", "b"], 5, "</answer<end>>b"),  # special tokens stay visible
+    ],
+)
+def test_stop_strings_are_found_in_decoded_text(tokens, num_kept, text, tokenizer, monkeypatch):
+    """The ids are kept as they were sampled; the text is cut at the end of the stop string."""
+    vocabulary = tokenizer.get_vocab()
+    script = [vocabulary[token] for token in tokens] + [1]
+    next_ids = chain(script, repeat(0))  # then pads, since ends are looked for every few tokens
+
+    def scripted_logits(states, weight, bias, temperature):
+        logits = torch.full((len(states), VOCAB), -1e4)
+        logits[:, next(next_ids)] = 0
+        return logits
+
+    monkeypatch.setattr(utils, "compute_logits", scripted_logits)
+    (completion,) = generation.generate(
+        random_model(), tokenizer, ["q"], max_completion_length=30, stop_strings=STOP_STRINGS
+    )
+    assert completion.ids == script[:num_kept]
+    assert completion.text == text
+    assert completion.finished
+
+
+def test_a_prompt_gets_no_special_tokens(tokenizer):
+    """Its chat template has written them already, and Llama's tokenizer would add a second BOS."""
+    with_bos = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
+    tokenizer.backend_tokenizer.post_processor = with_bos
+    assert tokenizer("a")["input_ids"][0] == 1
+    assert generation.tokenize(tokenizer, ["a"]) == [[tokenizer.convert_tokens_to_ids("a")]]
+
+
+# --- Batches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,13 +1,11 @@
-"""Sampling against a plain loop, where completions end, and what is refused at load."""
+"""Copies of the policy, where a turn ends, and what is refused at load."""
 
 import json
-from itertools import chain, repeat
 
 import pytest
 import torch
-from conftest import VOCAB, random_model, sampling_gaps
+from conftest import VOCAB, random_model
 from safetensors.torch import load_file, save_file
-from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import llms
@@ -15,150 +13,7 @@ import sft
 import utils
 from config import RunConfig
 from grpo import generation, weights
-from grpo.rollout import make_batch
 from grpo.sampler import TorchSampler
-
-PROMPTS = ["a", "hello there", "one two three", "z9"]
-
-
-def plain_greedy(model, tokenizer, prompt, max_completion_length, eos_ids):
-    """One unpadded prompt, no cache: the whole text through the model at every step."""
-    ids = tokenizer(prompt)["input_ids"]
-    completion = []
-    while len(completion) < max_completion_length:
-        with torch.no_grad():
-            completion.append(model(torch.tensor([ids + completion])).logits[0, -1].argmax().item())
-        if completion[-1] in eos_ids:
-            break
-    return completion
-
-
-def test_greedy_equals_a_plain_loop_over_each_prompt(tokenizer):
-    """Padding, the shared prompt, the cache and rows that leave must change nothing."""
-    lengths = set()
-    eos_ids = [1, 5, 9, 13]
-    for seed in range(4):
-        model = random_model(seed)
-        model.generation_config.eos_token_id = eos_ids
-        expected = [plain_greedy(model, tokenizer, prompt, 40, eos_ids) for prompt in PROMPTS]
-        lengths |= {len(row) for row in expected}
-        for max_concurrent_sequences in (3, 512):
-            completions = generation.generate(
-                model,
-                tokenizer,
-                PROMPTS,
-                max_completion_length=40,
-                temperature=0,
-                num_samples=2,
-                max_concurrent_sequences=max_concurrent_sequences,
-            )
-            assert [completion.ids for completion in completions] == [
-                ids for ids in expected for _ in range(2)
-            ]
-            prompt_ids = tokenizer(PROMPTS)["input_ids"]
-            for row, completion in enumerate(completions):
-                assert completion.finished == (completion.ids[-1] in eos_ids)
-                assert completion.prompt_ids == prompt_ids[row // 2]
-    assert len(lengths) > 2 and 40 in lengths, "every case should occur: early, late, never"
-
-
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
-def test_sampled_logps_are_those_that_the_loss_recomputes(temperature, model, tokenizer):
-    torch.manual_seed(0)
-    completions = generation.generate(
-        model,
-        tokenizer,
-        PROMPTS,
-        num_samples=6,
-        max_completion_length=70,
-        temperature=temperature,
-        stop_strings=("</answer>",),
-    )
-    assert len({len(completion.ids) for completion in completions}) > 5
-    for group_size in (1, 6):
-        assert sampling_gaps(model, completions, group_size, temperature).max() < 2e-5
-
-
-def test_a_completion_goes_through_its_first_end_whatever_the_pad(tokenizer):
-    """If pad equals EOS, a mask by token id would cut the EOS from the loss.
-
-    Stopping would then never be trained.
-    """
-    tokenizer.pad_token = tokenizer.eos_token
-    model = random_model(2)
-    eos_ids = {1, 20, 21}
-    model.generation_config.eos_token_id = [20, 21]
-    torch.manual_seed(0)
-    completions = generation.generate(
-        model, tokenizer, PROMPTS, num_samples=16, max_completion_length=60
-    )
-    assert {completion.ids[-1] for completion in completions if completion.finished} == eos_ids
-    assert not all(completion.finished for completion in completions)
-    for completion in completions:
-        ids = completion.ids
-        assert (ids[-1] in eos_ids) == completion.finished
-        assert not eos_ids & set(ids[:-1])
-        assert completion.finished or len(ids) == 60
-        assert completion.text == tokenizer.decode(ids[:-1] if completion.finished else ids)
-    lengths = make_batch([completions], "cpu").completion_mask.sum(1)
-    assert lengths.tolist() == [len(completion.ids) for completion in completions]
-
-
-TWO_TOKENS = ["a", "</answer", ">", "b"]
-LAST_TOKEN_GOES_ON = ["a", "</answer", "><", "b"]  # it holds the end and what follows
-ONE_CHARACTER_AT_A_TIME = list("x</answer>yz")
-INTERRUPTED = ["</answer", "<end>", ">", "b"]  # special tokens stay visible; no stop string
-TWO_STOPS = list("ab</answer>")  # the first of them counts
-
-
-@pytest.mark.parametrize(
-    ("tokens", "cut_text"),
-    [
-        (TWO_TOKENS, "a</answer>"),
-        (LAST_TOKEN_GOES_ON, "a</answer>"),
-        (ONE_CHARACTER_AT_A_TIME, "x</answer>"),
-        (TWO_STOPS, "ab"),
-        (INTERRUPTED, None),
-    ],
-)
-def test_stop_strings_are_found_in_decoded_text(tokens, cut_text, tokenizer, monkeypatch):
-    """The ids are kept as they were sampled; the text is cut at the end of the stop string."""
-    vocabulary = tokenizer.get_vocab()
-    script = [vocabulary[token] for token in tokens] + [1]
-    next_ids = chain(script, repeat(0))  # then pads, since ends are looked for every few tokens
-
-    def scripted_logits(states, weight, bias, temperature):
-        logits = torch.full((len(states), VOCAB), -1e4)
-        logits[:, next(next_ids)] = 0
-        return logits
-
-    monkeypatch.setattr(utils, "compute_logits", scripted_logits)
-    (completion,) = generation.generate(
-        random_model(),
-        tokenizer,
-        ["q"],
-        max_completion_length=30,
-        stop_strings=("</answer>", "ab"),
-    )
-    length = len(completion.ids)
-    assert completion.ids == script[:length]
-    assert completion.finished
-    if cut_text is None:
-        assert length == len(script)
-        assert completion.text == "".join(tokens)
-    else:
-        assert completion.text == cut_text
-        assert cut_text not in "".join(tokens[: length - 1])
-        assert cut_text in "".join(tokens[:length])
-
-
-def test_a_prompt_gets_no_special_tokens(tokenizer):
-    """Its chat template has written them already, and Llama's tokenizer would add a second BOS."""
-    with_bos = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
-    tokenizer.backend_tokenizer.post_processor = with_bos
-    assert tokenizer("a")["input_ids"][0] == 1
-    assert generation.tokenize(tokenizer, ["a"]) == [[tokenizer.convert_tokens_to_ids("a")]]
-
 
 # --- Copies of the policy -------------------------------------------------------------------------
 
@@ -201,7 +56,7 @@ def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
     for copied, weight in zip(sampler.model.parameters(), model.parameters(), strict=True):
         assert copied.dtype == torch.bfloat16
         assert torch.equal(copied, weight.to(torch.bfloat16))
-    sampler.sample(PROMPTS, max_completion_length=3)
+    sampler.sample(["a", "hello there"], max_completion_length=3)
 
 
 # --- Loading --------------------------------------------------------------------------------------
