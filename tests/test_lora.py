@@ -170,6 +170,7 @@ def test_a_checkpoint_is_the_merged_model_and_peft_loads_the_adapter_beside_it(
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(adapted_run, model_folder, tmp_path):
+    """The sampler's copy still had the weights that training began with."""
     flags = run_flags(model_folder, tmp_path / "run", **LEARNS)
     assert main.main([*flags, "--num_train_iters", "2"]) == 0
     assert main.main([*flags, "--num_train_iters", "4", "--resume"]) == 0

@@ -290,18 +290,6 @@ def test_logs_are_not_written_anew_where_the_checkpoints_are_gone(model_folder, 
     assert logs_of(tmp_path / "run") == logs
 
 
-def test_a_resumed_run_samples_with_the_weights_of_its_checkpoint(model_folder, tmp_path):
-    """A copy in bfloat16 still had the weights that training began with."""
-    settings = dict(sampling_dtype="bfloat16", learning_rate=1e-2, warmup_steps=0)
-    settings |= dict(eval_iterations=1, save_iterations=1)
-    whole = run_flags(model_folder, tmp_path / "whole", **settings, num_train_iters=2)
-    assert main.main(whole) == 0
-    resumed = run_flags(model_folder, tmp_path / "resumed", **settings)
-    assert main.main([*resumed, "--num_train_iters", "1"]) == 0
-    assert main.main([*resumed, "--num_train_iters", "2", "--resume"]) == 0
-    assert_same_run(tmp_path / "resumed", tmp_path / "whole")
-
-
 def test_two_runs_with_one_seed_are_identical(tmp_path, model_folder, whole_run):
     assert main.main(run_flags(model_folder, tmp_path / "0")) == 0
     assert_same_run(tmp_path / "0", whole_run)
