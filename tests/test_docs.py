@@ -2,11 +2,9 @@
 
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_script
 
 from config import GRPOConfig, parse
 from rl_datasets import DATASETS
@@ -94,12 +92,7 @@ def test_the_examples_of_a_reward_a_data_set_and_a_loss_train(tmp_path):
     commands = main_commands(ROOT / "README.md")
     (command,) = [command for command in commands if "my_data.py:sums" in command]
     small = f"--model_name {ROOT}/tiny/0.3m --num_train_iters 2 --rollout_batch_size 16"
-    run = subprocess.run(
-        [sys.executable, ROOT / "main.py", *command, *small.split(), "--output_dir", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    run = run_script("main.py", *command, *small.split(), "--output_dir", "run", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     log = (tmp_path / "run" / "train_log.jsonl").read_text()
     assert log.count('"rewards/short"') == log.count('"clip_fraction"') == 2
