@@ -11,9 +11,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 import llms
 import sft
 import utils
-from config import RunConfig
 from grpo import generation, weights
-from grpo.sampler import TorchSampler
 
 # --- Copies of the policy -------------------------------------------------------------------------
 
@@ -42,21 +40,6 @@ def test_a_reference_in_bfloat16_of_a_model_whose_layers_have_another_name():
     model = GPT2LMHeadModel(config)
     model.train_dtype = "bfloat16"
     assert not any(weight.requires_grad for weight in weights.get_base_model(model).parameters())
-
-
-def test_bfloat16_sampling_copy_follows_the_policy(model, tokenizer):
-    sampler = TorchSampler(model, tokenizer, RunConfig(sampling_dtype="bfloat16"))
-    buffer_dtypes = {buffer.dtype for buffer in sampler.model.buffers()}
-    assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
-    assert TorchSampler(model, tokenizer, RunConfig()).model is model  # on CPU nothing is copied
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1)
-    sampler.refresh(model)
-    for copied, weight in zip(sampler.model.parameters(), model.parameters(), strict=True):
-        assert copied.dtype == torch.bfloat16
-        assert torch.equal(copied, weight.to(torch.bfloat16))
-    sampler.sample(["a", "hello there"], max_completion_length=3)
 
 
 # --- Loading --------------------------------------------------------------------------------------

@@ -114,6 +114,8 @@ def test_the_sampler_has_the_merged_weights(dtype, batch):
     assert merged.keys() == dict(random_model().named_parameters()).keys()
     for name, weight in sampler.model.named_parameters():
         assert torch.equal(weight, merged[name].to(getattr(torch, dtype))), name
+    buffer_dtypes = {buffer.dtype for buffer in sampler.model.buffers()}
+    assert buffer_dtypes == {torch.float32}, "rounded rotary frequencies are off by 0.1 nats"
     if dtype == "float32":
         expected = logps_of(model, batch)
         torch.testing.assert_close(logps_of(sampler.model, batch), expected, rtol=0, atol=1e-5)
