@@ -39,6 +39,14 @@ DATASETS["arithmetic"] = dataclasses.replace(
 # What is compared bit by bit must be added up in one order; subprocesses have one thread as well.
 torch.set_num_threads(1)
 VOCAB = 48
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 
 
 class LettersEvaluator(RewardEvaluator):
@@ -73,17 +81,8 @@ EVALUATORS["letters"] = LettersEvaluator
 def random_model(seed=0, **overrides):
     """A Qwen2 of some 20,000 weights, so large that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    sizes = dict(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.25,
-        tie_word_embeddings=True,
-    )
-    config = Qwen2Config(**sizes | overrides)
+    settings = SIZES | dict(initializer_range=0.25, tie_word_embeddings=True) | overrides
+    config = Qwen2Config(**settings)
     config.eos_token_id = 1
     config.pad_token_id = 0
     model = Qwen2ForCausalLM(config)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import (
+    SIZES,
     VOCAB,
     assert_same_gradient,
     gradients,
@@ -37,22 +38,12 @@ from grpo.rollout import make_batch
 
 PROMPTS = ["a", "hello there", "one two three", "z9"]
 STOP_STRINGS = ("ab", "</answer>")
-SIZES = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=256,
-    sliding_window=6,
-)
+WITH_WINDOW = SIZES | dict(head_dim=8, max_position_embeddings=256, sliding_window=6)
 CONFIGS = {
-    "qwen2": Qwen2Config(**SIZES),
-    "one window": MistralConfig(**SIZES),
+    "qwen2": Qwen2Config(**WITH_WINDOW),
+    "one window": MistralConfig(**WITH_WINDOW),
     "two kinds of layers": Gemma3TextConfig(
-        **SIZES, layer_types=["sliding_attention", "full_attention"]
+        **WITH_WINDOW, layer_types=["sliding_attention", "full_attention"]
     ),
 }
 
