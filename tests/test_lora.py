@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig, 
 
 import llms
 import main
-from config import GRPOConfig, RunConfig, parse
+from config import GRPOConfig, RunConfig
 from grpo import distributed, weights
 from grpo.jsonl import read
 from grpo.sampler import TorchSampler
@@ -186,7 +186,7 @@ def make_updates(folder):
     """Two updates; the first process saves what they gave."""
     model = adapted_model()
     base_model = weights.get_base_model(model)
-    config = parse(GRPOConfig, run_flags("unused", "unused", micro_batch_tokens=50))
+    config = GRPOConfig(group_size=4, micro_batch_tokens=50)
     optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
     rows = []
     for seed in range(2):

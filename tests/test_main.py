@@ -11,6 +11,7 @@ from conftest import (
     completions_of,
     flat_gradient,
     gradients,
+    logps_of,
     loss_of,
     ragged_batch,
     run_flags,
@@ -73,11 +74,7 @@ def iterations_by_hand(run, config):
             completion.advantage = advantage.item()
         updates = split_into_updates(config, completions)
         batches = [make_batch(split_into_groups(update, 4), "cpu") for update in updates]
-        old_logps = []
-        for batch in batches:
-            inputs = (batch.prompt_completion_ids, batch.attention_mask)
-            C = batch.completion_ids.shape[1]
-            old_logps.append(utils.get_per_token_logps(model, *inputs, C).detach())
+        old_logps = [logps_of(model, vars(batch)) for batch in batches]
         for batch, old in zip(batches, old_logps, strict=True):
             loss, metrics = main.compute_loss(
                 model,

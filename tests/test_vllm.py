@@ -166,10 +166,6 @@ def test_what_vllm_is_asked_for(stand_in, model_folder, model, tokenizer, monkey
     )
 
 
-def gaps_of(folder):
-    return [row["sampling_logp_gap"] for row in jsonl.read(folder / "train_log.jsonl")]
-
-
 def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
     """With a high learning rate, weights that were not renewed would show."""
     folder = tmp_path / "run"
@@ -179,7 +175,7 @@ def test_a_run_trains_evaluates_and_goes_on(stand_in, model_folder, tmp_path):
     assert main.main(flags) == 0
     assert stand_in.latest.params.temperature == 0, "the last samples are those of an evaluation"
     assert main.main(as_flags(resume="", output_dir=folder, num_train_iters=4)) == 0
-    gaps = gaps_of(folder)
+    gaps = [row["sampling_logp_gap"] for row in jsonl.read(folder / "train_log.jsonl")]
     assert len(gaps) == 4 and max(gaps) < 1e-5
 
 
