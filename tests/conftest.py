@@ -246,13 +246,6 @@ def completions_of(batch):
     return completions
 
 
-def update_gradient(model, base_model, completions, config):
-    """main.accumulate_gradient of an update over all of these completions."""
-    return main.accumulate_gradient(
-        model, base_model, completions, config, config.micro_batch_tokens
-    )
-
-
 def gradients(model, loss):
     """The gradient of a loss as one float64 vector; the model is left without gradients."""
     model.zero_grad()

@@ -2,23 +2,23 @@
 
 import pytest
 import torch
-from conftest import completions_of, ragged_batch, run_flags, update_gradient
+from conftest import completions_of, ragged_batch, run_flags
 from safetensors.torch import load_file
 
 import main
 import utils
-from config import GRPOConfig, parse, read_args
+from config import GRPOConfig, LossConfig, parse, read_args
 from grpo import jsonl
 
 
 def test_an_update_without_a_token_to_learn_from_moves_nothing(model, base_model):
     """Where every completion was cut and masked, AdamW's momentum alone moved the weights."""
-    config = GRPOConfig(group_size=4, mask_truncated_completions=True, micro_batch_tokens=1024)
+    config = LossConfig(group_size=4, mask_truncated_completions=True)
     optimizer = torch.optim.AdamW(model.parameters())
     completions = completions_of(ragged_batch(groups=2))
 
     def update():
-        metrics = update_gradient(model, base_model, completions, config)
+        metrics = main.accumulate_gradient(model, base_model, completions, config, 1024)
         main.take_step(model, optimizer, 1e-2, metrics["loss"])
         return torch.nn.utils.parameters_to_vector(model.parameters())
 

@@ -16,7 +16,6 @@ from conftest import (
     random_model,
     run_as_processes,
     run_flags,
-    update_gradient,
 )
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig, MixtralForCausalLM
@@ -186,12 +185,13 @@ def make_updates(folder):
     """Two updates; the first process saves what they gave."""
     model = adapted_model()
     base_model = weights.get_base_model(model)
-    config = GRPOConfig(group_size=4, micro_batch_tokens=50)
+    config = LossConfig(group_size=4)
     optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
     rows = []
     for seed in range(2):
         completions = completions_of(ragged_batch(groups=8, seed=seed))
-        metrics = update_gradient(model, base_model, distributed.share(completions), config)
+        completions = distributed.share(completions)
+        metrics = main.accumulate_gradient(model, base_model, completions, config, 50)
         rows.append(metrics | main.take_step(model, optimizer, 0.1, metrics["loss"]))
     if distributed.is_main():
         merged = dict(weights.merged_weights(model))

@@ -16,13 +16,12 @@ from conftest import (
     ragged_batch,
     run_flags,
     run_script,
-    update_gradient,
 )
 
 import llms
 import main
 import utils
-from config import GRPOConfig, parse
+from config import GRPOConfig, LossConfig, parse
 from evaluator import MathEvaluator
 from grpo import jsonl
 from grpo.rollout import Completion, make_batch, split_into_groups, split_into_updates
@@ -127,9 +126,9 @@ def test_groups_without_gradient_are_skipped_and_change_nothing(length_normaliza
     batch = ragged_batch(groups=4)
     batch["advantages"][4:8] = 0
     settings = dict(beta=0.0, length_normalization=length_normalization, max_completion_length=6)
-    config = GRPOConfig(group_size=4, micro_batch_tokens=60, **settings)
+    config = LossConfig(group_size=4, **settings)
     with mock.patch.object(main, "compute_loss", wraps=main.compute_loss) as compute_loss:
-        metrics = update_gradient(model, None, completions_of(batch), config)
+        metrics = main.accumulate_gradient(model, None, completions_of(batch), config, 60)
     assert sum(len(call.args[2]) for call in compute_loss.call_args_list) == 12
     assert compute_loss.call_count > 1
     gradient = flat_gradient(model)

@@ -16,11 +16,10 @@ from conftest import (
     gradients,
     logps_of,
     loss_of,
-    update_gradient,
 )
 
 import main
-from config import GRPOConfig
+from config import LossConfig
 
 PATH = ROOT / "tiny" / "tiny_grpo.ipynb"
 NOTEBOOK = json.loads(PATH.read_text("utf-8"))
@@ -134,8 +133,8 @@ def test_its_whole_step_has_the_gradient_of_main(notebook, model, base_model):
             "advantages": expected_advantages,
         }
     )
-    config = GRPOConfig(group_size=group_size, micro_batch_tokens=1024)
-    update_gradient(model, base_model, completions, config)
+    config = LossConfig(group_size=group_size)
+    main.accumulate_gradient(model, base_model, completions, config, 1024)
     assert_same_gradient(actual, flat_gradient(model))
 
 
