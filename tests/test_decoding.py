@@ -60,11 +60,9 @@ def sample(model, tokenizer, num_samples=6, max_completion_length=70, **options)
     )
 
 
-def have_same_samples(a, b):
-    samples = []
-    for completions in (a, b):
-        samples.append([(row.prompt_ids, row.ids, row.text, row.finished) for row in completions])
-    return samples[0] == samples[1]
+def samples_of(completions):
+    """What must be equal bit by bit, without the log-probs."""
+    return [(row.prompt_ids, row.ids, row.text, row.finished) for row in completions]
 
 
 # --- Completions ----------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer, mo
             max_concurrent_sequences=bound,
             progress=num_ended.append,
         )
-        assert have_same_samples(completions, expected)
+        assert samples_of(completions) == samples_of(expected)
         torch.testing.assert_close(
             sampled_logps_of(completions), sampled_logps_of(expected), atol=2e-5, rtol=0
         )
@@ -367,7 +365,7 @@ def test_products_equal_sdpa(name, tokenizer, monkeypatch):
         decoding.sdpa_attention_forward,
     )
     by_sdpa = sample(model, tokenizer)
-    assert have_same_samples(by_products, by_sdpa)
+    assert samples_of(by_products) == samples_of(by_sdpa)
     for completions in (by_products, by_sdpa):
         assert sampling_gaps(model, completions, group_size=6).max() < 2e-5
     assert model.config._attn_implementation == "sdpa"
@@ -443,7 +441,7 @@ def test_steps_are_the_same_with_graphs_without_and_if_a_capture_fails(
         expected = sample(model, tokenizer, **options)
         with monkeypatch.context() as patch:
             patch.setattr(generation, "decoder_for", lambda *_: decoder)
-            assert have_same_samples(sample(model, tokenizer, **options), expected)
+            assert samples_of(sample(model, tokenizer, **options)) == samples_of(expected)
     printed = capsys.readouterr().out
     num_failures = 0 if fails_at is None else 1
     assert printed.count("without CUDA graphs") == printed.count("\n") == num_failures
