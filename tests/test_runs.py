@@ -385,17 +385,14 @@ def test_args_json_names_the_first_command_and_the_commit(tmp_path, monkeypatch)
     monkeypatch.setattr("sys.argv", ["main.py", "--output_dir", "my run"])
     assert write_args(tmp_path)["commit"] is None, "there is no repository"
 
-    def git(*arguments):
-        command = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.com", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
+    def git(arguments):
+        command = f"git -c user.name=Ada -c user.email=ada@example.com {arguments}"
+        return subprocess.check_output(command.split(), cwd=tmp_path, text=True)
 
-    git("init")
     (tmp_path / "losses.py").write_text("loss = 1")
-    git("add", "losses.py")
-    git("commit", "--message", "A loss")
-    commit = git("rev-parse", "HEAD").strip()
+    for arguments in ("init", "add losses.py", "commit --message one"):
+        git(arguments)
+    commit = git("rev-parse HEAD").strip()
     assert write_args(tmp_path)["commit"] == commit
     (tmp_path / "losses.py").write_text("loss = 2")
     monkeypatch.setattr("sys.argv", ["main.py", "--resume"])
