@@ -111,9 +111,7 @@ def test_smoothing_is_a_centred_median():
     "key, values, is_share",
     [
         ("accuracy", [0.2, 1.0], True),
-        ("zero_std_fraction", [0.0, 0.5], True),
         ("clipped_words", [31, 36], False),
-        ("accuracy_points", [0.5, 46.5], False),
         ("reward", [0.5, 1.0], False),
     ],
 )
