@@ -134,15 +134,8 @@ def test_clipped_loss_by_hand():
 
 
 def test_r1_zero_reward():
-    response = "2 + 2 = 4 </think> <answer>4</answer>"
-    for text, truth, format_reward, reward in (
-        (response, "4", 1, 1),
-        (response, "5", 1, 0),
-        ("4", "4", 0, 0),
-    ):
-        rewards = cs336.r1_zero_reward_fn(text, truth)
-        expected = {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
-        assert rewards == expected
+    rewards = cs336.r1_zero_reward_fn("2 + 2 = 4 </think> <answer>4</answer>", "5")
+    assert rewards == {"format_reward": 1, "answer_reward": 0, "reward": 0}
 
 
 def test_log_generations():
