@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig, 
 
 import llms
 import main
-from config import GRPOConfig, RunConfig
+from config import LossConfig, RunConfig
 from grpo import distributed, weights
 from grpo.jsonl import read
 from grpo.sampler import TorchSampler
