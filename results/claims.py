@@ -46,10 +46,11 @@ def read_answers() -> dict[str, dict[str, dict]]:
     return answers
 
 
-def read_sheet() -> tuple[dict[int, dict[str, dict]], list[dict]]:
-    """({iteration: {id: answer to a test problem}}, samples) of the run on the interview's task."""
+def read_sheet(reward: str) -> tuple[dict[int, dict[str, dict]], list[dict]]:
+    """({iteration: {id: answer to a test problem}}, samples) of a run on the interview's task."""
     tests = {}
     rows = read_rows("sheet_answers.jsonl.gz")
+    rows = [row for row in rows if row["reward"] in (reward, None)]  # None: before training
     for row in rows:
         if row["split"] == "test":
             tests.setdefault(row["step"], {})[row["id"]] = row
@@ -76,9 +77,10 @@ def has_format(row: dict) -> bool:
     return strict_format(row["completion"])
 
 
-def grade(row: dict) -> list[float]:
-    """The rewards of the run on the interview's task."""
-    return GSM8kEvaluator().reward(row["completion"], row["gold"])[0]
+def grade(row: dict) -> float:
+    """The sheet's reward, or the part of it that was the run's."""
+    rewards, _ = GSM8kEvaluator().reward(row["completion"], row["gold"])
+    return sum(rewards[1:] if row["reward"] == "format_only" else rewards)
 
 
 def is_cut_at_320(row: dict) -> bool:
@@ -134,7 +136,7 @@ def what_is_rewarded(samples: list[dict], first: int, last: int) -> str:
             "form": ["in the format" if has_format(row) else "out of it" for row in samples],
             "work": ["calculates" if writes_calculation(row) else "does not" for row in samples],
             "is_right": [is_right_by_last_number(row) for row in samples],
-            "is_paid": [sum(grade(row)) >= 0.5 for row in samples],
+            "is_paid": [grade(row) >= 0.5 for row in samples],
             "advantage": [row["advantage"] for row in samples],
         }
     )
@@ -149,13 +151,61 @@ def what_is_rewarded(samples: list[dict], first: int, last: int) -> str:
     return "; ".join(parts)
 
 
+def what_would_pay(samples: list[dict]) -> str:
+    """Mean advantages of these samples, had they been paid for something else."""
+    prices = {
+        "sheet": lambda row: grade(row | {"reward": "sheet"}),
+        "its form alone": lambda row: grade(row | {"reward": "format_only"}),
+        "a right answer in the format": is_strict,
+        "a calculation in the format": lambda row: has_format(row) and writes_calculation(row),
+    }
+    parts = []
+    for name, price in prices.items():
+        table = pd.DataFrame(
+            {
+                "group": [(row["reward"], row["step"], row["id"]) for row in samples],
+                "calculates": [writes_calculation(row) for row in samples],
+                "reward": [float(price(row)) for row in samples],
+            }
+        )
+        groups = table.groupby("group")["reward"]
+        deviations = table["reward"] - groups.transform("mean")
+        table["advantage"] = deviations / (groups.transform("std") + 1e-6)
+        mean = table.groupby("calculates")["advantage"].mean()
+        parts.append(
+            f"{name}: calculates {mean[True]:+.2f}, does not {mean[False]:+.2f},"
+            f" a gradient in {(groups.std() > 0).sum()} of {groups.ngroups} groups"
+        )
+    return "; ".join(parts)
+
+
 def claims() -> dict[str, str]:
     answers = read_answers()
     lora = answers[BEFORE], answers[AFTER]
     sft = answers[UNTRAINED], answers[SFT]
-    tests, samples = read_sheet()
+    tests, samples = read_sheet("sheet")
     sheet = tests[0], tests[10]
+    form_tests, form_samples = read_sheet("format_only")
+    form = form_tests[0], form_tests[10]
+    primary = form_tests[10], tests[10]
     return {
+        "primary_last_number": compare(*primary, is_right_by_last_number),
+        "primary_calculates": compare(*primary, writes_calculation),
+        "primary_strict": compare(*primary, is_strict),
+        "primary_where_it_calculates": by_calculation(*primary),
+        "form_strict": compare(*form, is_strict),
+        "form_last_number": compare(*form, is_right_by_last_number),
+        "form_last_number_of_320": compare(*form, is_right_by_last_number_of_320),
+        "form_format": compare(*form, has_format),
+        "form_calculates": compare(*form, writes_calculation),
+        "form_two_equations": compare(*form, has_two_equations),
+        "form_where_it_calculates": by_calculation(*form),
+        "form_cut_at_320": compare(*form, is_cut_at_320),
+        "form_rewarded_early": what_is_rewarded(form_samples, 1, 4),
+        "form_rewarded_late": what_is_rewarded(form_samples, 5, 10),
+        "what_would_pay_early": what_would_pay(
+            [row for row in samples + form_samples if row["step"] <= 2]
+        ),
         "sheet_strict": compare(*sheet, is_strict),
         "sheet_last_number": compare(*sheet, is_right_by_last_number),
         "sheet_last_number_of_320": compare(*sheet, is_right_by_last_number_of_320),

@@ -300,9 +300,35 @@ def draw_judge():
 
 
 def draw_qwen():
-    message = "On the interview's task a 1.5B Qwen learns the form and stops calculating"
-    figure, (sheet, trained, by_size) = new_figure(message, 3, 1, 2.2)
-    draw_sheet(sheet)
+    """GRPO at 1.5B on the interview's task: samples by iteration, and test before and after."""
+    message = "Paid for the form, a 1.5B Qwen stops calculating; paid for answers too, less so"
+    figure, axes = new_figure(message, 4)
+    for ax, title, verdict in (
+        (axes[0], "in the format (%)", claims.has_format),
+        (axes[1], "calculates (%)", claims.writes_calculation),
+        (axes[2], "right by the last number (%)", claims.is_right_by_last_number),
+        (axes[3], "right and in the format (%)", claims.is_strict),
+    ):
+        draw_sheet(ax, "format_only", verdict, color=FORMAT, label="the form alone")
+        draw_sheet(ax, "sheet", verdict, color=GRPO, label="the sheet's reward")
+        describe(ax, title, 0, 102 if ax in axes[:2] else 65)
+    legend_below(figure, axes[0], 2)
+    return figure
+
+
+def draw_sheet(ax, reward, verdict, color, label):
+    """The share of a run's answers that have it: of its samples, and of test before and after."""
+    tests, samples = claims.read_sheet(reward)
+    steps = pd.Series([row["step"] for row in samples])
+    of_samples = 100 * pd.Series(map(verdict, samples)).groupby(steps).mean()
+    of_tests = [100 * sum(map(verdict, rows.values())) / len(rows) for rows in tests.values()]
+    ax.plot(of_samples, ".:", color=color, linewidth=0.8)
+    ax.plot(list(tests), of_tests, "o-", color=color, label=label)
+
+
+def draw_qwen_older():
+    message = "Older: 0.5B learns from solutions, 1.5B gains with another prompt"
+    figure, (trained, by_size) = new_figure(message, 2, 1, 2.2)
     greedy = qwen.query("temperature == 0")
     stages = greedy.query("prompt == 'reasoning_answer' and model == '0.5B'")
     colors = stages["training"].map(lambda text: GRPO if "GRPO" in text else SFT)
@@ -324,26 +350,6 @@ def draw_qwen():
     title = "before and after ten iterations with LoRA (%)"
     describe(by_size, title, 0, x="billions of parameters")
     return figure
-
-
-def draw_sheet(ax):
-    """GRPO at 1.5B on the interview's task: its samples by iteration, and test before and after."""
-    tests, samples = claims.read_sheet()
-    steps = pd.Series([row["step"] for row in samples])
-    for verdict, color, label in (
-        (claims.has_format, FORMAT, "in the format"),
-        (claims.writes_calculation, GREEN, "calculates"),
-        (claims.is_right_by_last_number, "0.3", "right by the last number"),
-        (claims.is_strict, GRPO, "right and in the format"),
-    ):
-        of_samples = 100 * pd.Series(map(verdict, samples)).groupby(steps).mean()
-        ax.plot(of_samples, ".:", color=color, linewidth=0.8)
-        of_tests = [
-            100 * sum(map(verdict, tests[step].values())) / len(tests[step]) for step in tests
-        ]
-        ax.plot(list(tests), of_tests, "o-", color=color, label=label)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.4, -0.25), ncols=2)
-    describe(ax, "1.5B, GRPO: share of the answers (%)", 0, 102)
 
 
 def draw_accuracies(ax, runs, names, colors, title):
@@ -516,7 +522,7 @@ ABLATIONS = {
     ),
 }
 
-FIGURES = ["qwen", "training", "scaling", "sft", "judge", "smollm2", "choices"]
+FIGURES = ["qwen", "qwen_older", "training", "scaling", "sft", "judge", "smollm2", "choices"]
 FIGURES += ["expert_iteration", "grpo_off_policy", *ABLATIONS]
 
 

@@ -86,11 +86,14 @@ def test_bold_sentences_on_qwen_have_the_numbers_of_its_answers():
     section = REPORT.partition("# What do solutions and GRPO do for a real Qwen?")[2]
     bold = section.partition("**")[2].partition("**")[0]
     bold = " ".join(bold.split())
-    for name in ("strict", "last_number", "calculates", "format"):
-        assert counted[f"sheet_{name}"].partition(",")[0] in bold, name
+    for name in ("sheet_last_number", "sheet_calculates", "sheet_format", "primary_last_number"):
+        assert counted[name].partition(",")[0] in bold, name
     assert "9 problems gained, 37 lost, p = 4e-05" in bold
     assert "9 gained, 37 lost" in counted["sheet_last_number"]
-    assert "stopped calculating: 29 -> 3 right of 56" in counted["sheet_where_it_calculates"]
-    assert "in those 56 problems right answers go from 29 to 3" in " ".join(section.split())
+    assert "26 gained, 2 lost, p = 3e-06" in bold
+    assert "26 gained, 2 lost, +9.6 [5.6, 13.6], p = 3e-06" in counted["primary_last_number"]
+    assert "2.4% -> 16.0%" in counted["primary_calculates"]
+    assert "began to calculate: 3 -> 22 right of 34" in counted["primary_where_it_calculates"]
+    assert "in those 34 problems 3 -> 22 are right" in " ".join(section.split())
     assert "28 gained, 17 lost" in counted["last_number"] and "28 gained, 17 lost" in section
     assert "4 -> 17 right of 51" in counted["where_it_calculates"] and "4 to 17" in section
