@@ -81,9 +81,11 @@ def loss_of(reference, monkeypatch, beta=0.04, temperature=1.0):
         logits_to_keep,
         temperature=1.0,
         return_entropy=False,
+        group_size=1,
         **_,
     ):
         assert temperature == expected_temperature
+        assert group_size == 1, "pass on what compute_loss is given"
         assert model is not None, "beta is 0: there is no reference"
         assert torch.equal(prompt_completion_ids, PROMPT_COMPLETION_IDS)
         assert torch.equal(attention_mask, ATTENTION_MASK)
