@@ -395,9 +395,11 @@ def read_args(path: Path) -> dict[str, Any]:
 
 
 def check_bounds(config: Any) -> None:
-    """Raise ValueError for a number that is negative, not finite, or 0 where it makes no sense."""
+    """Raise ValueError for an empty text, and a number that is negative, not finite or a wrong 0."""
     for setting in fields(config):
         value = getattr(config, setting.name)
+        if isinstance(value, str) and not value.strip():  # as of a variable that is not set
+            raise ValueError(f"--{setting.name} is empty")
         if type(value) not in (int, float):  # not isinstance: a bool is an int
             continue
         is_large_enough = value > 0 or (value == 0 and setting.metadata["zero"])

@@ -215,8 +215,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, example: 
     space that Llama's tokenizer puts before a text.
     """
     text = text.removesuffix(tokenizer.eos_token)
-    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    ids = tokenizer(prompt + text, add_special_tokens=False)["input_ids"]
+    prompt_ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer(prompt + text, add_special_tokens=False, verbose=False)["input_ids"]
     if ids[: len(prompt_ids)] == prompt_ids:
         ids = ids[len(prompt_ids) :]
     else:  # a token spans the border

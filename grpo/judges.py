@@ -274,7 +274,8 @@ def get_judge(config, frozen: Callable[[], tuple]) -> EndpointJudge | LocalJudge
         options = {"temperature": 0, "max_tokens": 2048, "response_format": {"type": "json_object"}}
         return EndpointJudge(Endpoint(config.judge_model, config.judge_base_url, **options))
     if config.judge_model:
-        return LocalJudge(*llms.get_llm_tokenizer(config.judge_model, config.device))
+        judge_model = llms.find_model(config.judge_model)
+        return LocalJudge(*llms.get_llm_tokenizer(judge_model, config.device))
     if distributed.world_size() > 1:
         raise ValueError("the frozen model is split over the processes: name a --judge_model")
     return LocalJudge(*frozen())

@@ -87,7 +87,7 @@ def test_a_smaller_draw_is_part_of_a_larger_one(gold):
         assert [row["id"] for row in rows] == expected
 
 
-def test_completions_that_were_written_elsewhere(gold, tmp_path):
+def test_completions_that_were_written_elsewhere(gold, tmp_path, capsys):
     """By id, of several the first correct one; problems without one stay open."""
     written = [
         ("gsm8k/train/0", FORMAT("a", 7)),
@@ -105,6 +105,9 @@ def test_completions_that_were_written_elsewhere(gold, tmp_path):
     results = {row["id"][-1]: (row["completion"], row["correct"]) for row in rows}
     assert results == {"0": (FORMAT("b", 1), True), "1": ("It is 2.", False)}
     assert {row["source"] for row in rows} == {str(path)}
+    jsonl.write(path, [{"id": "gsm8k/test/3", "completion": FORMAT("d", 4)}])
+    assert gold(solutions=path, output=tmp_path / "none.jsonl")[0] == 2
+    assert f"{path}: it has no problem's id" in capsys.readouterr().err
 
 
 def test_an_endpoint_is_asked(gold):

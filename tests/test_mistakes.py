@@ -59,6 +59,7 @@ MISTAKES = """
     main --dataset_name gsm9k | gsm9k | arithmetic
     main --dataset_name absent.py:gsm8k | absent.py:gsm8k | built in
     main --evaluator judge | --evaluator judge | gsm8k
+    main --evaluator= | --evaluator is empty
     main --prompt poem | poem | r1_zero
     main --max_completion_length 2000 | --max_completion_length 2000 | 1,024
     main --model_name ./absent | --model_name ./absent
