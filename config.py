@@ -395,7 +395,7 @@ def read_args(path: Path) -> dict[str, Any]:
 
 
 def check_bounds(config: Any) -> None:
-    """Raise ValueError for an empty text, and a number that is negative, not finite or a wrong 0."""
+    """Raise ValueError for an empty text, or a number that is negative, not finite or a wrong 0."""
     for setting in fields(config):
         value = getattr(config, setting.name)
         if isinstance(value, str) and not value.strip():  # as of a variable that is not set
