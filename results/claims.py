@@ -203,6 +203,7 @@ def claims() -> dict[str, str]:
         "form_cut_at_320": compare(*form, is_cut_at_320),
         "form_rewarded_early": what_is_rewarded(form_samples, 1, 4),
         "form_rewarded_late": what_is_rewarded(form_samples, 5, 10),
+        "both_at_first": what_is_rewarded(samples + form_samples, 1, 2),
         "what_would_pay_early": what_would_pay(
             [row for row in samples + form_samples if row["step"] <= 2]
         ),

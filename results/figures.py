@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image  # matplotlib brings it
@@ -21,6 +22,8 @@ FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
 import claims
+
+from grpo.metrics import wilson_interval
 
 STYLE = {
     "axes.grid": True,
@@ -321,13 +324,17 @@ def draw_sheet(ax, reward, verdict, color, label):
     tests, samples = claims.read_sheet(reward)
     steps = pd.Series([row["step"] for row in samples])
     of_samples = 100 * pd.Series(map(verdict, samples)).groupby(steps).mean()
-    of_tests = [100 * sum(map(verdict, rows.values())) / len(rows) for rows in tests.values()]
     ax.plot(of_samples, ".:", color=color, linewidth=0.8)
-    ax.plot(list(tests), of_tests, "o-", color=color, label=label)
+    for step, rows in tests.items():
+        count = sum(map(verdict, rows.values()))
+        ends = 100 * np.array(wilson_interval(count, len(rows)))
+        share = 100 * count / len(rows)
+        drawn = dict(color=color, label=label) if step else dict(color=GREY)
+        ax.errorbar(step, share, yerr=abs(ends - share)[:, None], fmt="o", **drawn)
 
 
 def draw_qwen_older():
-    message = "Older: 0.5B learns from solutions, 1.5B gains with another prompt"
+    message = "Older: solutions teach 0.5B the format; 1.5B, another prompt: strictly right up"
     figure, (trained, by_size) = new_figure(message, 2, 1, 2.2)
     greedy = qwen.query("temperature == 0")
     stages = greedy.query("prompt == 'reasoning_answer' and model == '0.5B'")
