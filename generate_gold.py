@@ -167,8 +167,7 @@ def collect(config: GoldConfig) -> int:
             f" {num_open:,} still open"
         )
     if open_problems and num_new == 0 and not config.api_model:
-        found = "no problem has a solution" if config.from_reference else "it has no problem's id"
-        raise ValueError(f"{source}: {found}")
+        raise ValueError(f"{source}: it solves none of the problems that are open")
     nothing_came = bool(open_problems) and num_new == 0
     return 1 if nothing_came or num_correct == 0 else 0
 

@@ -1,7 +1,7 @@
 """What the report says of Qwen's answers, counted anew from the answers that are kept.
 
-    python results/claims.py            # a line for each claim: its name, its numbers, n
-    python results/claims.py strict     # one
+    python results/claims.py               # a line for each claim: its name, its numbers, n
+    python results/claims.py sheet_strict  # one
 
 A comparison is paired by problem: before and after, how many gained and lost, the difference in
 points with its 95% interval, and the exact p-value of McNemar's test.
@@ -180,50 +180,39 @@ def what_would_pay(samples: list[dict]) -> str:
 
 
 def claims() -> dict[str, str]:
-    answers = read_answers()
-    lora = answers[BEFORE], answers[AFTER]
-    sft = answers[UNTRAINED], answers[SFT]
+    older = read_answers()
     tests, samples = read_sheet("sheet")
-    sheet = tests[0], tests[10]
     form_tests, form_samples = read_sheet("format_only")
-    form = form_tests[0], form_tests[10]
-    primary = form_tests[10], tests[10]
-    return {
-        "primary_last_number": compare(*primary, is_right_by_last_number),
-        "primary_calculates": compare(*primary, writes_calculation),
-        "primary_strict": compare(*primary, is_strict),
-        "primary_where_it_calculates": by_calculation(*primary),
-        "form_strict": compare(*form, is_strict),
-        "form_last_number": compare(*form, is_right_by_last_number),
-        "form_last_number_of_320": compare(*form, is_right_by_last_number_of_320),
-        "form_format": compare(*form, has_format),
-        "form_calculates": compare(*form, writes_calculation),
-        "form_two_equations": compare(*form, has_two_equations),
-        "form_where_it_calculates": by_calculation(*form),
-        "form_cut_at_320": compare(*form, is_cut_at_320),
+    pairs = {
+        "primary": (form_tests[10], tests[10]),
+        "sheet": (tests[0], tests[10]),
+        "form": (form_tests[0], form_tests[10]),
+        "older": (older[BEFORE], older[AFTER]),
+        "sft": (older[UNTRAINED], older[SFT]),
+    }
+    verdicts = {
+        "strict": is_strict,
+        "last_number": is_right_by_last_number,
+        "last_number_of_320": is_right_by_last_number_of_320,
+        "format": has_format,
+        "calculates": writes_calculation,
+        "two_equations": has_two_equations,
+    }
+    lines = {}
+    for pair, answers in pairs.items():
+        for name, verdict in verdicts.items():
+            lines[f"{pair}_{name}"] = compare(*answers, verdict)
+        lines[f"{pair}_where_it_calculates"] = by_calculation(*answers)
+    first_samples = [row for row in samples + form_samples if row["step"] <= 2]
+    return lines | {
+        "form_cut_at_320": compare(*pairs["form"], is_cut_at_320),
+        "sheet_cut_at_320": compare(*pairs["sheet"], is_cut_at_320),
         "form_rewarded_early": what_is_rewarded(form_samples, 1, 4),
         "form_rewarded_late": what_is_rewarded(form_samples, 5, 10),
-        "both_at_first": what_is_rewarded(samples + form_samples, 1, 2),
-        "what_would_pay_early": what_would_pay(
-            [row for row in samples + form_samples if row["step"] <= 2]
-        ),
-        "sheet_strict": compare(*sheet, is_strict),
-        "sheet_last_number": compare(*sheet, is_right_by_last_number),
-        "sheet_last_number_of_320": compare(*sheet, is_right_by_last_number_of_320),
-        "sheet_format": compare(*sheet, has_format),
-        "sheet_calculates": compare(*sheet, writes_calculation),
-        "sheet_two_equations": compare(*sheet, has_two_equations),
-        "sheet_where_it_calculates": by_calculation(*sheet),
-        "sheet_cut_at_320": compare(*sheet, is_cut_at_320),
         "sheet_rewarded_early": what_is_rewarded(samples, 1, 4),
         "sheet_rewarded_late": what_is_rewarded(samples, 5, 10),
-        "strict": compare(*lora, is_strict),
-        "last_number": compare(*lora, is_right_by_last_number),
-        "calculates": compare(*lora, writes_calculation),
-        "two_equations": compare(*lora, has_two_equations),
-        "where_it_calculates": by_calculation(*lora),
-        "sft_strict": compare(*sft, is_strict),
-        "sft_last_number": compare(*sft, is_right_by_last_number),
+        "both_rewarded_first": what_is_rewarded(first_samples, 1, 2),
+        "both_would_be_rewarded_first": what_would_pay(first_samples),
     }
 
 

@@ -306,15 +306,15 @@ def draw_qwen():
     """GRPO at 1.5B on the interview's task: samples by iteration, and test before and after."""
     message = "Paid for the form, a 1.5B Qwen stops calculating; paid for answers too, less so"
     figure, axes = new_figure(message, 4)
-    for ax, title, verdict in (
-        (axes[0], "in the format (%)", claims.has_format),
-        (axes[1], "calculates (%)", claims.writes_calculation),
-        (axes[2], "right by the last number (%)", claims.is_right_by_last_number),
-        (axes[3], "right and in the format (%)", claims.is_strict),
+    for ax, title, highest, verdict in (
+        (axes[0], "in the format (%)", 102, claims.has_format),
+        (axes[1], "calculates (%)", 102, claims.writes_calculation),
+        (axes[2], "right by the last number (%)", 65, claims.is_right_by_last_number),
+        (axes[3], "right and in the format (%)", 65, claims.is_strict),
     ):
         draw_sheet(ax, "format_only", verdict, color=FORMAT, label="the form alone")
         draw_sheet(ax, "sheet", verdict, color=GRPO, label="the sheet's reward")
-        describe(ax, title, 0, 102 if ax in axes[:2] else 65)
+        describe(ax, title, 0, highest)
     legend_below(figure, axes[0], 2)
     return figure
 

@@ -107,7 +107,7 @@ def test_completions_that_were_written_elsewhere(gold, tmp_path, capsys):
     assert {row["source"] for row in rows} == {str(path)}
     jsonl.write(path, [{"id": "gsm8k/test/3", "completion": FORMAT("d", 4)}])
     assert gold(solutions=path, output=tmp_path / "none.jsonl")[0] == 2
-    assert f"{path}: it has no problem's id" in capsys.readouterr().err
+    assert f"{path}: it solves none of the problems" in capsys.readouterr().err
 
 
 def test_an_endpoint_is_asked(gold):

@@ -95,5 +95,5 @@ def test_bold_sentences_on_qwen_have_the_numbers_of_its_answers():
     assert "2.4% -> 16.0%" in counted["primary_calculates"]
     assert "began to calculate: 3 -> 22 right of 34" in counted["primary_where_it_calculates"]
     assert "in those 34 problems 3 -> 22 are right" in " ".join(section.split())
-    assert "28 gained, 17 lost" in counted["last_number"] and "28 gained, 17 lost" in section
-    assert "4 -> 17 right of 51" in counted["where_it_calculates"] and "4 to 17" in section
+    assert "28 gained, 17 lost" in counted["older_last_number"] and "28 gained, 17 lost" in section
+    assert "4 -> 17 right of 51" in counted["older_where_it_calculates"] and "4 to 17" in section
