@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 import utils
 
 # At most this many tokens of prompts run at a time.
-CHUNK_TOKENS = 16_384
+CHUNK_TOKENS = 4_096
 
 
 class Decoder:
@@ -111,7 +111,7 @@ class Decoder:
 def run_prompts(
     model: PreTrainedModel, prompts: list[list[int]]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Run N prompts in chunks, which bounds the memory; what all of them begin with runs once.
+    """Run N prompts in chunks of similar length; what all of them begin with runs once.
 
     Returns:
         the keys and values of each layer, (N, heads, P, D) each, padded on the left, and the last
@@ -137,12 +137,14 @@ def run_prompts(
         )
     caches = []
     last_hidden = []
-    for rows in torch.arange(N, device=ids.device).split(max(1, CHUNK_TOKENS // P)):
+    by_length = lengths.argsort(descending=True, stable=True)
+    for rows in by_length.split(max(1, CHUNK_TOKENS // P)):
+        longest = int(lengths[rows].max())
         cache = deepcopy(common_cache)  # it keeps every position, not only a sliding window
         cache.batch_repeat_interleave(len(rows))
         outputs = decoder(
-            ids[rows, num_common:],
-            attention_mask=is_seen[rows],
+            ids[rows, num_common:longest],
+            attention_mask=is_seen[rows, :longest],
             past_key_values=cache,
             use_cache=True,
         )
@@ -153,14 +155,18 @@ def run_prompts(
     columns = torch.arange(P, device=model.device)
     padding = P - lengths.unsqueeze(1)
     padding_first = ((columns - padding) % P)[:, None, :, None]
+    in_order = by_length.argsort()
+
+    def joined(chunks: list[Tensor]) -> Tensor:
+        chunks = [F.pad(states, (0, 0, 0, P - states.shape[2])) for states in chunks]
+        return torch.cat(chunks)[in_order].take_along_dim(padding_first, 2)
+
     layers = []
     for chunks in zip(*(cache.layers for cache in caches), strict=True):
-        keys = torch.cat([layer.keys for layer in chunks])
-        values = torch.cat([layer.values for layer in chunks])
-        keys = keys.take_along_dim(padding_first, 2)
-        values = values.take_along_dim(padding_first, 2)
+        keys = joined([layer.keys for layer in chunks])
+        values = joined([layer.values for layer in chunks])
         layers.append((keys, values))
-    return layers, torch.cat(last_hidden)
+    return layers, torch.cat(last_hidden)[in_order]
 
 
 class KVLayer(DynamicLayer):

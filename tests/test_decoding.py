@@ -373,7 +373,12 @@ def test_products_equal_sdpa(name, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "two kinds of layers"])
-def test_what_all_prompts_begin_with_runs_once(name):
+@pytest.mark.parametrize(
+    ("chunk_tokens", "chunks"), [(1_000, [(3, 4)]), (14, [(1, 4), (1, 2), (1, 1)])]
+)
+def test_what_all_prompts_begin_with_runs_once(name, chunk_tokens, chunks, monkeypatch):
+    """And a chunk is as wide as its own longest prompt."""
+    monkeypatch.setattr(decoding, "CHUNK_TOKENS", chunk_tokens)
     model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
     system_prompt = list(range(10, 20))  # longer than a sliding window
     prompts = [[*system_prompt, *question] for question in ([1], [1, 2, 3, 4], [5, 6])]
@@ -384,7 +389,7 @@ def test_what_all_prompts_begin_with_runs_once(name):
     with torch.no_grad():
         layers, hidden = decoding.run_prompts(model, prompts)
         hook.remove()
-        assert passes == [(1, 10), (3, 4)]
+        assert passes == [(1, 10), *chunks]
         for row, prompt in enumerate(prompts):
             cache = DynamicCache()
             alone = model.get_decoder()(torch.tensor([prompt]), past_key_values=cache)

@@ -4,6 +4,7 @@ import re
 import subprocess
 
 import expert_iteration
+import own_answers
 import pytest
 from conftest import ROOT
 
@@ -51,6 +52,33 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
     assert [row["step"] for row in evaluations] == [0, 2, 3]
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == ["step_000002", "step_000003"]
+
+
+def test_a_models_own_right_answers_become_solutions_in_the_format(tmp_path, capsys):
+    problems = [
+        {"question": "2 + 3?", "answer": "#### 5"},
+        {"question": "1 + 1?", "answer": "#### 2"},
+    ]
+    jsonl.write(tmp_path / "train.jsonl", problems)
+    answers = [
+        {"id": "gsm8k/test/0", "completion": " There are 4.", "finished": True},
+        {"id": "gsm8k/test/0", "completion": " 2 + 3 = 5 pens.\n", "finished": True},
+        {"id": "gsm8k/test/1", "completion": "1 + 1 = 2, so", "finished": False},
+        {"id": "gsm8k/test/1", "completion": "I don't know.", "finished": True},
+    ]
+    jsonl.write(tmp_path / "run" / "eval" / "step_000000.jsonl", answers)
+    own, gold = tmp_path / "own.jsonl", tmp_path / "gold.jsonl"
+    assert own_answers.main([f"{tmp_path}/run", "--output", str(own)]) == 0
+    flags = f"--solutions {own} --dataset_path {tmp_path} --output {gold}"
+    assert generate_gold.main(["--dataset_name", "gsm8k", *flags.split()]) == 0
+    (row,) = jsonl.read(gold)
+    assert row["id"] == "gsm8k/train/0"
+    assert row["correct"]
+    steps = "<reasoning>\n2 + 3 = 5 pens.\n</reasoning>"
+    assert row["completion"] == f"{steps}\n<answer>\n5\n</answer>"
+
+    assert own_answers.main([f"{tmp_path}/missing"]) == 2
+    assert capsys.readouterr().err.count("error:") == 1
 
 
 @pytest.mark.slow
