@@ -193,7 +193,6 @@ def read_rows(path: Path, problems: list[dict], prompt: Prompt) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns its exit code."""
     config = parse(GoldConfig, argv)
     try:
         return collect(config)

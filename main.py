@@ -377,7 +377,7 @@ def get_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
         betas=(0.9, 0.95),  # the decay of its running means of the gradient and of its square
         weight_decay=0.0,
         # One kernel that reads and writes every number once.
-        fused=True if model.device.type in ("cpu", "cuda") else None,
+        fused=True,
     )
 
 

@@ -42,7 +42,7 @@ FIRST_METRICS = """eval/accuracy eval/accuracy_flexible eval/reward train/reward
     train/zero_std_fraction train/reward_std train/grad_norm""".split()
 DASHED = {"eval/accuracy": "eval/accuracy_flexible"}  # drawn in the panel of the first
 # These keys of the logs count progress, and are therefore not metrics.
-COUNTERS = "step n epoch ei_step examples sampled_tokens total_tokens elapsed".split()
+COUNTERS = "step n epoch examples sampled_tokens total_tokens elapsed".split()
 # Keys that begin like this are drawn in percent, if their values are at most 1.
 SHARES = ("accuracy", "pass", "truncated", "zero_std", "clip", "skipped")
 # The units of keys that begin like this.

@@ -31,6 +31,11 @@ LENGTH_BUCKETS = 4
 # tokens, padding included.
 BUCKET_TOKENS_ON_GPU = 8192
 
+if not hasattr(PreTrainedModel, "is_activation_checkpointing"):
+    # Before transformers 5.21, which vLLM needs, these have other names.
+    PreTrainedModel.is_activation_checkpointing = PreTrainedModel.is_gradient_checkpointing
+    PreTrainedModel.activation_checkpointing_enable = PreTrainedModel.gradient_checkpointing_enable
+
 # --- Log-probabilities ----------------------------------------------------------------------------
 
 
@@ -50,8 +55,7 @@ def get_per_token_logps(
         prompt_completion_ids, attention_mask: (B, T), with prompts padded on the left and
             completions on the right.
         logits_to_keep: C, the number of completion columns.
-        group_size: G consecutive rows share their prompt, which then runs only once for them. If B
-            is less than G, all rows belong to one group.
+        group_size: G consecutive rows share their prompt, which then runs only once for them.
         return_entropy: also return the entropy of each token's distribution in nats, without
             gradient.
 
@@ -61,7 +65,6 @@ def get_per_token_logps(
     """
     B, T = prompt_completion_ids.shape
     C = logits_to_keep
-    group_size = min(group_size, B)
     assert attention_mask.shape == (B, T), (attention_mask.shape, (B, T))
     assert 0 < C < T and B % group_size == 0, (C, T, B, group_size)
     arguments = (prompt_completion_ids, attention_mask, C, group_size, temperature, return_entropy)
@@ -430,6 +433,8 @@ def import_from_file(reference: str, flag: str) -> Any:
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
         raise ValueError(f"{flag} {reference}: there is no file {path} with Python code")
+    if "." in file.stem:
+        raise ValueError(f"{flag} {reference}: a module has no dot in its name; rename the file")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     with isolated_seed(0):  # a user's file may seed

@@ -28,9 +28,8 @@ def models_of(place: str) -> tuple[dict[str, str], dict]:
     """({title: model}, the settings of the run that made it). Raises ValueError."""
     settings = read_args(Path(place) / "args.json")
     if not settings:  # a checkpoint of a run, or any model
-        return {"answer": llms.find_model(place)}, read_args(
-            Path(place).resolve().parents[1] / "args.json"
-        )
+        settings = read_args(Path(place).resolve().parent.parent / "args.json")
+        return {"answer": llms.find_model(place)}, settings
     newest = llms.find_model(place)
     if newest == place:
         raise ValueError(f"{place} has no checkpoint")
@@ -95,7 +94,6 @@ def main(argv: list[str] | None = None) -> int:
         columns = {}
         for title, name in models.items():
             try:
-                name = llms.find_model(name)
                 columns[title] = answers(name, settings, questions, args.max_completion_length)
             except (ValueError, OSError) as error:
                 if title != "before":

@@ -43,7 +43,7 @@ def step_of_ours(args) -> dict:
             rollout_batch_size=args.num_prompts * args.group_size,
             group_size=args.group_size,
             max_completion_length=args.max_completion_length,
-            micro_batch_tokens=args.micro_batch_tokens,
+            micro_batch_tokens=4096,
             beta=BETA,
             train_dtype=args.train_dtype,
             num_train_iters=args.iterations + 2,
@@ -124,7 +124,6 @@ def main():
     parser.add_argument("--num_prompts", type=int, default=16)
     parser.add_argument("--group_size", type=int, default=8)
     parser.add_argument("--max_completion_length", type=int, default=64)
-    parser.add_argument("--micro_batch_tokens", type=int, default=4096)
     parser.add_argument("--train_dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--iterations", type=int, default=5, help="timed ones in a turn")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each competitor")

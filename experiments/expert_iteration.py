@@ -32,7 +32,6 @@ class ExpertIterationConfig(FineTuningConfig):
         1, "Evaluate and save every N expert iterations and after the last.", may_change=True
     )
     group_size: int = again(LossConfig, "group_size")
-    temperature: float = setting(1.0, "Temperature of sampling.")
     warmup_steps: int = setting(0, "Updates of warm-up in each expert iteration.", zero=True)
     output_dir: Path = again(RunConfig, "output_dir", Path("output/expert_iteration"))
 
@@ -64,7 +63,7 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
     for iteration in run.iterations(config.eval_ei_steps, config.eval_ei_steps):
         questions = run.train_loader.next_batch(config.num_questions)
         with run.timer("sample"):
-            completions = run.sample(questions, config.group_size, config.temperature)
+            completions = run.sample(questions, config.group_size, temperature=1.0)
         with run.timer("reward"):
             run.reward(completions)
         run.write_transcript("rollouts", [completion.record() for completion in completions])
@@ -77,9 +76,8 @@ def train(config: ExpertIterationConfig, run: Run) -> None:
             is_right = completion.details["correct_strict"]
             num_right += is_right
             if is_right and completion.finished:  # one that was cut has no end
-                example = completion.example
-                encoded = sft.encode(run.tokenizer, example["prompt"], completion.text, example)
-                solutions.append(encoded)
+                completion.advantage = 1.0
+                solutions.append(completion)
         print(f"expert iteration {iteration}: {len(solutions)} of {len(completions)} are kept")
 
         updates = []

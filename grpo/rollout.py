@@ -90,7 +90,7 @@ def micro_batches(groups: list[Group], max_tokens: int) -> list[list[Group]]:
     parts = []  # (completions, tokens of the longest, tokens of the prompt, the completions)
     for group in groups:
         longest = max(len(completion.ids) for completion in group)
-        for part in split_into_groups(group, max(1, max_tokens // max(1, longest))):
+        for part in split_into_groups(group, max(1, max_tokens // longest)):
             longest = max(len(completion.ids) for completion in part)
             parts.append((len(part), longest, len(part[0].prompt_ids), part))
     batches = []

@@ -76,8 +76,6 @@ class Run:
     @classmethod
     def load(cls, config: RunConfig, with_reference: bool = False) -> "Run":
         """Model, data and rewards. Raises ValueError or OSError for what the user gave wrong."""
-        if config.sampler == "vllm":
-            from grpo import vllm  # before a model is loaded, since it changes transformers
         utils.share_freed_memory()
         utils.seed_everything(config.seed)
         data_set = find_data_set(config.dataset_name)
@@ -108,6 +106,8 @@ class Run:
         longest_prompt = max(train_loader.longest_prompt, eval_loader.longest_prompt)
         llms.check_positions(model, longest_prompt, config.max_completion_length)
         if config.sampler == "vllm":
+            from grpo import vllm
+
             max_length = longest_prompt + config.max_completion_length
             sampler = vllm.VLLMSampler(model, tokenizer, config, max_length)
             sampler.check(model, [example["prompt"] for example in eval_loader.examples[:4]])

@@ -15,8 +15,8 @@ class StageTimer:
     the peak of the stage in this process.
     """
 
-    def __init__(self, device: str = "cpu"):
-        self.on_cuda = torch.device(device).type == "cuda"
+    def __init__(self, device: torch.device):
+        self.on_cuda = device.type == "cuda"
         self.seconds = defaultdict(float)
         self.peak_memory = defaultdict(float)
 

@@ -22,11 +22,6 @@ from grpo.rollout import Completion, compute_logps
 BLOCK_TOKENS = 128
 MAX_GAP = 0.1  # nats per token on average; bfloat16 alone gives up to 0.04
 
-if not hasattr(PreTrainedModel, "is_activation_checkpointing"):
-    # vLLM needs a transformers before 5.21, in which these have other names.
-    PreTrainedModel.is_activation_checkpointing = PreTrainedModel.is_gradient_checkpointing
-    PreTrainedModel.activation_checkpointing_enable = PreTrainedModel.gradient_checkpointing_enable
-
 
 class VLLMSampler:
     """A copy of the policy in vLLM, which is bfloat16 on a GPU that has it."""

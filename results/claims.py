@@ -28,6 +28,7 @@ BEFORE = "1.5B as it is, r1_zero"
 AFTER = "1.5B after GRPO with LoRA for 10 iterations, r1_zero"
 UNTRAINED = "as it is"
 SFT = "after SFT on 128 solutions"
+OWN = "after SFT on 27 of its own answers"
 
 
 def read_rows(name: str) -> list[dict]:
@@ -189,6 +190,8 @@ def claims() -> dict[str, str]:
         "form": (form_tests[0], form_tests[10]),
         "older": (older[BEFORE], older[AFTER]),
         "sft": (older[UNTRAINED], older[SFT]),
+        "own": (older[UNTRAINED], older[OWN]),
+        "own_or_written": (older[SFT], older[OWN]),
     }
     verdicts = {
         "strict": is_strict,

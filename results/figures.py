@@ -54,9 +54,9 @@ TITLES = {
 }
 
 
-def table(name, *shares, **options):
+def table(name, *shares):
     """A table of this folder, in which these columns are in per cent."""
-    rows = pd.read_csv(FOLDER / name, low_memory=False, **options)
+    rows = pd.read_csv(FOLDER / name, low_memory=False)
     rows[[*shares]] *= 100
     return rows
 
@@ -130,12 +130,14 @@ def describe(ax, title, lowest=None, highest=None, x="iteration"):
     ax.set_ylim(lowest, highest)
 
 
-def panel(ax, arms, column, lowest=0, highest=None, split="train", filtered=smooth, **style):
+def panel(ax, arms, column, lowest=0, highest=None, **style):
     """A line for each arm; an evaluated column as it is, and one of training smoothed."""
-    if column in ("accuracy", "careful_share") and filtered is smooth:
-        split, filtered = "validation", lambda seeds: seeds
+    is_evaluated = column in ("accuracy", "careful_share")
+    split = "validation" if is_evaluated else "train"
     for arm in arms:
-        seeds = filtered(by_seed(arm.study, arm.arm, column, split, arm.rate))
+        seeds = by_seed(arm.study, arm.arm, column, split, arm.rate)
+        if not is_evaluated:
+            seeds = smooth(seeds)
         draw(ax, seeds, arm.color, arm.linestyle, label=arm.label, **style)
     describe(ax, TITLES[column], lowest, highest)
 

@@ -164,7 +164,6 @@ def loss_of(
     *,
     group_size=1,
     old_logps=None,
-    ref_logps=None,
     sampled_logps=None,
     **settings,
 ):
@@ -176,7 +175,6 @@ def loss_of(
         config=LossConfig(**settings),
         group_size=group_size,
         old_logps=old_logps,
-        ref_logps=ref_logps,
         sampled_logps=sampled_logps,
     )
 

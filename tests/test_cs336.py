@@ -79,22 +79,6 @@ def test_group_normalized_rewards_from_a_reward_function():
     assert metadata["reward"] == 0.75
 
 
-def test_handout_example_of_length_normalization():
-    """CS336 A5, section 7: ratios 1, advantage 2, masks of 4 and 7 ones, constant 7."""
-    ratio = torch.ones(2, 7, requires_grad=True)
-    advantages = torch.tensor([[2.0], [2.0]])
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1] * 7])
-    mean = cs336.masked_mean(ratio * advantages, mask, dim=1)
-    normalized = cs336.masked_normalize(ratio * advantages, mask, 7, dim=1)
-    assert mean.tolist() == [2.0, 2.0] and normalized.tolist() == pytest.approx([8 / 7, 2.0])
-    (gradient,) = torch.autograd.grad(mean.mean(), ratio)
-    assert gradient[0].tolist() == pytest.approx([0.25] * 4 + [0] * 3)
-    assert gradient[1].tolist() == pytest.approx([1 / 7] * 7)
-    (gradient,) = torch.autograd.grad(normalized.mean(), ratio)
-    assert gradient[0].tolist() == pytest.approx([1 / 7] * 4 + [0] * 3)
-    assert gradient[1].tolist() == pytest.approx([1 / 7] * 7)
-
-
 @pytest.mark.parametrize(
     ("loss_type", "weights", "expected_loss"),
     [

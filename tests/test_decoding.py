@@ -195,13 +195,15 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(model, tokenizer, mo
     for bound, chunk_tokens in ((1, 10**6), (7, 10**6), (24, 15)):  # 15: one or two prompts
         monkeypatch.setattr(decoding, "CHUNK_TOKENS", chunk_tokens)
         num_ended = []
-        completions = sample(
-            model,
-            tokenizer,
-            stop_strings=STOP_STRINGS,
-            max_concurrent_sequences=bound,
-            progress=num_ended.append,
-        )
+        with mock.patch.object(generation, "_decode", wraps=generation._decode) as decode:
+            completions = sample(
+                model,
+                tokenizer,
+                stop_strings=STOP_STRINGS,
+                max_concurrent_sequences=bound,
+                progress=num_ended.append,
+            )
+        assert max(len(call.args[3]) for call in decode.call_args_list) == bound
         assert samples_of(completions) == samples_of(expected)
         torch.testing.assert_close(
             sampled_logps_of(completions), sampled_logps_of(expected), atol=2e-5, rtol=0

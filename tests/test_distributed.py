@@ -157,8 +157,8 @@ def whole_vector(tensor):
 
 RUNS = {  # name: flags of a run with completions by fixed_sample
     "missing": dict(rollout_batch_size=32, beta=0.0, evaluator="missing", micro_batch_tokens=300),
-    # The policy is scored before its updates too, since the sampler is not the policy.
-    "resumed": dict(rollout_batch_size=16, sampling_dtype="bfloat16"),
+    # With a second epoch the policy is scored before its updates too.
+    "resumed": dict(rollout_batch_size=16, sampling_dtype="bfloat16", epochs_per_rollout_batch=2),
 }
 
 

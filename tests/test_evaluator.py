@@ -50,38 +50,41 @@ def test_numbers():
 
 
 R = "<reasoning>a</reasoning>"
-# The five rewards | strict and flexible verdict | gold answer | completion, in which $ is R.
+# The five rewards | strict and flexible verdict | the answer that is read | gold answer |
+# completion, in which R is the reasoning.
 TABLE = r"""
-    2 0.5 0.5 0.5 0.5  | 1 1 | 72 | <reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>
-    2 0.5 0.5 0.5 0.5  | 1 1 | 1000 | R<answer>1,000</answer>
-    2 0.5 0.5 0.5 0.5  | 1 1 | 72 | \n R \n <answer>$72.0</answer> \n
-    0 0.5 0.5 0.5 0.5  | 0 0 | 5 | R<answer>-5</answer>
-    2 0 0.5 0.5 0.5    | 1 1 | 72 | R<answer>72.</answer>
-    2 0 0.5 0.5 0.5    | 1 1 | 72 | R<answer>**72**</answer>
-    2 0 0.5 0.5 0.5    | 1 1 | -5 | R<answer>$-5$</answer>
-    2 0 0.5 0.5 0.5    | 1 1 | 9500 | R<answer>\boxed{9{,}500}</answer>
-    0 0 0.5 0.5 0.5    | 0 1 | 72 | R<answer>72 eggs</answer>
-    2 0.5 0 0.5 0.5    | 0 1 | 72 | So: R<answer>72</answer>
-    2 0.5 0 0.5 0.5    | 0 1 | 72 | R<answer>72</answer> Done.
-    2 0.5 0 0.5 0.5    | 0 1 | 72 | R so <answer>72</answer>
-    2 0.5 0 0 0.5      | 0 0 | 72 | <answer>72</answer><reasoning>6*13</reasoning>
-    0 0 0 0 0.25       | 0 1 | 72 | R<answer>71</answer><answer>72</answer>
-    0 0 0 0 0.5        | 0 1 | 72 | <answer><reasoning>72</answer></reasoning>
-    0 0 0 0 0.375      | 0 1 | 72 | R<answer>72
-    0 0 0 0 0          | 0 0 | 72 |
-    0 0 0 0 0          | 0 0 | many | no number
+    2 0.5 0.5 0.5 0.5  | 1 1 | 72 | 72 | <reasoning>\n6*12\n</reasoning>\n<answer>\n72\n</answer>
+    2 0.5 0.5 0.5 0.5  | 1 1 | 1,000 | 1000 | R<answer>1,000</answer>
+    2 0.5 0.5 0.5 0.5  | 1 1 | $72.0 | 72 | \n R \n <answer>$72.0</answer> \n
+    0 0.5 0.5 0.5 0.5  | 0 0 | -5 | 5 | R<answer>-5</answer>
+    2 0 0.5 0.5 0.5    | 1 1 | 72. | 72 | R<answer>72.</answer>
+    2 0 0.5 0.5 0.5    | 1 1 | **72** | 72 | R<answer>**72**</answer>
+    2 0 0.5 0.5 0.5    | 1 1 | $-5$ | -5 | R<answer>$-5$</answer>
+    2 0 0.5 0.5 0.5    | 1 1 | \boxed{9{,}500} | 9500 | R<answer>\boxed{9{,}500}</answer>
+    0 0 0.5 0.5 0.5    | 0 1 | 72 eggs | 72 | R<answer>72 eggs</answer>
+    2 0.5 0 0.5 0.5    | 0 1 | 72 | 72 | So: R<answer>72</answer>
+    2 0.5 0 0.5 0.5    | 0 1 | 72 | 72 | R<answer>72</answer> Done.
+    2 0.5 0 0.5 0.5    | 0 1 | 72 | 72 | R so <answer>72</answer>
+    2 0.5 0 0 0.5      | 0 0 | 72 | 72 | <answer>72</answer><reasoning>6*13</reasoning>
+    0 0 0 0 0.25       | 0 1 | 72 | 72 | R<answer>71</answer><answer>72</answer>
+    0 0 0 0 0.5        | 0 1 | <reasoning>72 | 72 | <answer><reasoning>72</answer></reasoning>
+    0 0 0 0 0.375      | 0 1 | 72 | 72 | R<answer>72
+    0 0 0 0 0          | 0 0 | None | 72 |
+    0 0 0 0 0          | 0 0 | None | many | no number
 """
 
 
 def test_the_five_rewards_and_two_verdicts():
     for row in TABLE.strip().splitlines():
-        rewards, verdicts, gold, completion = [column.strip(" ") for column in row.split("|", 3)]
+        columns = [column.strip(" ") for column in row.split("|", 4)]
+        rewards, verdicts, parsed, gold, completion = columns
         completion = completion.replace(r"\n", "\n").replace("R", R)
         got, details = GSM8kEvaluator().reward(completion, gold)
         assert got == [float(reward) for reward in rewards.split()], row
         got_verdicts = [details["correct_strict"], details["correct_flexible"]]
         assert got_verdicts == [verdict == "1" for verdict in verdicts.split()], row
         assert details["format"] == (got[2] > 0)
+        assert str(details["parsed"]) == parsed.replace(r"\n", "\n")
 
 
 @given(st.text(alphabet="<>/aensworig0123456789.,-$% \n{}\\boxed", max_size=80))

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from unittest import mock
 
 import expert_iteration
 import own_answers
@@ -17,7 +18,9 @@ from grpo.run import Run
 
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path, monkeypatch):
+    """And trains on the sampled tokens themselves, not on those of the text."""
     sampled = []
+    completions_of_all = []
 
     def sample_and_set_logps(run, examples, num_samples, temperature, sample=Run.sample):
         """The first completion's tokens get -1 nat, and all others 0."""
@@ -26,6 +29,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
             completion.sampled_logps = [0.0 if i else -1.0] * len(completion.ids)
         if num_samples > 1:  # not of an evaluation
             sampled.append([len(completion.ids) for completion in completions])
+            completions_of_all.extend(completions)
         return completions
 
     monkeypatch.setattr(Run, "sample", sample_and_set_logps)
@@ -33,7 +37,10 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
     flags += " --learning_rate 1e-4 --train_batch_size 4 --max_completion_length 96"
     flags += " --eval_ei_steps 2 --eval_size 2 --device cpu"
     flags += f" --model_name {ROOT}/tiny/1m --output_dir {tmp_path}/run"
-    assert expert_iteration.main(flags.split()) == 0
+    with mock.patch.object(sft, "fine_tune", wraps=sft.fine_tune) as fine_tune:
+        assert expert_iteration.main(flags.split()) == 0
+    trained = [solution for call in fine_tune.call_args_list for solution in call.args[1]]
+    assert {id(solution) for solution in trained} <= set(map(id, completions_of_all))
     train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert [row["step"] for row in train] == [1, 2, 3]
     assert all(row["entropy"] > 0 for row in train)

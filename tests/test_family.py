@@ -197,6 +197,7 @@ def test_the_flags_of_each_algorithm_train_off_policy(name, model_folder, tmp_pa
         group_size=min(4, parse(GRPOConfig, table_flags).group_size),
         train_batch_size=4,
         num_train_iters=1,
+        max_completion_length=40,  # DAPO masks what is cut off
         warmup_steps=0,
         eval_iterations=100,
         save_iterations=100,

@@ -78,6 +78,22 @@ def test_the_plotter_imports_no_torch_and_what_training_shares_with_it_no_matplo
     assert not of_plotter & {"torch", "transformers", "main", "grpo.distributed"}
 
 
+def test_help_is_answered_before_torch_is_imported():
+    code = """
+import runpy, sys
+for script in sys.argv[1:]:
+    sys.argv = [script, "--help"]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit:
+        assert "torch" not in sys.modules, script
+"""
+    scripts = "main.py sft.py generate_gold.py experiments/expert_iteration.py".split()
+    run = subprocess.run([sys.executable, "-c", code, *scripts], cwd=ROOT, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count(b"usage:") == 4
+
+
 @pytest.mark.parametrize("config_type", [GRPOConfig, SFTConfig, ExpertIterationConfig, GoldConfig])
 def test_every_flag_is_read_somewhere(config_type):
     """A flag that nothing reads misleads whoever sets it."""

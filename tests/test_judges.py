@@ -160,6 +160,7 @@ def test_scores_of_an_endpoint_judge():
         assert judge.score([], []) == ([], [])
     assert server.requests[0]["temperature"] == 0
     assert server.requests[0]["model"] == "judge"
+    assert server.keys[0] == "Bearer sk-secret"
 
 
 def test_a_judge_that_is_away_is_waited_for(pauses, capsys):

@@ -4,6 +4,7 @@ import peft
 import pytest
 import torch
 from conftest import (
+    SIZES,
     approx,
     assert_same_gradient,
     assert_same_run,
@@ -205,16 +206,7 @@ def as_one_of_several(folder):
 
 def test_experts_have_no_adapters_and_the_run_goes_on():
     """Those of "all-linear" had names that merging did not know, after the first iteration."""
-    config = MixtralConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=2,
-    )
-    model = MixtralForCausalLM(config)
+    model = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2))
     names = dict(model.named_parameters()).keys()
     weights.add_adapters(model, RANK, seed=0)
     assert dict(weights.merged_weights(model)).keys() == names

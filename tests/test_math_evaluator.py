@@ -66,7 +66,6 @@ def test_a_verdict_in_a_thread_is_the_same():
         ("(1, 2)", "(1, 2).", True),
         (r"\frac12", "**0.5**.", True),
         ("5", "**5**", True),
-        ("5", r"5\text{ million}", False),
         (r"5 \text{ million}", r"5\text{ million}", True),
         ("10_2", "10_3", False),
         ("5", "6=5", False),

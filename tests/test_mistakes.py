@@ -73,6 +73,7 @@ MISTAKES = """
     main --loss_type mine.py:scalar | mine.py:scalar | (B, C), not ()
     main --loss_type mine.py:fails | mine.py:fails | my bug
     main --dataset_name mine.py:rows | rows fails with | my bug
+    main --evaluator my.own.py:f | my.own.py:f | rename the file
     main --evaluator mine.py:needs | no column solution, but answer, answers
     main --model_name ./new | --model_name ./new | no such folder
     main --resume --output_dir run | --resume continues a run with the flags it has
@@ -80,7 +81,7 @@ MISTAKES = """
     sft --train_file absent.jsonl | absent.jsonl
     sft --prompt r1_zero --evaluator math | reasoning_answer
     sft --max_completion_length 1 | --train_file gold.jsonl | only 0
-    main --evaluator gsm8k --prompt r1_zero | r1_zero | math
+    main --evaluator gsm8k --prompt r1_zero | reasoning_answer, not r1_zero
     generate_gold | --from_reference | --api_model
     generate_gold --from_reference --output gold.jsonl | other problems
     generate_gold --from_reference --prompt chat | chat | r1_zero
@@ -106,7 +107,7 @@ def mistakes_in(table):
     return rows
 
 
-# A user's own functions, none of which can be used.
+# A user's own functions, of which one can be used.
 MINE = """
 def scalar(advantages, policy_logps, old_logps, mask, config):
     return (policy_logps * advantages).mean(), {}
@@ -116,12 +117,14 @@ def rows(split):
     raise KeyError("my bug")
 def needs(completions, solution):
     return [0.0 for _ in completions]
+def fine(completions, **columns):
+    return [0.0 for _ in completions]
 """
 GSM8K = "--dataset_name gsm8k --dataset_path data"
 BAD_GOLD = {TRAIN: ROW.replace("#### 2", "#### many")}
 DAMAGED_FILES = [
     mistake("main", "", "cannot be loaded", files={"model/model.safetensors": "torn"}),
-    mistake("main", f"{GSM8K} --evaluator gsm8k", "'many'", files=BAD_GOLD),
+    mistake("main", f"{GSM8K} --evaluator gsm8k,mine.py:fine", "'many'", files=BAD_GOLD),
     mistake("main", GSM8K, "train", files={TRAIN: None}),
     mistake("main", GSM8K, "train.jsonl", files={TRAIN: f"{ROW}{{cut"}),
     mistake("main", "--resume --output_dir run", "run/args.json", files={"run/args.json": "{"}),
@@ -146,7 +149,8 @@ def workshop(tmp_path_factory):
     torch.save(random_model().state_dict(), folder / "pickled" / "pytorch_model.bin")
     (folder / "pickled" / "model.safetensors").unlink()
     (folder / "data").mkdir()
-    (folder / "mine.py").write_text(MINE)
+    for name in ("mine.py", "my.own.py"):
+        (folder / name).write_text(MINE)
     for split in ("train", "test"):
         (folder / "data" / f"{split}.jsonl").write_text(ROW)
     assert main.main(run_flags(folder / "model", folder / "run", num_train_iters=2)) == 0

@@ -25,8 +25,8 @@ def ends_of_lines(ax):
     return [round(float(line.get_ydata()[-1]), 1) for line in ax.lines]
 
 
-def test_figures_end_where_the_report_says():
-    """Accuracies and worths are those of its text."""
+def test_figures_show_these_numbers():
+    """Where their lines end: a table that changes, or a mean over other seeds, is seen."""
     accuracy, careful, reward, *_, length = figures.draw_training().axes
     assert ends_of_lines(accuracy) == [91.7, 42.0, 20.8]
     band_of_grpo = accuracy.collections[0].get_paths()[0].vertices
@@ -51,7 +51,7 @@ def test_figures_end_where_the_report_says():
     assert "10 careful: 47 (39 to 54)" in names and "100 careful" in names
 
 
-def test_figures_of_ablations_end_where_the_report_says():
+def test_figures_of_ablations_show_these_numbers():
     """An arm is at its best rate, with the four seeds that all arms have."""
     accuracy, grad_norm, _ = figures.draw_ablation(*figures.ABLATIONS["grpo_baselines"]).axes
     assert ends_of_lines(accuracy) == [83.2, 44.1]

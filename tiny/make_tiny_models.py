@@ -209,7 +209,6 @@ def train_stage(model, tokenizer, stage, seed):
         num_updates=stage.num_updates,
         loss=replace(sft.SFT_LOSS, length_normalization="token_mean"),
         final_factor=0.1,
-        seed=0,
     )
 
 
