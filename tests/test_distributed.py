@@ -73,11 +73,13 @@ class Case:
     off_policy: bool = False
     tied: bool = True  # whether the output layer is the embedding
     checkpointing: bool = False  # gradient checkpointing
+    lora_rank: int | None = None
 
 
 # Several processes skip groups, and have no rewards, in different places.
 CASES = [
     Case("full", "masked_mean"),
+    Case("full", "masked_mean", lora_rank=3),
     Case("missing", "token_mean", checkpointing=True),
     Case("missing", "masked_normalize", off_policy=True, loss_type="gspo", tied=False),
     Case("skipped", "token_mean", beta=0.0),
@@ -120,7 +122,10 @@ def make_updates(case):
     if case.beta > 0:
         base_model = random_model(1, tie_word_embeddings=case.tied).requires_grad_(False)
         weights.shard(base_model)
-    sampler = TorchSampler(model, None, RunConfig())
+    sampler = TorchSampler(model, None, RunConfig(lora_rank=case.lora_rank))
+    if case.lora_rank:
+        weights.add_adapters(model, case.lora_rank, seed=0)
+        base_model = weights.get_base_model(model)
     weights.shard(model)
     # SGD shows a wrong factor, which AdamW would hide. The training runs below use AdamW.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -144,8 +149,10 @@ def make_updates(case):
             metrics |= main.take_step(model, optimizer, 0.1, metrics["loss"])
         sampler.refresh(model)
         results[f"metrics {seed}"] = torch.tensor([metrics[name] for name in sorted(metrics)])
-    results["weights"] = torch.cat([whole_vector(p.detach()) for p in model.parameters()])
-    sampler_weights = torch.cat([p.flatten() for p in sampler.model.parameters()])
+    merged = dict(weights.merged_weights(model))
+    results["weights"] = torch.cat([whole_vector(weight.detach()) for weight in merged.values()])
+    copies = sampler.model.state_dict()
+    sampler_weights = torch.cat([copies[name].flatten() for name in merged])
     assert torch.equal(results["weights"], sampler_weights), "the sampler is the policy's copy"
     return results
 

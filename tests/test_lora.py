@@ -5,17 +5,13 @@ import pytest
 import torch
 from conftest import (
     SIZES,
-    approx,
     assert_same_gradient,
     assert_same_run,
-    completions_of,
     flat_gradient,
     logps_of,
     loss_of,
     plain_logps,
-    ragged_batch,
     random_model,
-    run_as_processes,
     run_flags,
 )
 from safetensors.torch import load_file
@@ -23,8 +19,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, MixtralConfig, 
 
 import llms
 import main
-from config import LossConfig, RunConfig
-from grpo import distributed, weights
+from config import RunConfig
+from grpo import weights
 from grpo.jsonl import read
 from grpo.sampler import TorchSampler
 
@@ -179,46 +175,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(adapted_run, model_folder, tm
     assert_same_run(tmp_path / "run", adapted_run)
 
 
-# --- Several processes ----------------------------------------------------------------------------
-
-
-def make_updates(folder):
-    """Two updates; the first process saves what they gave."""
-    model = adapted_model()
-    base_model = weights.get_base_model(model)
-    config = LossConfig(group_size=4)
-    optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
-    rows = []
-    for seed in range(2):
-        completions = completions_of(ragged_batch(groups=8, seed=seed))
-        completions = distributed.share(completions)
-        metrics = main.accumulate_gradient(model, base_model, completions, config, 50)
-        rows.append(metrics | main.take_step(model, optimizer, 0.1, metrics["loss"]))
-    if distributed.is_main():
-        merged = dict(weights.merged_weights(model))
-        torch.save({"metrics": rows, "weights": merged}, folder / "updates.pt")
-
-
-def as_one_of_several(folder):
-    distributed.init("cpu")
-    make_updates(folder)
-
-
 def test_experts_have_no_adapters_and_the_run_goes_on():
     """Those of "all-linear" had names that merging did not know, after the first iteration."""
     model = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2))
     names = dict(model.named_parameters()).keys()
     weights.add_adapters(model, RANK, seed=0)
     assert dict(weights.merged_weights(model)).keys() == names
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(tmp_path):
-    run_as_processes(2, as_one_of_several, tmp_path)
-    updates = torch.load(tmp_path / "updates.pt")
-    make_updates(tmp_path)
-    expected = torch.load(tmp_path / "updates.pt")
-    for row, expected_row in zip(updates["metrics"], expected["metrics"], strict=True):
-        assert row == approx(expected_row)
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(updates["weights"][name], weight, rtol=1e-5, atol=1e-6)
