@@ -114,7 +114,7 @@ class AnswerEvaluator(RewardEvaluator):
         self.prompt = prompt or self.formats[0]
         if self.prompt not in self.formats:
             formats = " and ".join(self.formats)
-            raise ValueError(f"--evaluator reads {formats}, not {prompt}: change one of them")
+            raise ValueError(f"--evaluator reads {formats}, not {prompt}: change either flag")
 
     @abstractmethod
     def reward(self, completion: str, gold: str) -> tuple[list[float], dict]:

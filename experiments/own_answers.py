@@ -1,4 +1,4 @@
-"""Put a model's own answers into the format of another prompt: the first round of expert iteration.
+"""Put a model's own answers into the format of `reasoning_answer`: a round of expert iteration.
 
 For a model that solves problems when it is asked freely, but not in the format that is trained.
 FOLDER has the same training problems as train.jsonl and as test.jsonl.
@@ -6,7 +6,7 @@ FOLDER has the same training problems as train.jsonl and as test.jsonl.
     D="--dataset_name gsm8k --dataset_path FOLDER"
     python main.py --eval_only $D --eval_split test --eval_samples 4 --prompt question_only \
         --evaluator math --max_completion_length 200 --output_dir output/own
-    python experiments/own_answers.py output/own --prompt reasoning_answer --output own.jsonl
+    python experiments/own_answers.py output/own --output own.jsonl
     python generate_gold.py $D --solutions own.jsonl --output gold.jsonl    # keeps the right ones
     python sft.py --dataset_name gsm8k --train_file gold.jsonl
 """
@@ -27,23 +27,24 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="folder of the evaluation")
-    parser.add_argument("--prompt", default="reasoning_answer", help="whose format to use")
     parser.add_argument("--output", type=Path, default="own.jsonl")
     args = parser.parse_args(argv)
-    rows = []
+    prompt = find_prompt("reasoning_answer")
+    solutions = []
     try:
-        prompt = find_prompt(args.prompt)
-        for answer in jsonl.read(args.run / "eval" / "step_000000.jsonl"):
+        path = args.run / "eval" / "step_000000.jsonl"
+        for answer in jsonl.read(path, required=("id", "completion", "finished")):
             text = answer["completion"].strip()
             number = last_number(text)
             if answer["finished"] and number is not None:
                 problem = answer["id"].replace("/test/", "/train/")
-                rows.append({"id": problem, "completion": prompt.format_solution(text, number)})
-        jsonl.write(args.output, rows)
+                solution = prompt.format_solution(text, number)
+                solutions.append({"id": problem, "completion": solution})
+        jsonl.write(args.output, solutions)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{args.output}: {len(rows)} answers")
+    print(f"{args.output}: {len(solutions)} answers")
     return 0
 
 

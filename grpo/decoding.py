@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 import utils
 
-# At most this many tokens of prompts run at a time.
+# At most this many tokens of prompts run at a time: so few that these are about equally long.
 CHUNK_TOKENS = 4_096
 
 

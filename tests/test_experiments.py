@@ -19,8 +19,7 @@ from grpo.run import Run
 
 def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path, monkeypatch):
     """And trains on the sampled tokens themselves, not on those of the text."""
-    sampled = []
-    completions_of_all = []
+    sampled = []  # the completions of each round
 
     def sample_and_set_logps(run, examples, num_samples, temperature, sample=Run.sample):
         """The first completion's tokens get -1 nat, and all others 0."""
@@ -28,8 +27,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
         for i, completion in enumerate(completions):
             completion.sampled_logps = [0.0 if i else -1.0] * len(completion.ids)
         if num_samples > 1:  # not of an evaluation
-            sampled.append([len(completion.ids) for completion in completions])
-            completions_of_all.extend(completions)
+            sampled.append(completions)
         return completions
 
     monkeypatch.setattr(Run, "sample", sample_and_set_logps)
@@ -40,7 +38,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
     with mock.patch.object(sft, "fine_tune", wraps=sft.fine_tune) as fine_tune:
         assert expert_iteration.main(flags.split()) == 0
     trained = [solution for call in fine_tune.call_args_list for solution in call.args[1]]
-    assert {id(solution) for solution in trained} <= set(map(id, completions_of_all))
+    assert {id(solution) for solution in trained} <= {id(row) for rows in sampled for row in rows}
     train = jsonl.read(tmp_path / "run" / "train_log.jsonl")
     assert [row["step"] for row in train] == [1, 2, 3]
     assert all(row["entropy"] > 0 for row in train)
@@ -52,7 +50,7 @@ def test_expert_iteration_keeps_only_right_completions_and_logs_entropy(tmp_path
         assert train[step - 1]["kept"] == num_right
         assert train[step - 1]["updates"] == max(1, num_right // 4)
         assert train[step - 1]["accuracy"] == num_right / 32
-        lengths = sampled[step - 1]
+        lengths = [len(completion.ids) for completion in sampled[step - 1]]
         entropy = train[step - 1]["sample_entropy"]
         assert entropy == pytest.approx(lengths[0] / sum(lengths))
     evaluations = jsonl.read(tmp_path / "run" / "eval_log.jsonl")
