@@ -79,7 +79,9 @@ def has_format(row: dict) -> bool:
 
 
 def grade(row: dict) -> float:
-    """The sheet's reward, or the part of it that was the run's."""
+    """The reward that was the run's: the sheet's, its form alone, or the answer's alone."""
+    if row["reward"] == "math":
+        return row["paid"]  # units and sums in the tags are paid, but not strictly right
     rewards, _ = GSM8kEvaluator().reward(row["completion"], row["gold"])
     return sum(rewards[1:] if row["reward"] == "format_only" else rewards)
 
@@ -127,6 +129,17 @@ def by_calculation(before: dict, after: dict) -> str:
         counts = [sum(is_right_by_last_number(rows[i]) for i in group) for rows in (before, after)]
         parts.append(f"{name}: {counts[0]} -> {counts[1]} right of {len(group)}")
     return "; ".join(parts)
+
+
+def right_by_calculation(answers: dict) -> str:
+    """Right answers by the last number, of those that calculate and of the others."""
+    calculating = [row for row in answers.values() if writes_calculation(row)]
+    others = [row for row in answers.values() if not writes_calculation(row)]
+    counts = [sum(map(is_right_by_last_number, rows)) for rows in (calculating, others)]
+    return (
+        f"calculates: {counts[0]} right of {len(calculating)};"
+        f" does not: {counts[1]} right of {len(others)}"
+    )
 
 
 def what_is_rewarded(samples: list[dict], first: int, last: int) -> str:
@@ -184,10 +197,16 @@ def claims() -> dict[str, str]:
     older = read_answers()
     tests, samples = read_sheet("sheet")
     form_tests, form_samples = read_sheet("format_only")
+    answer_tests, answer_samples = read_sheet("math")
+    solution_tests, _ = read_sheet("solutions")  # SFT, by how many
     pairs = {
         "primary": (form_tests[10], tests[10]),
         "sheet": (tests[0], tests[10]),
         "form": (form_tests[0], form_tests[10]),
+        "answer": (answer_tests[0], answer_tests[10]),
+        "answer_or_sheet": (tests[10], answer_tests[10]),
+        "solutions": (tests[0], solution_tests[128]),
+        "solutions_or_answer": (answer_tests[10], solution_tests[128]),
         "older": (older[BEFORE], older[AFTER]),
         "sft": (older[UNTRAINED], older[SFT]),
         "own": (older[UNTRAINED], older[OWN]),
@@ -210,10 +229,15 @@ def claims() -> dict[str, str]:
     return lines | {
         "form_cut_at_320": compare(*pairs["form"], is_cut_at_320),
         "sheet_cut_at_320": compare(*pairs["sheet"], is_cut_at_320),
+        "answer_cut_at_320": compare(*pairs["answer"], is_cut_at_320),
+        "untrained_right_by_calculation": right_by_calculation(tests[0]),
+        "answer_right_by_calculation": right_by_calculation(answer_tests[10]),
         "form_rewarded_early": what_is_rewarded(form_samples, 1, 4),
         "form_rewarded_late": what_is_rewarded(form_samples, 5, 10),
         "sheet_rewarded_early": what_is_rewarded(samples, 1, 4),
         "sheet_rewarded_late": what_is_rewarded(samples, 5, 10),
+        "answer_rewarded_early": what_is_rewarded(answer_samples, 1, 4),
+        "answer_rewarded_late": what_is_rewarded(answer_samples, 5, 10),
         "both_rewarded_first": what_is_rewarded(first_samples, 1, 2),
         "both_would_be_rewarded_first": what_would_pay(first_samples),
     }

@@ -306,7 +306,8 @@ def draw_judge():
 
 def draw_qwen():
     """GRPO at 1.5B on the interview's task: samples by iteration, and test before and after."""
-    message = "Paid for the form, a 1.5B Qwen stops calculating; paid for answers too, less so"
+    message = "Paid for right answers, a 1.5B Qwen goes on calculating; paid for the form, it stops"
+    solutions, _ = claims.read_sheet("solutions")
     figure, axes = new_figure(message, 4)
     for ax, title, highest, verdict in (
         (axes[0], "in the format (%)", 102, claims.has_format),
@@ -316,6 +317,9 @@ def draw_qwen():
     ):
         draw_sheet(ax, "format_only", verdict, color=FORMAT, label="the form alone")
         draw_sheet(ax, "sheet", verdict, color=GRPO, label="the sheet's reward")
+        draw_sheet(ax, "math", verdict, color=GREEN, label="the answer's reward")
+        share = 100 * np.mean([verdict(row) for row in solutions[128].values()])
+        ax.axhline(share, color=SFT, linestyle="--", label="SFT on 128 solutions")
         describe(ax, title, 0, highest)
     legend_below(figure, axes[0], 2)
     return figure
