@@ -131,6 +131,14 @@ def by_calculation(before: dict, after: dict) -> str:
     return "; ".join(parts)
 
 
+def right_before(before: dict, after: dict) -> str:
+    """Of the answers that became strictly right, those that were right by the last number."""
+    ids = before.keys() & after.keys()
+    gained = [i for i in ids if is_strict(after[i]) and not is_strict(before[i])]
+    count = sum(is_right_by_last_number(before[i]) for i in gained)
+    return f"{count} of {len(gained)} that became strictly right were right by the last number"
+
+
 def right_by_calculation(answers: dict) -> str:
     """Right answers by the last number, of those that calculate and of the others."""
     calculating = [row for row in answers.values() if writes_calculation(row)]
@@ -231,6 +239,7 @@ def claims() -> dict[str, str]:
         "sheet_cut_at_320": compare(*pairs["sheet"], is_cut_at_320),
         "answer_cut_at_320": compare(*pairs["answer"], is_cut_at_320),
         "untrained_right_by_calculation": right_by_calculation(tests[0]),
+        "answer_right_before": right_before(*pairs["answer"]),
         "answer_right_by_calculation": right_by_calculation(answer_tests[10]),
         "form_rewarded_early": what_is_rewarded(form_samples, 1, 4),
         "form_rewarded_late": what_is_rewarded(form_samples, 5, 10),
