@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import MethodType
 
 import torch
 from torch import Tensor
@@ -119,10 +120,28 @@ def get_llm_tokenizer(
     if is_large and model.device.type == "cpu":
         utils.use_fastest_exact_products()
         model.set_attn_implementation(decoding.ATTENTION)
+        if utils.trains_in_bfloat16(model):
+            _add_biases_in_float32(model)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     print(f"{model_name}: {model.num_parameters():,} parameters, on {device}")
     return model, tokenizer
+
+
+def _add_biases_in_float32(model: PreTrainedModel) -> None:
+    """Round queries and keys to bfloat16 before their bias is added, and not after.
+
+    In some layers Qwen2's keys have biases of up to 200. Beside these, bfloat16 would keep little
+    of how the keys of two tokens differ, and the gradients of these layers would be off.
+    """
+
+    def linear(self: torch.nn.Linear, inputs: Tensor) -> Tensor:
+        product = torch.nn.functional.linear(inputs, self.weight)
+        return (product + self.bias.float()).to(inputs.dtype)
+
+    for name, module in model.named_modules():
+        if name.endswith((".q_proj", ".k_proj")) and module.bias is not None:
+            module.forward = MethodType(linear, module)
 
 
 def load_model(model_name: str | Path, config: PreTrainedConfig) -> PreTrainedModel:

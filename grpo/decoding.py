@@ -239,8 +239,14 @@ def prefers_products(device: torch.device, query_length: int) -> bool:
     return device.type == "cpu" and (query_length == 1 or utils.has_onednn_products())
 
 
+@torch.autocast("cpu", enabled=False)
 def sdpa_or_products(module, query, key, value, attention_mask, scaling=None, **options):
-    """Attention by SDPA, or by two matrix products where these are faster."""
+    """Attention by SDPA, or by two matrix products where these are faster.
+
+    On a CPU it has the precision of the queries, also under autocast, which would round scores.
+    """
+    if query.device.type == "cpu":
+        value = value.to(query.dtype)
     R, num_heads, T, D = query.shape
     num_kv_heads, S = key.shape[1:3]
     is_small = R * num_heads * T * S <= MAX_SCORES

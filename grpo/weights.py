@@ -32,7 +32,7 @@ def get_base_model(model: PreTrainedModel) -> "PreTrainedModel | WithoutAdapters
     if utils.trains_in_bfloat16(model):
         for module in model.get_decoder().modules():
             if isinstance(module, torch.nn.Linear):
-                linear_weights += module.parameters(recurse=False)
+                linear_weights.append(module.weight)
     return shard(frozen_copy(model, linear_weights))
 
 
