@@ -29,6 +29,7 @@ AFTER = "1.5B after GRPO with LoRA for 10 iterations, r1_zero"
 UNTRAINED = "as it is"
 SFT = "after SFT on 128 solutions"
 OWN = "after SFT on 27 of its own answers"
+RUNS = {"sheet": ("1.5B", "sheet"), "form": ("1.5B", "format_only"), "answer": ("1.5B", "math")}
 
 
 def read_rows(name: str) -> list[dict]:
@@ -47,10 +48,10 @@ def read_answers() -> dict[str, dict[str, dict]]:
     return answers
 
 
-def read_sheet(reward: str) -> tuple[dict[int, dict[str, dict]], list[dict]]:
+def read_sheet(size: str, reward: str) -> tuple[dict[int, dict[str, dict]], list[dict]]:
     """({iteration: {id: answer to a test problem}}, samples) of a run on the interview's task."""
     tests = {}
-    rows = read_rows("sheet_answers.jsonl.gz")
+    rows = [row for row in read_rows("sheet_answers.jsonl.gz") if row["size"] == size]
     rows = [row for row in rows if row["reward"] in (reward, None)]  # None: before training
     for row in rows:
         if row["split"] == "test":
@@ -93,6 +94,16 @@ def is_cut_at_320(row: dict) -> bool:
 def is_right_by_last_number_of_320(row: dict) -> bool:
     """As it would be had sampling ended at 320 tokens."""
     return is_right_by_last_number(row | {"completion": row.get("first_320", row["completion"])})
+
+
+VERDICTS = {
+    "strict": is_strict,
+    "last_number": is_right_by_last_number,
+    "last_number_of_320": is_right_by_last_number_of_320,
+    "format": has_format,
+    "calculates": writes_calculation,
+    "two_equations": has_two_equations,
+}
 
 
 def compare(before: dict, after: dict, verdict) -> str:
@@ -202,54 +213,42 @@ def what_would_pay(samples: list[dict]) -> str:
 
 
 def claims() -> dict[str, str]:
+    """{name: what is counted}, such as "sheet_strict": strictly right before and after the run."""
     older = read_answers()
-    tests, samples = read_sheet("sheet")
-    form_tests, form_samples = read_sheet("format_only")
-    answer_tests, answer_samples = read_sheet("math")
-    solution_tests, _ = read_sheet("solutions")  # SFT, by how many
+    runs = {name: read_sheet(*run) for name, run in RUNS.items()}
+    trained = {name: tests[10] for name, (tests, _) in runs.items()}
+    samples = {name: rows for name, (_, rows) in runs.items()}
+    untrained = runs["sheet"][0][0]
+    solutions = read_sheet("1.5B", "solutions")[0][128]
     pairs = {
-        "primary": (form_tests[10], tests[10]),
-        "sheet": (tests[0], tests[10]),
-        "form": (form_tests[0], form_tests[10]),
-        "answer": (answer_tests[0], answer_tests[10]),
-        "answer_or_sheet": (tests[10], answer_tests[10]),
-        "solutions": (tests[0], solution_tests[128]),
-        "solutions_or_answer": (answer_tests[10], solution_tests[128]),
+        "primary": (trained["form"], trained["sheet"]),
+        "sheet": (untrained, trained["sheet"]),
+        "form": (untrained, trained["form"]),
+        "answer": (untrained, trained["answer"]),
+        "answer_or_sheet": (trained["sheet"], trained["answer"]),
+        "solutions": (untrained, solutions),
+        "solutions_or_answer": (trained["answer"], solutions),
         "older": (older[BEFORE], older[AFTER]),
         "sft": (older[UNTRAINED], older[SFT]),
         "own": (older[UNTRAINED], older[OWN]),
         "own_or_written": (older[SFT], older[OWN]),
     }
-    verdicts = {
-        "strict": is_strict,
-        "last_number": is_right_by_last_number,
-        "last_number_of_320": is_right_by_last_number_of_320,
-        "format": has_format,
-        "calculates": writes_calculation,
-        "two_equations": has_two_equations,
-    }
     lines = {}
-    for pair, answers in pairs.items():
-        for name, verdict in verdicts.items():
-            lines[f"{pair}_{name}"] = compare(*answers, verdict)
-        lines[f"{pair}_where_it_calculates"] = by_calculation(*answers)
-    first_samples = [row for row in samples + form_samples if row["step"] <= 2]
-    return lines | {
-        "form_cut_at_320": compare(*pairs["form"], is_cut_at_320),
-        "sheet_cut_at_320": compare(*pairs["sheet"], is_cut_at_320),
-        "answer_cut_at_320": compare(*pairs["answer"], is_cut_at_320),
-        "untrained_right_by_calculation": right_by_calculation(tests[0]),
-        "answer_right_before": right_before(*pairs["answer"]),
-        "answer_right_by_calculation": right_by_calculation(answer_tests[10]),
-        "form_rewarded_early": what_is_rewarded(form_samples, 1, 4),
-        "form_rewarded_late": what_is_rewarded(form_samples, 5, 10),
-        "sheet_rewarded_early": what_is_rewarded(samples, 1, 4),
-        "sheet_rewarded_late": what_is_rewarded(samples, 5, 10),
-        "answer_rewarded_early": what_is_rewarded(answer_samples, 1, 4),
-        "answer_rewarded_late": what_is_rewarded(answer_samples, 5, 10),
-        "both_rewarded_first": what_is_rewarded(first_samples, 1, 2),
-        "both_would_be_rewarded_first": what_would_pay(first_samples),
-    }
+    for pair, (before, after) in pairs.items():
+        for name, verdict in VERDICTS.items():
+            lines[f"{pair}_{name}"] = compare(before, after, verdict)
+        lines[f"{pair}_where_it_calculates"] = by_calculation(before, after)
+    for run, answers in trained.items():
+        lines[f"{run}_cut_at_320"] = compare(untrained, answers, is_cut_at_320)
+        lines[f"{run}_right_before"] = right_before(untrained, answers)
+        lines[f"{run}_right_by_calculation"] = right_by_calculation(answers)
+        lines[f"{run}_rewarded_early"] = what_is_rewarded(samples[run], 1, 4)
+        lines[f"{run}_rewarded_late"] = what_is_rewarded(samples[run], 5, 10)
+    lines["untrained_right_by_calculation"] = right_by_calculation(untrained)
+    first_samples = [row for row in samples["sheet"] + samples["form"] if row["step"] <= 2]
+    lines["both_rewarded_first"] = what_is_rewarded(first_samples, 1, 2)
+    lines["both_would_be_rewarded_first"] = what_would_pay(first_samples)
+    return lines
 
 
 def main():

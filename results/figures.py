@@ -307,7 +307,7 @@ def draw_judge():
 def draw_qwen():
     """GRPO at 1.5B on the interview's task: samples by iteration, and test before and after."""
     message = "Paid for right answers, a 1.5B Qwen goes on calculating; paid for the form, it stops"
-    solutions, _ = claims.read_sheet("solutions")
+    solutions, _ = claims.read_sheet("1.5B", "solutions")
     figure, axes = new_figure(message, 4)
     for ax, title, highest, verdict in (
         (axes[0], "in the format (%)", 102, claims.has_format),
@@ -327,7 +327,7 @@ def draw_qwen():
 
 def draw_sheet(ax, reward, verdict, color, label):
     """The share of a run's answers that have it: of its samples, and of test before and after."""
-    tests, samples = claims.read_sheet(reward)
+    tests, samples = claims.read_sheet("1.5B", reward)
     steps = pd.Series([row["step"] for row in samples])
     of_samples = 100 * pd.Series(map(verdict, samples)).groupby(steps).mean()
     ax.plot(of_samples, ".:", color=color, linewidth=0.8)
