@@ -216,38 +216,37 @@ def claims() -> dict[str, str]:
     """{name: what is counted}, such as "sheet_strict": strictly right before and after the run."""
     older = read_answers()
     runs = {name: read_sheet(*run) for name, run in RUNS.items()}
-    trained = {name: tests[10] for name, (tests, _) in runs.items()}
     samples = {name: rows for name, (_, rows) in runs.items()}
-    untrained = runs["sheet"][0][0]
+    pairs = {name: (tests[0], tests[10]) for name, (tests, _) in runs.items()}
+    untrained, trained = pairs["answer"]
     solutions = read_sheet("1.5B", "solutions")[0][128]
-    pairs = {
-        "primary": (trained["form"], trained["sheet"]),
-        "sheet": (untrained, trained["sheet"]),
-        "form": (untrained, trained["form"]),
-        "answer": (untrained, trained["answer"]),
-        "answer_or_sheet": (trained["sheet"], trained["answer"]),
-        "solutions": (untrained, solutions),
-        "solutions_or_answer": (trained["answer"], solutions),
-        "older": (older[BEFORE], older[AFTER]),
-        "sft": (older[UNTRAINED], older[SFT]),
-        "own": (older[UNTRAINED], older[OWN]),
-        "own_or_written": (older[SFT], older[OWN]),
-    }
+
     lines = {}
-    for pair, (before, after) in pairs.items():
-        for name, verdict in VERDICTS.items():
-            lines[f"{pair}_{name}"] = compare(before, after, verdict)
-        lines[f"{pair}_where_it_calculates"] = by_calculation(before, after)
-    for run, answers in trained.items():
-        lines[f"{run}_cut_at_320"] = compare(untrained, answers, is_cut_at_320)
-        lines[f"{run}_right_before"] = right_before(untrained, answers)
-        lines[f"{run}_right_by_calculation"] = right_by_calculation(answers)
+    for run, (before, after) in pairs.items():
+        lines[f"{run}_cut_at_320"] = compare(before, after, is_cut_at_320)
+        lines[f"{run}_right_before"] = right_before(before, after)
+        lines[f"{run}_right_by_calculation"] = right_by_calculation(after)
         lines[f"{run}_rewarded_early"] = what_is_rewarded(samples[run], 1, 4)
         lines[f"{run}_rewarded_late"] = what_is_rewarded(samples[run], 5, 10)
     lines["untrained_right_by_calculation"] = right_by_calculation(untrained)
     first_samples = [row for row in samples["sheet"] + samples["form"] if row["step"] <= 2]
     lines["both_rewarded_first"] = what_is_rewarded(first_samples, 1, 2)
     lines["both_would_be_rewarded_first"] = what_would_pay(first_samples)
+
+    pairs |= {
+        "primary": (pairs["form"][1], pairs["sheet"][1]),
+        "answer_or_sheet": (pairs["sheet"][1], trained),
+        "solutions": (untrained, solutions),
+        "solutions_or_answer": (trained, solutions),
+        "older": (older[BEFORE], older[AFTER]),
+        "sft": (older[UNTRAINED], older[SFT]),
+        "own": (older[UNTRAINED], older[OWN]),
+        "own_or_written": (older[SFT], older[OWN]),
+    }
+    for pair, (before, after) in pairs.items():
+        for name, verdict in VERDICTS.items():
+            lines[f"{pair}_{name}"] = compare(before, after, verdict)
+        lines[f"{pair}_where_it_calculates"] = by_calculation(before, after)
     return lines
 
 
