@@ -29,7 +29,13 @@ AFTER = "1.5B after GRPO with LoRA for 10 iterations, r1_zero"
 UNTRAINED = "as it is"
 SFT = "after SFT on 128 solutions"
 OWN = "after SFT on 27 of its own answers"
-RUNS = {"sheet": ("1.5B", "sheet"), "form": ("1.5B", "format_only"), "answer": ("1.5B", "math")}
+RUNS = {
+    "sheet": ("1.5B", "sheet"),
+    "form": ("1.5B", "format_only"),
+    "answer": ("1.5B", "math"),
+    "small_sheet": ("0.5B", "sheet"),  # after SFT on 128 solutions
+    "small_answer": ("0.5B", "math"),
+}
 
 
 def read_rows(name: str) -> list[dict]:
@@ -236,6 +242,7 @@ def claims() -> dict[str, str]:
     pairs |= {
         "primary": (pairs["form"][1], pairs["sheet"][1]),
         "answer_or_sheet": (pairs["sheet"][1], trained),
+        "small_answer_or_sheet": (pairs["small_sheet"][1], pairs["small_answer"][1]),
         "solutions": (untrained, solutions),
         "solutions_or_answer": (trained, solutions),
         "older": (older[BEFORE], older[AFTER]),

@@ -341,7 +341,7 @@ def draw_sheet(ax, reward, verdict, color, label):
 
 def draw_qwen_older():
     message = "Older: solutions teach 0.5B the format; 1.5B, another prompt: strictly right up"
-    figure, (trained, by_size) = new_figure(message, 2, 1, 2.2)
+    figure, (trained, by_size) = new_figure(message, 2, 1, 2.6)
     greedy = qwen.query("temperature == 0")
     stages = greedy.query("prompt == 'reasoning_answer' and model == '0.5B'")
     colors = stages["training"].map(lambda text: GRPO if "GRPO" in text else SFT)
