@@ -12,6 +12,7 @@ import gzip
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -38,6 +39,7 @@ RUNS = {
 }
 
 
+@cache
 def read_rows(name: str) -> list[dict]:
     data = (ROOT / "results" / name).read_bytes()
     if name.endswith(".gz"):
