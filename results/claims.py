@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from controls import calculates
 
-from evaluator import GSM8kEvaluator, last_number, strict_format, to_number
+from evaluator import GSM8kEvaluator, MathEvaluator, last_number, strict_format, to_number
 from plotter import mcnemar
 
 BEFORE = "1.5B as it is, r1_zero"
@@ -34,6 +34,7 @@ RUNS = {
     "sheet": ("1.5B", "sheet"),
     "form": ("1.5B", "format_only"),
     "answer": ("1.5B", "math"),
+    "calculation": ("1.5B", "calculation"),
     "small_sheet": ("0.5B", "sheet"),  # after SFT on 128 solutions
     "small_answer": ("0.5B", "math"),
 }
@@ -71,6 +72,12 @@ def is_strict(row: dict) -> bool:
     return row["correct_strict"]
 
 
+def is_right_by_math(row: dict) -> bool:
+    """Right for the run that is paid for the answer alone: with a unit or as a sum's end, too."""
+    _, verdict = MathEvaluator("reasoning_answer").reward(row["completion"], row["gold"])
+    return verdict["correct_strict"]
+
+
 def is_right_by_last_number(row: dict) -> bool:
     return to_number(last_number(row["completion"]) or "") == to_number(row["gold"])
 
@@ -88,9 +95,11 @@ def has_format(row: dict) -> bool:
 
 
 def grade(row: dict) -> float:
-    """The reward that was the run's: the sheet's, its form alone, or the answer's alone."""
+    """The reward that was the run's."""
     if row["reward"] == "math":
-        return row["paid"]  # units and sums in the tags are paid, but not strictly right
+        return float(is_right_by_math(row))
+    if row["reward"] == "calculation":
+        return float(has_format(row) and writes_calculation(row))
     rewards, _ = GSM8kEvaluator().reward(row["completion"], row["gold"])
     return sum(rewards[1:] if row["reward"] == "format_only" else rewards)
 
@@ -198,7 +207,7 @@ def what_would_pay(samples: list[dict]) -> str:
         "sheet": lambda row: grade(row | {"reward": "sheet"}),
         "its form alone": lambda row: grade(row | {"reward": "format_only"}),
         "a right answer in the format": is_strict,
-        "a calculation in the format": lambda row: has_format(row) and writes_calculation(row),
+        "a calculation in the format": lambda row: grade(row | {"reward": "calculation"}),
     }
     parts = []
     for name, price in prices.items():
@@ -236,6 +245,9 @@ def claims() -> dict[str, str]:
         lines[f"{run}_right_by_calculation"] = right_by_calculation(after)
         lines[f"{run}_rewarded_early"] = what_is_rewarded(samples[run], 1, 4)
         lines[f"{run}_rewarded_late"] = what_is_rewarded(samples[run], 5, 10)
+    lines["answer_or_calculation_math"] = compare(
+        pairs["calculation"][1], trained, is_right_by_math
+    )
     lines["untrained_right_by_calculation"] = right_by_calculation(untrained)
     first_samples = [row for row in samples["sheet"] + samples["form"] if row["step"] <= 2]
     lines["both_rewarded_first"] = what_is_rewarded(first_samples, 1, 2)
@@ -244,9 +256,11 @@ def claims() -> dict[str, str]:
     pairs |= {
         "primary": (pairs["form"][1], pairs["sheet"][1]),
         "answer_or_sheet": (pairs["sheet"][1], trained),
+        "answer_or_calculation": (pairs["calculation"][1], trained),
         "small_answer_or_sheet": (pairs["small_sheet"][1], pairs["small_answer"][1]),
         "solutions": (untrained, solutions),
         "solutions_or_answer": (trained, solutions),
+        "solutions_or_calculation": (pairs["calculation"][1], solutions),
         "older": (older[BEFORE], older[AFTER]),
         "sft": (older[UNTRAINED], older[SFT]),
         "own": (older[UNTRAINED], older[OWN]),

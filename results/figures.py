@@ -306,7 +306,7 @@ def draw_judge():
 
 def draw_qwen():
     """GRPO at 1.5B on the interview's task: samples by iteration, and test before and after."""
-    message = "Paid for right answers, a 1.5B Qwen goes on calculating; paid for the form, it stops"
+    message = "Paid for calculations, a 1.5B Qwen solves more problems; for the form, far fewer"
     solutions, _ = claims.read_sheet("1.5B", "solutions")
     figure, axes = new_figure(message, 4)
     for ax, title, highest, verdict in (
@@ -317,6 +317,7 @@ def draw_qwen():
     ):
         draw_sheet(ax, "format_only", verdict, color=FORMAT, label="the form alone")
         draw_sheet(ax, "sheet", verdict, color=GRPO, label="the sheet's reward")
+        draw_sheet(ax, "calculation", verdict, color=WINE, label="calculations in the form")
         draw_sheet(ax, "math", verdict, color=GREEN, label="the answer's reward")
         share = 100 * np.mean([verdict(row) for row in solutions[128].values()])
         ax.axhline(share, color=SFT, linestyle="--", label="SFT on 128 solutions")
