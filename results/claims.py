@@ -159,6 +159,17 @@ def by_calculation(before: dict, after: dict) -> str:
     return "; ".join(parts)
 
 
+def by_equals(before: dict, after: dict) -> str:
+    """Right answers by the last number, by whether the answer before training had a `=`."""
+    ids = before.keys() & after.keys()
+    without = {i for i in ids if "=" not in before[i]["completion"]}
+    parts = []
+    for name, group in (("no = before", without), ("= before", ids - without)):
+        counts = [sum(is_right_by_last_number(rows[i]) for i in group) for rows in (before, after)]
+        parts.append(f"{name}: {counts[0]} -> {counts[1]} right of {len(group)}")
+    return "; ".join(parts)
+
+
 def right_before(before: dict, after: dict) -> str:
     """Of the answers that became strictly right, those that were right by the last number."""
     ids = before.keys() & after.keys()
@@ -242,6 +253,7 @@ def claims() -> dict[str, str]:
     for run, (before, after) in pairs.items():
         lines[f"{run}_cut_at_320"] = compare(before, after, is_cut_at_320)
         lines[f"{run}_right_before"] = right_before(before, after)
+        lines[f"{run}_where_no_equals_was"] = by_equals(before, after)
         lines[f"{run}_right_by_calculation"] = right_by_calculation(after)
         lines[f"{run}_rewarded_early"] = what_is_rewarded(samples[run], 1, 4)
         lines[f"{run}_rewarded_late"] = what_is_rewarded(samples[run], 5, 10)
