@@ -35,6 +35,7 @@ RUNS = {
     "form": ("1.5B", "format_only"),
     "answer": ("1.5B", "math"),
     "calculation": ("1.5B", "calculation"),
+    "random": ("1.5B", "random_reward"),
     "small_sheet": ("0.5B", "sheet"),  # after SFT on 128 solutions
     "small_answer": ("0.5B", "math"),
 }
@@ -96,6 +97,8 @@ def has_format(row: dict) -> bool:
 
 def grade(row: dict) -> float:
     """The reward that was the run's."""
+    if row["reward"] == "random_reward":
+        return row["paid"]
     if row["reward"] == "math":
         return float(is_right_by_math(row))
     if row["reward"] == "calculation":
@@ -268,6 +271,8 @@ def claims() -> dict[str, str]:
     pairs |= {
         "primary": (pairs["form"][1], pairs["sheet"][1]),
         "answer_or_sheet": (pairs["sheet"][1], trained),
+        "calculation_or_random": (pairs["random"][1], pairs["calculation"][1]),
+        "answer_or_random": (pairs["random"][1], trained),
         "answer_or_calculation": (pairs["calculation"][1], trained),
         "small_answer_or_sheet": (pairs["small_sheet"][1], pairs["small_answer"][1]),
         "solutions": (untrained, solutions),

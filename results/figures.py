@@ -315,6 +315,7 @@ def draw_qwen():
         (axes[2], "right by the last number (%)", 65, claims.is_right_by_last_number),
         (axes[3], "right and in the format (%)", 65, claims.is_strict),
     ):
+        draw_sheet(ax, "random_reward", verdict, color=RANDOM, label="chance")
         draw_sheet(ax, "format_only", verdict, color=FORMAT, label="the form alone")
         draw_sheet(ax, "sheet", verdict, color=GRPO, label="the sheet's reward")
         draw_sheet(ax, "calculation", verdict, color=WINE, label="calculations in the form")
