@@ -250,7 +250,8 @@ def claims() -> dict[str, str]:
     samples = {name: rows for name, (_, rows) in runs.items()}
     pairs = {name: (tests[0], tests[10]) for name, (tests, _) in runs.items()}
     untrained, trained = pairs["answer"]
-    solutions = read_sheet("1.5B", "solutions")[0][128]
+    by_examples, _ = read_sheet("1.5B", "solutions")
+    solutions = by_examples[128]
 
     lines = {}
     for run, (before, after) in pairs.items():
@@ -276,6 +277,9 @@ def claims() -> dict[str, str]:
         "answer_or_calculation": (pairs["calculation"][1], trained),
         "small_answer_or_sheet": (pairs["small_sheet"][1], pairs["small_answer"][1]),
         "solutions": (untrained, solutions),
+        "few_solutions": (untrained, by_examples[32]),
+        "few_solutions_or_answer": (trained, by_examples[32]),
+        "more_solutions": (by_examples[32], solutions),
         "solutions_or_answer": (trained, solutions),
         "solutions_or_calculation": (pairs["calculation"][1], solutions),
         "older": (older[BEFORE], older[AFTER]),
