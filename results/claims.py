@@ -95,16 +95,14 @@ def has_format(row: dict) -> bool:
     return strict_format(row["completion"])
 
 
-def grade(row: dict) -> float:
-    """The reward that was the run's."""
-    if row["reward"] == "random_reward":
-        return row["paid"]
-    if row["reward"] == "math":
-        return float(is_right_by_math(row))
-    if row["reward"] == "calculation":
-        return float(has_format(row) and writes_calculation(row))
+def sheet_rewards(row: dict) -> list[float]:
+    """The one for a right answer is the first."""
     rewards, _ = GSM8kEvaluator().reward(row["completion"], row["gold"])
-    return sum(rewards[1:] if row["reward"] == "format_only" else rewards)
+    return rewards
+
+
+def has_latex(row: dict) -> bool:
+    return "\\" in row["completion"]
 
 
 def is_cut_at_320(row: dict) -> bool:
@@ -123,6 +121,7 @@ VERDICTS = {
     "format": has_format,
     "calculates": writes_calculation,
     "two_equations": has_two_equations,
+    "latex": has_latex,
 }
 
 
@@ -150,35 +149,29 @@ def by_calculation(before: dict, after: dict) -> str:
     calculates_now = {i for i in ids if writes_calculation(after[i])}
     began = calculates_now - calculated
     stopped = calculated - calculates_now
-    parts = []
-    for name, group in (
-        ("began to calculate", began),
-        ("not begun", ids - began),
-        ("stopped calculating", stopped),
-        ("not stopped", ids - stopped),
-    ):
-        counts = [sum(is_right_by_last_number(rows[i]) for i in group) for rows in (before, after)]
-        parts.append(f"{name}: {counts[0]} -> {counts[1]} right of {len(group)}")
-    return "; ".join(parts)
+    groups = {
+        "began to calculate": began,
+        "not begun": ids - began,
+        "stopped calculating": stopped,
+        "not stopped": ids - stopped,
+    }
+    return right_by_group(groups, before, after)
 
 
 def by_equals(before: dict, after: dict) -> str:
     """Right answers by the last number, by whether the answer before training had a `=`."""
     ids = before.keys() & after.keys()
     without = {i for i in ids if "=" not in before[i]["completion"]}
+    groups = {"no = before": without, "= before": ids - without}
+    return right_by_group(groups, before, after)
+
+
+def right_by_group(groups: dict[str, set[str]], before: dict, after: dict) -> str:
     parts = []
-    for name, group in (("no = before", without), ("= before", ids - without)):
-        counts = [sum(is_right_by_last_number(rows[i]) for i in group) for rows in (before, after)]
-        parts.append(f"{name}: {counts[0]} -> {counts[1]} right of {len(group)}")
+    for name, ids in groups.items():
+        counts = [sum(is_right_by_last_number(rows[i]) for i in ids) for rows in (before, after)]
+        parts.append(f"{name}: {counts[0]} -> {counts[1]} right of {len(ids)}")
     return "; ".join(parts)
-
-
-def right_before(before: dict, after: dict) -> str:
-    """Of the answers that became strictly right, those that were right by the last number."""
-    ids = before.keys() & after.keys()
-    gained = [i for i in ids if is_strict(after[i]) and not is_strict(before[i])]
-    count = sum(is_right_by_last_number(before[i]) for i in gained)
-    return f"{count} of {len(gained)} that became strictly right were right by the last number"
 
 
 def right_by_calculation(answers: dict) -> str:
@@ -199,29 +192,27 @@ def what_is_rewarded(samples: list[dict], first: int, last: int) -> str:
         {
             "form": ["in the format" if has_format(row) else "out of it" for row in samples],
             "work": ["calculates" if writes_calculation(row) else "does not" for row in samples],
-            "is_right": [is_right_by_last_number(row) for row in samples],
-            "is_paid": [grade(row) >= 0.5 for row in samples],
+            "verdict": ["right" if is_right_by_last_number(row) else "wrong" for row in samples],
             "advantage": [row["advantage"] for row in samples],
         }
     )
-    table["is_right_and_paid"] = table["is_right"] & table["is_paid"]
     parts = [
-        f"{form}, {work}: {len(rows)}, {rows['is_right'].sum()} right,"
-        f" {rows['is_right_and_paid'].sum()} of these with half a point or more"
+        f"{form}, {work}: {len(rows)}, {(rows['verdict'] == 'right').sum()} right"
         for (form, work), rows in table.groupby(["form", "work"])
     ]
-    for work, mean in table.groupby("work")["advantage"].mean().items():
-        parts.append(f"{work}: mean advantage {mean:+.2f}")
+    for column in ("work", "verdict"):
+        for name, mean in table.groupby(column)["advantage"].mean().items():
+            parts.append(f"{name}: mean advantage {mean:+.2f}")
     return "; ".join(parts)
 
 
 def what_would_pay(samples: list[dict]) -> str:
     """Mean advantages of these samples, had they been paid for something else."""
     prices = {
-        "sheet": lambda row: grade(row | {"reward": "sheet"}),
-        "its form alone": lambda row: grade(row | {"reward": "format_only"}),
+        "sheet": lambda row: sum(sheet_rewards(row)),
+        "its form alone": lambda row: sum(sheet_rewards(row)[1:]),
         "a right answer in the format": is_strict,
-        "a calculation in the format": lambda row: grade(row | {"reward": "calculation"}),
+        "a calculation in the format": lambda row: has_format(row) and writes_calculation(row),
     }
     parts = []
     for name, price in prices.items():
@@ -250,17 +241,17 @@ def claims() -> dict[str, str]:
     samples = {name: rows for name, (_, rows) in runs.items()}
     pairs = {name: (tests[0], tests[10]) for name, (tests, _) in runs.items()}
     untrained, trained = pairs["answer"]
-    by_examples, _ = read_sheet("1.5B", "solutions")
-    solutions = by_examples[128]
+    by_solutions, _ = read_sheet("1.5B", "solutions")
+    solutions = by_solutions[128]
 
     lines = {}
     for run, (before, after) in pairs.items():
         lines[f"{run}_cut_at_320"] = compare(before, after, is_cut_at_320)
-        lines[f"{run}_right_before"] = right_before(before, after)
         lines[f"{run}_where_no_equals_was"] = by_equals(before, after)
         lines[f"{run}_right_by_calculation"] = right_by_calculation(after)
         lines[f"{run}_rewarded_early"] = what_is_rewarded(samples[run], 1, 4)
         lines[f"{run}_rewarded_late"] = what_is_rewarded(samples[run], 5, 10)
+        lines[f"{run}_rewarded_last"] = what_is_rewarded(samples[run], 8, 10)
     lines["answer_or_calculation_math"] = compare(
         pairs["calculation"][1], trained, is_right_by_math
     )
@@ -273,13 +264,12 @@ def claims() -> dict[str, str]:
         "primary": (pairs["form"][1], pairs["sheet"][1]),
         "answer_or_sheet": (pairs["sheet"][1], trained),
         "calculation_or_random": (pairs["random"][1], pairs["calculation"][1]),
-        "answer_or_random": (pairs["random"][1], trained),
         "answer_or_calculation": (pairs["calculation"][1], trained),
         "small_answer_or_sheet": (pairs["small_sheet"][1], pairs["small_answer"][1]),
         "solutions": (untrained, solutions),
-        "few_solutions": (untrained, by_examples[32]),
-        "few_solutions_or_answer": (trained, by_examples[32]),
-        "more_solutions": (by_examples[32], solutions),
+        "few_solutions": (untrained, by_solutions[32]),
+        "few_solutions_or_answer": (trained, by_solutions[32]),
+        "more_solutions": (by_solutions[32], solutions),
         "solutions_or_answer": (trained, solutions),
         "solutions_or_calculation": (pairs["calculation"][1], solutions),
         "older": (older[BEFORE], older[AFTER]),
