@@ -99,6 +99,6 @@ def test_bold_sentences_on_qwen_have_the_numbers_of_its_answers():
         shares, gained, lost, *_ = counted[name].split(", ")
         assert shares in bold and f"{gained}, {lost}" in bold, name
     assert "3 -> 30 right of 66" in counted["calculation_where_no_equals_was"]
-    assert "30 after that for calculations" in one_line
+    assert "after that for calculations 30" in one_line
     assert "28 gained, 17 lost" in counted["older_last_number"] and "28 gained, 17 lost" in section
     assert "4 -> 17 right of 51" in counted["older_where_it_calculates"] and "4 to 17" in section
