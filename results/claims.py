@@ -69,6 +69,12 @@ def read_sheet(size: str, reward: str) -> tuple[dict[int, dict[str, dict]], list
     return tests, [row for row in rows if row["split"] == "train"]
 
 
+def read_asked() -> dict[str, dict]:
+    """{id: answer to a test problem} of the untrained model that is asked to calculate."""
+    rows = read_rows("sheet_answers.jsonl.gz")
+    return {row["id"]: row for row in rows if row["split"] == "asked"}
+
+
 def is_strict(row: dict) -> bool:
     return row["correct_strict"]
 
@@ -243,6 +249,7 @@ def claims() -> dict[str, str]:
     untrained, trained = pairs["answer"]
     by_solutions, _ = read_sheet("1.5B", "solutions")
     solutions = by_solutions[128]
+    asked = read_asked()
 
     lines = {}
     for run, (before, after) in pairs.items():
@@ -256,12 +263,16 @@ def claims() -> dict[str, str]:
         pairs["calculation"][1], trained, is_right_by_math
     )
     lines["untrained_right_by_calculation"] = right_by_calculation(untrained)
+    lines["asked_right_by_calculation"] = right_by_calculation(asked)
+    lines["asked_cut_at_320"] = compare(untrained, asked, is_cut_at_320)
     first_samples = [row for row in samples["sheet"] + samples["form"] if row["step"] <= 2]
     lines["both_rewarded_first"] = what_is_rewarded(first_samples, 1, 2)
     lines["both_would_be_rewarded_first"] = what_would_pay(first_samples)
 
     pairs |= {
         "primary": (pairs["form"][1], pairs["sheet"][1]),
+        "asked": (untrained, asked),
+        "calculation_or_asked": (asked, pairs["calculation"][1]),
         "answer_or_sheet": (pairs["sheet"][1], trained),
         "calculation_or_random": (pairs["random"][1], pairs["calculation"][1]),
         "answer_or_calculation": (pairs["calculation"][1], trained),

@@ -92,6 +92,8 @@ def test_bold_sentences_on_qwen_have_the_numbers_of_its_answers():
         "calculation_last_number",
         "calculation_strict",
         "calculation_or_random_last_number",
+        "calculation_or_asked_last_number",
+        "calculation_or_asked_strict",
         "answer_strict",
         "sheet_last_number",
         "primary_last_number",
