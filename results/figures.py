@@ -308,7 +308,10 @@ def draw_qwen():
     """GRPO at 1.5B on the interview's task: samples by iteration, and test before and after."""
     message = "Paid or asked for calculations, a 1.5B Qwen solves more; paid for the form, far less"
     solutions, _ = claims.read_sheet("1.5B", "solutions")
-    asked = claims.read_asked()
+    levels = (
+        (solutions[128], SFT, "--", "SFT on 128 solutions"),
+        (claims.read_asked(), GREY, ":", "untrained, asked for calculations"),
+    )
     figure, axes = new_figure(message, 4)
     for ax, title, highest, verdict in (
         (axes[0], "in the format (%)", 102, claims.has_format),
@@ -321,10 +324,9 @@ def draw_qwen():
         draw_sheet(ax, "sheet", verdict, color=GRPO, label="the sheet's reward")
         draw_sheet(ax, "calculation", verdict, color=WINE, label="calculations in the form")
         draw_sheet(ax, "math", verdict, color=GREEN, label="the answer's reward")
-        share = 100 * np.mean([verdict(row) for row in solutions[128].values()])
-        ax.axhline(share, color=SFT, linestyle="--", label="SFT on 128 solutions")
-        share = 100 * np.mean([verdict(row) for row in asked.values()])
-        ax.axhline(share, color=GREY, linestyle=":", label="untrained, asked for calculations")
+        for answers, color, linestyle, label in levels:
+            share = 100 * np.mean([verdict(row) for row in answers.values()])
+            ax.axhline(share, color=color, linestyle=linestyle, label=label)
         describe(ax, title, 0, highest)
     legend_below(figure, axes[0], 2)
     return figure
